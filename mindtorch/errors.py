@@ -1,0 +1,26 @@
+"""Exceptions of the public contract (SPEC L9). Each also subclasses the builtin a user would catch."""
+
+from __future__ import annotations
+
+
+class LazyTensorError(RuntimeError):
+    """Base of every error the lazy engine raises about its own work."""
+
+
+class MaterializationError(LazyTensorError):
+    """A recorded operation failed when it was run.
+
+    The message names the op, the module path and the user's source line that recorded it;
+    ``__cause__`` is torch's own error.
+    """
+
+
+class UnsupportedOperationError(LazyTensorError, NotImplementedError):
+    """Neither the engine nor eager torch can run the operation on these inputs."""
+
+
+class UsageError(ValueError):
+    """Something the user asked for cannot be done as asked (bad target, bad ``--input`` …).
+
+    The command line prints it as one line and exits with code 2.
+    """
