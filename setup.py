@@ -1,4 +1,4 @@
-"""Builds ``mindtorch``: what pyproject.toml cannot say (three source folders, one package; Cython modules found by looking).
+"""What pyproject.toml cannot say: one package from three folders, Cython modules found by looking.
 
 The modules include Python's C headers only, never torch's or numpy's, so one wheel serves every torch version.
 
