@@ -1,0 +1,49 @@
+"""Set-up shared by every test: the installed package, one thread, fixed seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# One thread: bit-for-bit comparisons and timings must not depend on how torch splits work. Set before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test may wait for a hub that is not there.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for _name in [name for name in os.environ if name.startswith("GENIE_") and name != "GENIE_BUILD"]:
+    del os.environ[_name]  # a variable left over in the shell must not change what is tested
+
+ROOT = Path(__file__).resolve().parent.parent
+# ``python -m pytest`` puts the checkout first on the path, where ``mindtorch/`` has no compiled modules.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+if importlib.util.find_spec("mindtorch") is None:
+    raise RuntimeError("mindtorch is not installed here: pip install -c constraints.txt '.[test]'")
+
+import hypothesis  # noqa: E402
+import numpy  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+# Reproducible and without a stopwatch: the machines that run this vary twofold in speed.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("ci")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> Iterator[None]:
+    """Every test starts from the same random state, whatever ran before it."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The source checkout."""
+    return ROOT

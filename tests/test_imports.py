@@ -1,0 +1,159 @@
+"""Imports go one way, and only to the packages the project allows (DESIGN, "Layout and import direction")."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Lowest first. A unit may import from its own row (without cycles) and from the rows before it.
+LAYERS: list[set[str]] = [
+    {"_ext"},
+    {"config", "errors"},
+    {"ops", "devices", "stats"},
+    {"tensor", "intercept"},
+    {"graph"},
+    {"execute", "semantics", "optimize"},
+    {"profile", "program", "configs", "inputs"},
+    {"__init__"},
+    {"cli"},
+]
+RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
+
+# Third-party packages: everywhere / in one unit only. networkx is imported where it is called for.
+ANYWHERE = {"torch", "numpy", "mindtorch"}
+ONLY_IN = {"click": {"cli"}, "rich": {"cli"}, "networkx": {"graph"}, "transformers": {"configs"}}
+
+Import = tuple[str, int]  # absolute dotted name, line
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """(dotted name, file) of every Python module of the package, as installed."""
+    for folder, prefix in (("mindtorch", "mindtorch"), ("cli", "mindtorch.cli"), ("_ext", "mindtorch._ext")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = [prefix, *path.relative_to(ROOT / folder).with_suffix("").parts]
+            yield ".".join(parts), path
+
+
+def type_checking_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports_of(tree: ast.AST, module: str) -> Iterator[Import]:
+    """Everything imported, inside functions too; what only a type checker sees does not count."""
+    for node in ast.iter_child_nodes(tree):
+        if type_checking_only(node):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:  # relative: drop the module's own name, then one part per extra dot
+                package = module.split(".")[: -node.level]
+                base = ".".join(package + ([base] if base else []))
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        else:
+            yield from imports_of(node, module)
+
+
+def unit_of(dotted: str) -> str:
+    """The row's name: ``mindtorch.graph.view`` -> ``graph``; names of the package itself -> ``__init__``."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in RANK else "__init__"
+
+
+def violations(source: str, module: str) -> list[str]:
+    """Imports in ``source`` that point up, or to a package that is not allowed."""
+    unit = unit_of(module)
+    found = []
+    for name, line in imports_of(ast.parse(source), module):
+        top = name.split(".")[0]
+        if top == "mindtorch":
+            target = unit_of(name)
+            if RANK[target] > RANK[unit] or (unit == "_ext" and target != "_ext"):
+                found.append(f"{module}:{line}: {unit} imports {name} from {target}, a higher layer")
+        elif top in ONLY_IN:
+            if unit not in ONLY_IN[top]:
+                found.append(f"{module}:{line}: only {sorted(ONLY_IN[top])} may import {top}")
+        elif top not in ANYWHERE and top not in sys.stdlib_module_names:
+            found.append(f"{module}:{line}: imports {top}, which is not a dependency")
+    return found
+
+
+def test_layout_every_unit_has_a_place_in_the_import_order() -> None:
+    found = {path.stem for path in (ROOT / "mindtorch").glob("*.py")}
+    found |= {path.name for path in (ROOT / "mindtorch").iterdir() if any(path.glob("*.py"))}
+    assert sorted(found - set(RANK)) == [], "add the new unit to LAYERS"
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_layout_imports_go_one_way(module: str, path: Path) -> None:
+    assert violations(path.read_text(), module) == []
+
+
+def test_layout_no_import_cycle_between_units() -> None:
+    edges: dict[str, set[str]] = {}
+    for module, path in modules():
+        unit = unit_of(module)
+        for name, _ in imports_of(ast.parse(path.read_text()), module):
+            if name.split(".")[0] == "mindtorch" and unit_of(name) != unit:
+                edges.setdefault(unit, set()).add(unit_of(name))
+    while edges:  # peel off the units that import nothing left; what never peels is a cycle
+        free = [unit for unit, targets in edges.items() if not targets & set(edges)]
+        assert free, f"import cycle among {sorted(edges)}"
+        for unit in free:
+            del edges[unit]
+
+
+def test_layout_ext_imports_nothing_from_mindtorch() -> None:
+    pattern = re.compile(
+        r"^\s*(?:from\s+(mindtorch[\w.]*)\s+c?import\s+(\w+)|c?import\s+(mindtorch[\w.]*))", re.MULTILINE
+    )
+    found = []
+    for path in sorted([*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "_ext").glob("*.pxd")]):
+        for match in pattern.finditer(path.read_text()):
+            name = match[3] or f"{match[1]}.{match[2]}"
+            if not name.startswith("mindtorch._ext"):
+                found.append(f"{path.name}: {match[0].strip()}")
+    assert found == []
+
+
+def test_layout_ext_needs_no_torch_or_numpy_headers() -> None:
+    pattern = re.compile(r"cimport\s+(?:numpy|torch)|from\s+(?:numpy|torch)[\w.]*\s+cimport|\"(?:numpy|torch|ATen)/")
+    sources = [*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "_ext").glob("*.pxd")]
+    assert [path.name for path in sources if pattern.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from mindtorch.cli import main", "mindtorch.profile.report"),
+        ("def f():\n    from ..execute import local", "mindtorch.graph.view"),
+        ("import rich", "mindtorch.profile.report"),
+        ("import requests", "mindtorch.cli.main"),
+        ("from mindtorch import tensor", "mindtorch.devices"),
+        ("import mindtorch", "mindtorch.graph.view"),
+        ("from mindtorch.errors import UsageError", "mindtorch._ext.helper"),
+    ],
+)
+def test_layout_the_check_itself_finds_a_wrong_import(source: str, module: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from mindtorch import errors, config", "mindtorch.graph.view"),
+        ("from ..tensor import LazyTensor\nfrom . import export\nimport torch.fx, os.path", "mindtorch.graph.view"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mindtorch import cli", "mindtorch.config"),
+        ("from mindtorch._ext.tape import Tape", "mindtorch.config"),
+    ],
+)
+def test_layout_the_check_itself_lets_right_imports_pass(source: str, module: str) -> None:
+    assert violations(source, module) == []

@@ -1,0 +1,137 @@
+"""The distribution: what an sdist and a wheel hold, and that each of them works (SPEC, "Packages and layout")."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSIONS = sorted(path.stem for path in (ROOT / "_ext").glob("*.pyx"))
+SOURCES = sorted(path.name for path in (ROOT / "_ext").iterdir() if path.suffix in {".pyx", ".pxd", ".pyi"})
+
+
+def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(sdist, wheel made from that sdist), built without the network from a copy, so the checkout stays as it is."""
+    work = tmp_path_factory.mktemp("build")
+    skipped = shutil.ignore_patterns(
+        ".git", ".venv", "venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".asv", "*.so", "*.c"
+    )
+    shutil.copytree(ROOT, work / "src", ignore=skipped)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(work / "src"), cwd=work)
+    (sdist,) = (work / "dist").glob("*.tar.gz")
+    (wheel,) = (work / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="session")
+def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed into a folder of its own."""
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    run(*pip, str(built[1]), cwd=target)
+    return target
+
+
+def elsewhere(site: Path) -> dict[str, str]:
+    """An environment in which the unpacked wheel comes before whatever is installed."""
+    return {**os.environ, "PYTHONPATH": str(site)}
+
+
+def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"_ext/{name}" for name in SOURCES} <= names
+    assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md"} <= names
+    assert {"mindtorch/py.typed", "mindtorch/errors.py", "cli/main.py", "examples/gpt2.py"} <= names
+    assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))]
+
+
+def test_layout_wheel_holds_only_mindtorch(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"mindtorch"}
+    assert len(tops) == 2
+    python = {f"mindtorch/{path.relative_to(ROOT / 'mindtorch')}" for path in (ROOT / "mindtorch").rglob("*.py")}
+    python |= {f"mindtorch/cli/{path.relative_to(ROOT / 'cli')}" for path in (ROOT / "cli").rglob("*.py")}
+    assert python <= set(names)
+    assert {"mindtorch/py.typed", *(f"mindtorch/_ext/{name}" for name in SOURCES)} <= set(names)
+    compiled = sorted(re.sub(r"\..*", "", Path(name).name) for name in names if name.endswith((".so", ".pyd")))
+    assert compiled == EXTENSIONS
+
+
+def test_layout_wheel_from_sdist_works(unpacked: Path, tmp_path: Path) -> None:
+    assert {path.name for path in unpacked.iterdir()} - {"bin"} == {
+        "mindtorch",
+        next(unpacked.glob("*.dist-info")).name,
+    }
+    code = (
+        "import importlib, mindtorch\nfor name in {}: print(importlib.import_module('mindtorch._ext.' + name).__file__)"
+    )
+    printed = run(sys.executable, "-c", code.format(EXTENSIONS), cwd=tmp_path, env=elsewhere(unpacked)).split()
+    assert len(printed) == len(EXTENSIONS) > 0
+    assert all(Path(line).is_relative_to(unpacked) for line in printed)
+
+
+def test_layout_console_script_genie(unpacked: Path, tmp_path: Path) -> None:
+    printed = run(sys.executable, str(unpacked / "bin" / "genie"), "--help", cwd=tmp_path, env=elsewhere(unpacked))
+    for command in ("profile", "graph", "devices"):
+        assert command in printed
+
+
+def test_layout_metadata(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "\nName: mindtorch-genie\n" in metadata
+    required = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
+    assert required == {"torch", "numpy", "click", "rich"}, "only these, without an extra"
+    assert re.search(r"^Requires-Python: >=3\.10$", metadata, re.MULTILINE)
+
+
+def test_layout_nothing_but_mindtorch_in_site_packages() -> None:
+    """Of the distribution that the tests run against."""
+    distribution = importlib.metadata.distribution("mindtorch-genie")
+    tops = {path.parts[0] for path in distribution.files or [] if path.parts[0] != ".."}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"mindtorch"}
+    scripts = {path.name for path in distribution.files or [] if path.parts[0] == ".."}
+    assert scripts <= {"genie", "genie.exe"}
+
+
+def test_layout_checkout_on_the_path_does_not_hide_the_compiled_modules(root: Path) -> None:
+    """``python -c "import mindtorch"`` in the repository root finds ``./mindtorch`` first."""
+    code = "import mindtorch, mindtorch._ext.tape as tape; print(mindtorch.__version__, tape.__file__)"
+    version, file = run(sys.executable, "-c", code, cwd=root).split()
+    assert version == importlib.metadata.version("mindtorch-genie")
+    assert file.endswith((".so", ".pyd"))
+
+
+@pytest.mark.parametrize("word", ["profile", "test"])
+def test_layout_readme_commands_are_one_line_and_start_fresh(root: Path, word: str) -> None:
+    """The two commands a newcomer pastes; CI runs the second as it stands there."""
+    command = readme_command(root, word)
+    assert command.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt ")
+    assert command.endswith({"profile": "&& genie profile examples/gpt2.py", "test": "&& pytest"}[word])
+    assert f"command: {word}" in (root / ".ci" / "run").read_text() or word == "profile"
+
+
+def readme_command(root: Path, word: str) -> str:
+    text = (root / "README.md").read_text()
+    (command,) = re.findall(rf"<!-- command: {word} -->\n```sh\n(.+)\n```", text)
+    return command
