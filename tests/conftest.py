@@ -6,7 +6,7 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # One thread: bit-for-bit comparisons and timings must not depend on how torch splits work. Set before torch is loaded.
@@ -47,3 +47,17 @@ def fixed_seeds() -> Iterator[None]:
 def root() -> Path:
     """The source checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Asserts that two tensors agree bit for bit: dtype, shape and every byte (so -0.0 is not 0.0 and NaN is NaN)."""
+
+    def check(got: torch.Tensor, expected: torch.Tensor, what: str = "result") -> None:
+        got, expected = got.detach().cpu().contiguous(), expected.detach().cpu().contiguous()
+        assert type(got) is torch.Tensor, f"{what}: .cpu() gave {type(got).__name__}"
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape), what
+        differ = got.reshape(-1).view(torch.uint8) != expected.reshape(-1).view(torch.uint8)
+        assert not differ.any(), f"{what}: {int(differ.sum())} of {differ.numel()} bytes differ"
+
+    return check
