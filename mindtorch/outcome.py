@@ -1,0 +1,105 @@
+"""How the user's code ended: exit code and error as plain Python has them, tracebacks without the tool's frames."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames"]
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# torch's Python glue around a dispatch mode: in the traceback only because the tool is watching.
+_GLUE_FILES = ("_ops.py", "_compile.py", "utils/_python_dispatch.py", "_dynamo/eval_frame.py")
+_GLUE = tuple(os.path.join("torch", *name.split("/")) for name in _GLUE_FILES)
+
+
+@dataclass
+class Outcome:
+    """How a run ended. ``exit_code`` is what ``python script.py`` would have exited with."""
+
+    exit_code: int = 0
+    error: BaseException | None = None
+    interrupted: bool = False
+    result: Any = None
+    shown: bool = field(default=False, repr=False)
+
+    def show(self) -> None:
+        """Print to stderr what Python would print: the traceback, or the text of ``sys.exit("text")``. Once."""
+        error = self.error
+        if error is None or self.shown:
+            return
+        self.shown = True
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                sys.stderr.write(f"{error.code}\n")
+        elif not self.interrupted:
+            # The script may have installed its own hook (rich, IPython, a logger), as under plain Python.
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+def captured(work: Callable[[], Any]) -> Outcome:
+    """Run ``work`` and say how it ended; raises nothing."""
+    try:
+        return Outcome(result=work())
+    except SystemExit as error:
+        code = error.code
+        return Outcome(0 if code is None else int(code) if isinstance(code, int) else 1, error)
+    except KeyboardInterrupt as error:
+        return Outcome(130, error, interrupted=True)
+    except BaseException as error:  # noqa: BLE001 - not swallowed: handed back, shown by Outcome.show
+        strip_tool_frames(error)
+        return Outcome(1, error)
+
+
+def leave_forked_child(outcome: Outcome) -> None:
+    """A child forked by the script that ran to the end of it must end here, not report a second time."""
+    outcome.show()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(outcome.exit_code & 0xFF)
+
+
+def strip_tool_frames(error: BaseException) -> None:
+    """Take the tool's own frames out of the traceback of ``error`` and of the errors it came from, in place."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        chain: types.TracebackType | None = None
+        for link in reversed(_user_frames(current.__traceback__)):
+            chain = types.TracebackType(chain, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        current.__traceback__ = chain
+        pending += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
+
+
+def _user_frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    """The entries that are not the tool's, nor torch's glue next to one of the tool's."""
+    kept: list[types.TracebackType] = []
+    held: list[types.TracebackType] = []  # glue that stays unless a frame of the tool turns out to be its neighbour
+    after_tool = False
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if _is_tool_file(file):
+            held, after_tool = [], True
+        elif not file.endswith(_GLUE):
+            kept += [*held, traceback]
+            held, after_tool = [], False
+        elif not after_tool:
+            held.append(traceback)
+        traceback = traceback.tb_next
+    return kept + held
+
+
+def _is_tool_file(file: str) -> bool:
+    return file.startswith(_PACKAGE + os.sep) or (file.endswith(".pyx") and f"_ext{os.sep}" in file)

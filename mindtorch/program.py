@@ -1,0 +1,352 @@
+"""The user's program: an unmodified script, a model in a file, or a transformers configuration.
+
+A script runs as ``python script.py`` would run it. What it does wrong is its own: its exceptions and exit codes are
+captured and handed back with the tool's frames taken out of the traceback. What the user asked wrongly of the tool
+(no such file, no such name, inputs that do not fit) raises ``UsageError``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib.machinery
+import importlib.util
+import inspect
+import io
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import UsageError
+from .inputs import InputSpec, parse_input
+from .outcome import Outcome, captured, leave_forked_child
+
+__all__ = ["Outcome", "Program", "split_target"]
+
+
+@dataclass
+class Program:
+    """What to run. Made by :meth:`parse`; ``kind`` is ``script``, ``model`` (``file.py:name``) or ``config``."""
+
+    target: str
+    kind: str
+    path: str
+    name: str = ""
+    script_args: list[str] = field(default_factory=list)
+    inputs: list[InputSpec] = field(default_factory=list)
+    model: Any = None
+    namespace: dict[str, Any] = field(default_factory=dict, repr=False)
+    _call: tuple[tuple[Any, ...], dict[str, Any]] | None = field(default=None, repr=False)
+    _modules: list[types.ModuleType] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def parse(cls, target: str, script_args: Sequence[str] = (), inputs: Sequence[str] = ()) -> Program:
+        """Understand ``target`` without running anything. ``UsageError`` when it cannot be run."""
+        kind, path, name = split_target(target)
+        if os.path.isdir(path):
+            raise UsageError(
+                f"{path} is a directory; expected a script (train.py) or a model in a file (model.py:name)"
+            )
+        if not os.path.exists(path):
+            raise UsageError(f"{path} does not exist")
+        if not os.access(path, os.R_OK):
+            raise UsageError(f"{path} cannot be read (permission denied)")
+        if kind == "model" and not name:
+            raise UsageError(f"{target}: nothing after ':'{_candidates_text(path)}")
+        if kind == "script" and inputs:
+            raise UsageError(f"--input is for a model ({path}:name), not for a script{_candidates_text(path)}")
+        if kind != "script" and script_args:
+            raise UsageError(f"{target} is a model and takes no arguments, got {' '.join(script_args)!r}")
+        specs = [parse_input(text) for text in inputs]
+        names = [spec.name for spec in specs if spec.name]
+        for repeated in {n for n in names if names.count(n) > 1}:
+            raise UsageError(f"--input {repeated}=...: given twice")
+        return cls(target, kind, path, name, list(script_args), specs)
+
+    @property
+    def command(self) -> list[str]:
+        """The target and its arguments, as typed."""
+        return [self.target, *self.script_args]
+
+    def run(self, repeat: int = 1) -> Outcome:
+        """Run it and say how it ended. A model is built first unless :meth:`load` did; then called ``repeat`` times.
+
+        Only ``UsageError`` about the request itself is raised. Not to be called from several threads.
+        """
+        if self.kind == "script":
+            return self._guarded(self._run_script)
+        outcome = self.load()
+        if outcome.error is not None:
+            return outcome
+        return self._guarded(lambda: self._run_model(repeat))
+
+    def load(self) -> Outcome:
+        """Build the model and its inputs; nothing for a script. Idempotent."""
+        if self.kind == "script" or self._call is not None:
+            return Outcome()
+        return self._guarded(self._build)
+
+    def candidates(self) -> list[str]:
+        """Names defined at the top level of the file that could be models, read without running it."""
+        return _candidates(self.path)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], Any]) -> Outcome:
+        """Run the user's code as the interpreter would, and put the process back afterwards."""
+        pid = os.getpid()
+        with _interpreter_state([self.path if self.kind != "script" else self.target, *self.script_args], self.path):
+            outcome = captured(work)
+            if os.getpid() != pid:
+                leave_forked_child(outcome)
+        if isinstance(outcome.error, _Refused):
+            raise UsageError(*outcome.error.args) from outcome.error.__cause__
+        return outcome
+
+    def _run_script(self) -> None:
+        before = set(threading.enumerate())
+        code = _compiled(self.path)
+        module = _new_main(self.path)
+        self._modules.append(module)  # threads and exit handlers of the script outlive the run: keep its globals
+        self.namespace = module.__dict__
+        sys.modules["__main__"] = module
+        try:
+            exec(code, module.__dict__)
+        finally:
+            # Python waits for these before it exits; the tool's report must come after them.
+            for thread in threading.enumerate():
+                if thread not in before and not thread.daemon and thread is not threading.current_thread():
+                    thread.join()
+
+    def _build(self) -> None:
+        import torch
+
+        if self.kind == "config":
+            from .configs import model_from_config
+
+            self.model = model_from_config(self.path, _Refused)
+        else:
+            self.model = self._from_file(torch)
+        self.model.eval()
+        generator = torch.Generator().manual_seed(0)
+        specs = self.inputs or _default_inputs(self.model)
+        try:
+            args = tuple(spec.build(generator) for spec in specs if spec.name is None)
+            kwargs = {spec.name: spec.build(generator) for spec in specs if spec.name is not None}
+        except UsageError as error:
+            raise _Refused(str(error)) from error
+        _check_signature(self, args, kwargs)
+        self.inputs = specs
+        self._call = (args, kwargs)
+
+    def _from_file(self, torch: Any) -> Any:
+        """The module that ``file.py:name`` names: an instance, or what calling it without arguments returns."""
+        module = _import_file(self.path)
+        self._modules.append(module)
+        self.namespace = module.__dict__
+        found: Any = module
+        for part in self.name.split("."):
+            found = getattr(found, part, _MISSING)
+            if found is _MISSING:
+                raise _Refused(f"{self.path} defines no {self.name!r}{_list(_models_in(module, torch))}")
+        if isinstance(found, torch.nn.Module):
+            return found
+        if not callable(found):
+            raise _Refused(
+                f"{self.target} is {_article(found)}; expected a torch.nn.Module, a class of one, or a function that "
+                f"returns one{_list(_models_in(module, torch))}"
+            )
+        needed = _required_parameters(found)
+        if needed:
+            raise _Refused(
+                f"{self.target} cannot be built without arguments, it needs {', '.join(needed)}; "
+                f"write a function without parameters that returns the model and name that"
+            )
+        model = found()
+        if not isinstance(model, torch.nn.Module):
+            raise _Refused(f"{self.target}() returned {_article(model)}; expected a torch.nn.Module")
+        return model
+
+    def _run_model(self, repeat: int) -> Any:
+        import torch
+
+        assert self._call is not None
+        args, kwargs = self._call
+        result = None
+        with torch.no_grad():
+            for _ in range(repeat):
+                result = self.model(*args, **kwargs)
+        return result
+
+    def describe_inputs(self) -> str:
+        """The inputs a model is called with, for messages: ``1x3x8x8 (float32), mask=1x8 (bool)``."""
+        return ", ".join(map(str, self.inputs)) or "no input"
+
+
+_MISSING = object()
+
+
+class _Refused(Exception):
+    """A ``UsageError`` in the making: told apart from one that the user's own code raises."""
+
+
+def split_target(target: str) -> tuple[str, str, str]:
+    """(kind, path, name) of ``train.py``, ``model.py:name`` or ``config.json``; decided by the text and the file."""
+    head, colon, name = target.rpartition(":")
+    named = colon and head and os.sep not in name and not os.path.exists(target)
+    if named and (head.endswith(".py") or os.path.exists(head)):
+        return "model", head, name
+    return ("config" if target.endswith(".json") else "script"), target, ""
+
+
+@contextlib.contextmanager
+def _interpreter_state(argv: list[str], path: str) -> Iterator[None]:
+    """``sys.argv``, ``sys.path[0]`` and ``__main__`` as plain Python sets them, and back afterwards."""
+    kept_argv, kept_path, kept_main = sys.argv, list(sys.path), sys.modules.get("__main__")
+    path_list, stdout, stderr = sys.path, sys.stdout, sys.stderr
+    sys.argv = argv
+    # Like Python: the folder of the file itself, a symbolic link followed, in place of the folder of genie itself.
+    if sys.path and sys.path[0] in ("", os.path.dirname(os.path.abspath(kept_argv[0]))):
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        sys.argv, sys.stdout, sys.stderr = kept_argv, stdout, stderr
+        path_list[:] = kept_path
+        sys.path = path_list
+        if kept_main is not None:
+            sys.modules["__main__"] = kept_main
+
+
+def _compiled(path: str) -> types.CodeType:
+    with io.open_code(os.path.abspath(path)) as file:
+        source = file.read()
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _new_main(path: str) -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    absolute = os.path.abspath(path)
+    # __spec__ None and __file__ set is how multiprocessing knows a script, so spawned children find it again.
+    module.__dict__.update(
+        __file__=absolute,
+        __cached__=None,
+        __builtins__=builtins,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
+        __spec__=None,
+        __package__=None,
+        __annotations__={},
+    )
+    return module
+
+
+def _import_file(path: str) -> types.ModuleType:
+    """Import the file under its own name, so that pickles and spawned workers find its classes."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    if name in sys.modules or name in sys.stdlib_module_names or not name.isidentifier():
+        name = f"_genie_model_{abs(hash(os.path.abspath(path)))}"
+    loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        exec(_compiled(path), module.__dict__)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+# -- what a file offers ----------------------------------------------------------------------------------------------
+
+
+def _candidates(path: str) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            if any("Module" in ast.dump(base) for base in node.bases):
+                found.append(node.name)
+        elif isinstance(node, ast.FunctionDef):
+            spec = node.args
+            needed = len(spec.posonlyargs) + len(spec.args) - len(spec.defaults)
+            if needed == 0 and all(spec.kw_defaults) and not node.name.startswith("_") and node.name != "main":
+                found.append(node.name)
+    return found
+
+
+def _models_in(module: types.ModuleType, torch: Any) -> list[str]:
+    """Names in an imported file that are models, classes of models or functions, defined there."""
+    found = []
+    for name, value in vars(module).items():
+        here = getattr(value, "__module__", None) == module.__name__
+        if name.startswith("_"):
+            continue
+        is_class = here and isinstance(value, type) and issubclass(value, torch.nn.Module)
+        if isinstance(value, torch.nn.Module) or is_class or (here and inspect.isfunction(value)):
+            found.append(name)
+    return found
+
+
+def _list(names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"; it has {', '.join(names[:12])}{more}"
+
+
+def _candidates_text(path: str) -> str:
+    return _list(_candidates(path))
+
+
+def _article(value: Any) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature: let the call itself say
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def _default_inputs(model: Any) -> list[InputSpec]:
+    """Without ``--input``: token ids for a transformers language model, else nothing."""
+    config = getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)
+    if getattr(model, "main_input_name", None) == "input_ids" and isinstance(vocabulary, int):
+        return [parse_input(f"input_ids=1x128:int64<{vocabulary}")]
+    return []
+
+
+def _check_signature(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    forward = type(program.model).forward
+    try:
+        signature = inspect.signature(forward)
+        signature.bind(program.model, *args, **kwargs)
+    except ValueError:  # no signature to check against
+        return
+    except TypeError as error:
+        parameters = [str(p).split(":")[0] for p in list(signature.parameters.values())[1:]]
+        given = program.describe_inputs() if program.inputs else "no --input"
+        raise _Refused(
+            f"{program.target}: forward({', '.join(parameters)}) cannot be called with {given}: {error}; "
+            f"give each one as --input [NAME=]SHAPE[:DTYPE]"
+        ) from error
