@@ -1,0 +1,74 @@
+"""S1, S2, S6: recording an operation at function level."""
+
+from __future__ import annotations
+
+import time
+
+from .timing import LAZY, Pair, compare, pair_of_inputs, torch
+
+SHORT, LONG = 1_000, 1_000_000
+
+
+def record_add() -> Pair:
+    """S1: ``x + y`` recorded, against eager."""
+    lazy, plain = pair_of_inputs()
+    return compare(("x + y", lazy), ("x + y", plain))
+
+
+def record_relu() -> Pair:
+    """S2: ``torch.relu(x)`` recorded, against eager."""
+    lazy, plain = pair_of_inputs()
+    return compare(("torch.relu(x)", lazy), ("torch.relu(x)", plain))
+
+
+def chain_cost(ops: int) -> float:
+    """Seconds per op to record a chain of ``ops`` additions that all stay pending, from an empty tape."""
+    x = torch.ones(10, 10).to(LAZY)
+    y = x
+    began = time.perf_counter()
+    for _ in range(ops):
+        y = y + x
+    spent = time.perf_counter() - began
+    assert not y.materialized, "the chain was run while it was being recorded: raise GENIE_MAX_PENDING_OPS"
+    return spent / ops
+
+
+def growth(repeat: int = 3) -> Pair:
+    """S6: per-op cost of a 1,000,000-op chain, against that of a 1,000-op chain."""
+    chain_cost(SHORT)
+    short = min(chain_cost(SHORT) for _ in range(30))
+    long = min(chain_cost(LONG) for _ in range(repeat))
+    return Pair(long, min(short, min(chain_cost(SHORT) for _ in range(30))))
+
+
+class Record:
+    """asv's own timings, beside the ratios of SPEC S1, S2 and S6."""
+
+    def setup(self) -> None:
+        lazy, plain = pair_of_inputs()
+        self.x, self.y, self.plain_x, self.plain_y = lazy["x"], lazy["y"], plain["x"], plain["y"]
+
+    def time_add_lazy(self) -> None:
+        self.x + self.y
+
+    def time_add_eager(self) -> None:
+        self.plain_x + self.plain_y
+
+    def time_relu_lazy(self) -> None:
+        torch.relu(self.x)
+
+    def time_relu_eager(self) -> None:
+        torch.relu(self.plain_x)
+
+    def track_S1_add(self) -> float:
+        return record_add().ratio
+
+    def track_S2_relu(self) -> float:
+        return record_relu().ratio
+
+    def track_S6_growth(self) -> float:
+        return growth(repeat=1).ratio
+
+    track_S1_add.unit = track_S2_relu.unit = "x eager"  # type: ignore[attr-defined]
+    track_S6_growth.unit = "x"  # type: ignore[attr-defined]
+    track_S6_growth.timeout = 300  # type: ignore[attr-defined]

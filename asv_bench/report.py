@@ -1,0 +1,121 @@
+"""SPEC's speed table S1-S7 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
+
+Minima over many rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes about a minute.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from benchmarks import bench_bypass, bench_dispatch, bench_materialize, bench_memory, bench_record
+from benchmarks.timing import Pair, mindtorch, torch
+
+
+@dataclass(frozen=True)
+class Line:
+    """One printed row. ``score`` is what ``must`` and ``aim`` limit; without limits the row is for information."""
+
+    row: str
+    what: str
+    value: str
+    reference: str
+    score: float
+    shown: str
+    must: float | None = None
+    aim: float | None = None
+
+
+def times(row: str, what: str, pair: Pair, must: float | None, aim: float | None) -> Line:
+    value, reference = f"{pair.value * 1e6:.2f} us", f"{pair.reference * 1e6:.2f} us"
+    return Line(row, what, value, reference, pair.ratio, f"{pair.ratio:.2f}x", must, aim)
+
+
+def s1() -> Iterator[Line]:
+    yield times("S1", "record x + y", bench_record.record_add(), 2, 1)
+
+
+def s2() -> Iterator[Line]:
+    yield times("S2", "record torch.relu(x)", bench_record.record_relu(), 3, 1.8)
+
+
+def s3() -> Iterator[Line]:
+    # SPEC gives microseconds for a machine where the empty handler takes 4.9 and 8.1; as ratios they carry over.
+    yield times("S3", "dispatch level, no grad", bench_dispatch.dispatch_no_grad(), 7 / 4.9, 5.5 / 4.9)
+    yield times("S3", "dispatch level, with grad", bench_dispatch.dispatch_grad(), 10 / 8.1, 9 / 8.1)
+
+
+def s4() -> Iterator[Line]:
+    # "Unchanged" needs a width: two runs of the same process differ by a few percent.
+    yield times("S4", "plain op, mindtorch imported", bench_bypass.plain_op(), 1.05, 1.02)
+    pair = bench_bypass.hooked_creation()
+    value, reference, extra = (f"{seconds * 1e6:.2f} us" for seconds in (pair.value, pair.reference, pair.extra))
+    yield Line("S4", "hooked torch.empty(10)", value, reference, pair.extra * 1e6, f"+{extra}", 0.15, 0.06)
+
+
+def s5() -> Iterator[Line]:
+    figures = bench_memory.gpt2_forward()
+    held, record = figures["bytes_per_op"], figures["record_bytes"]
+    what = f"bytes per op, GPT-2 forward, {figures['ops_recorded']:.0f} ops"
+    yield Line("S5", what, f"{held:.1f} B", "", held, f"{held:.1f} B", 100, 64)
+    yield Line("S5", "record struct", f"{record:.0f} B", "", record, f"{record:.0f} B", 64, 40)
+    grown = bench_memory.resident_per_op()
+    yield Line("S5", "resident growth per op, chain", f"{grown:.1f} B", "", grown, f"{grown:.1f} B")
+
+
+def s6() -> Iterator[Line]:
+    yield times("S6", "record, 1,000,000 vs 1,000 ops", bench_record.growth(), 1.3, 1.1)
+
+
+def s7() -> Iterator[Line]:
+    first = bench_materialize.first_time()
+    yield times("S7", "run 100 ops, first time", first, 2, None)
+    yield Line(
+        "S7",
+        "  the same, in ms",
+        f"{first.value * 1e3:.3f} ms",
+        "",
+        first.value * 1e3,
+        f"{first.value * 1e3:.3f} ms",
+        1,
+    )
+    yield times("S7", "run 100 ops, repeated", bench_materialize.repeated(), 2, 1.15)
+    yield times("S7", "record and run, repeated", bench_materialize.record_and_run(), None, None)
+
+
+ROWS: dict[str, Callable[[], Iterator[Line]]] = {"S1": s1, "S2": s2, "S3": s3, "S4": s4, "S5": s5, "S6": s6, "S7": s7}
+
+
+def limit(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def main() -> int:
+    chosen = sys.argv[1:] or list(ROWS)
+    if unknown := sorted(set(chosen) - set(ROWS)):
+        print(f"unknown row {', '.join(unknown)}. Options: {', '.join(ROWS)}", file=sys.stderr)
+        return 2
+    print(
+        f"mindtorch {mindtorch.__version__}, torch {torch.__version__}, Python {platform.python_version()}, one thread"
+    )
+    print(f"{'row':4}{'what':37}{'ours':>12}{'torch':>12}{'compared':>10}{'must':>7}{'aim':>7}  verdict")
+    missed = 0
+    for row in chosen:
+        for line in ROWS[row]():
+            verdict = ""
+            if line.must is not None:
+                missed += line.score > line.must
+                reached = line.aim is not None and line.score <= line.aim
+                verdict = "MISSED" if line.score > line.must else "aim" if reached else "must"
+            figures = f"{line.value:>12}{line.reference:>12}{line.shown:>10}{limit(line.must):>7}{limit(line.aim):>7}"
+            print(f"{line.row:4}{line.what:37}{figures}  {verdict}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
