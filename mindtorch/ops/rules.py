@@ -1,0 +1,129 @@
+"""FLOP rules for everything that is not matrix work.
+
+Conventions (also printed by the profile's legend):
+
+- an element-wise op is 1 FLOP per output element, whatever it computes: ``exp`` counts as ``add`` does, and integer,
+  comparison and selection ops count alike (the convention of XLA's cost analysis, without its separate
+  transcendental count);
+- a reduction is 1 FLOP per input element;
+- normalizations are 5 FLOPs per element (mean, variance, subtract, scale, affine), softmax 5 (max, subtract, exp, sum,
+  divide), and their backward twice the forward;
+- drawing random numbers, moving data, views, creation and embedding look-ups are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def numel(tensor: Any) -> int:
+    """Number of elements of anything with a ``.shape``."""
+    return math.prod(tensor.shape)
+
+
+def is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def argument(args: Args, kwargs: Kwargs, index: int, *names: str, default: Any = None) -> Any:
+    """The argument at a position of the schema, or under one of its names (torch's Python API renames some)."""
+    if index < len(args):
+        return args[index]
+    for name in names:
+        if name in kwargs:
+            return kwargs[name]
+    return default
+
+
+def first_tensor(value: Any) -> Any:
+    """The first tensor in nested tuples, lists and dicts; None if there is none."""
+    if is_tensor(value):
+        return value
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            found = first_tensor(item)
+            if found is not None:
+                return found
+    return None
+
+
+def first_output(args: Args, kwargs: Kwargs, out: Any) -> Any:
+    """The main result; an op that returns nothing wrote into its first tensor argument."""
+    found = first_tensor(out)
+    if found is None:
+        found = first_tensor(args)
+    if found is None:
+        found = first_tensor(kwargs)
+    if found is None:
+        raise ValueError("no tensor among results and arguments")
+    return found
+
+
+def first_input(args: Args, kwargs: Kwargs) -> Any:
+    found = first_tensor(args)
+    if found is None:
+        found = first_tensor(kwargs)
+    if found is None:
+        raise ValueError("no tensor among the arguments")
+    return found
+
+
+def zero(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """No arithmetic, by definition of the op."""
+    return 0
+
+
+class PerOutput:
+    """`factor` FLOPs per element of the first result."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
+        return self.factor * numel(first_output(args, kwargs, out))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.factor})"
+
+
+class PerInput(PerOutput):
+    """`factor` FLOPs per element of the first tensor argument."""
+
+    def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
+        return self.factor * numel(first_input(args, kwargs))
+
+
+class PerListElement(PerOutput):
+    """`factor` FLOPs per element of the first list of tensors (``_foreach_*``, fused optimizers)."""
+
+    def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
+        tensors = argument(args, kwargs, 0, "self")
+        return self.factor * sum(numel(t) for t in tensors)
+
+
+class PoolWindow:
+    """1 FLOP per element of each pooling window: output elements times window size (`ndim` spatial dimensions)."""
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+
+    def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
+        kernel = argument(args, kwargs, 1, "kernel_size")
+        sizes = [kernel] * self.ndim if isinstance(kernel, int) else list(kernel)
+        if len(sizes) == 1:
+            sizes *= self.ndim
+        return numel(first_output(args, kwargs, out)) * math.prod(sizes)
+
+
+elementwise = PerOutput(1)
+reduction = PerInput(1)
+norm = PerInput(5)
+norm_backward = PerInput(10)
+softmax = PerOutput(5)
+softmax_backward = PerOutput(10)

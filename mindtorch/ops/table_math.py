@@ -1,0 +1,103 @@
+"""Rows of element-wise math, reductions and linear algebra."""
+
+from __future__ import annotations
+
+from .row import OpRow, op, ops
+from .rules import PerInput, PerOutput, elementwise, reduction
+
+ROWS: list[OpRow] = [
+    # activations that torch.nn.functional wraps in Python
+    *(
+        op(name, "elementwise", elementwise, python=(name,))
+        for name in "celu elu hardtanh leaky_relu mish relu relu6 rrelu selu silu".split()
+    ),
+    op("glu", "elementwise", elementwise, python=("glu",)),
+    op("threshold", "elementwise", elementwise, python=("_threshold",)),
+    *ops(
+        "elementwise",
+        elementwise,
+        "__and__ __ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __or__ __rshift__ __xor__ "
+        "_add_relu _conj_physical _prelu_kernel abs absolute acos acosh add addcdiv addcmul angle arccos arccosh "
+        "arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift "
+        "bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip conj_physical "
+        "copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1 fix float_power floor "
+        "floor_divide fmax fmin fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish "
+        "heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le lerp less "
+        "less_equal lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and "
+        "logical_not logical_or logical_xor logit lt masked_fill maximum minimum mul multiply mvlgamma nan_to_num ne "
+        "neg negative nextafter not_equal polar polygamma pow prelu rad2deg reciprocal remainder round "
+        "rrelu_with_noise rrelu_with_noise_functional rsqrt rsub sgn sigmoid sign signbit sin sinc sinh softplus "
+        "softshrink sqrt square sub subtract tan tanh true_divide trunc where xlogy outer ger "
+        "infinitely_differentiable_gelu_backward _masked_scale",
+    ),
+    *ops(
+        "elementwise",
+        elementwise,
+        "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
+        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+        "special_chebyshev_polynomial_w special_digamma special_entr special_erf special_erfc special_erfcx "
+        "special_erfinv special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln "
+        "special_hermite_polynomial_h special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e "
+        "special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p special_log_ndtr special_logit "
+        "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 "
+        "special_multigammaln special_ndtr special_ndtri special_polygamma special_psi special_round "
+        "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
+        "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 special_xlog1py special_xlogy "
+        "special_zeta",
+    ),
+    *ops(
+        "elementwise",
+        elementwise,
+        "gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward elu_backward glu_backward "
+        "glu_jvp glu_backward_jvp hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward "
+        "leaky_relu_backward log_sigmoid_backward logit_backward mish_backward rrelu_with_noise_backward "
+        "softplus_backward softshrink_backward _prelu_kernel_backward native_dropout_backward",
+    ),
+    # rounding to a quantization grid: scale, round, clamp, scale back
+    *ops(
+        "elementwise",
+        PerOutput(4),
+        "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine fake_quantize_per_tensor_affine_cachemask "
+        "fake_quantize_per_channel_affine_cachemask",
+    ),
+    # reductions
+    *ops(
+        "reduction",
+        reduction,
+        "sum mean prod amax amin aminmax _aminmax max min argmax argmin any all count_nonzero logsumexp "
+        "special_logsumexp nansum nanmean norm linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm "
+        "linalg__powsum native_norm dist equal allclose trace cumsum cumprod cummax cummin logcumsumexp "
+        "_logcumsumexp _cummax_helper _cummin_helper cumprod_backward sum_to_size _is_all_true _is_any_true "
+        "segment_reduce trapezoid trapz cumulative_trapezoid diff _nested_sum_backward hash_tensor",
+    ),
+    # mean, subtract, square, sum
+    *ops("reduction", PerInput(4), "var std var_mean std_mean"),
+    *ops("reduction", None, "median nanmedian mode quantile nanquantile kthvalue histc histogram histogramdd bincount"),
+    # comparisons and searches, not arithmetic: no formula
+    *ops("other", None, "sort argsort msort topk searchsorted bucketize isin unique_dim unique_consecutive"),
+    *ops("other", None, "unique_dim_consecutive _unique _unique2"),
+    # Linear algebra: cost depends on the algorithm. Those marked eager: the meta kernel's strides are not LAPACK's.
+    *ops(
+        "other",
+        None,
+        "cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr svd "
+        "geqrf orgqr ormqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
+        "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eigh linalg_eigvals linalg_eigvalsh "
+        "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
+        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_matrix_rank "
+        "linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd "
+        "linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
+        "_linalg_slogdet _linalg_solve_ex _linalg_svd _linalg_check_errors nuclear_norm vander corrcoef cov "
+        "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
+        "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
+    ),
+    *ops("other", None, "linalg_eig linalg_lstsq", eager=True),
+    # Fourier transforms: the libraries differ in what they do
+    *ops(
+        "other",
+        None,
+        "fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2 "
+        "fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn _fft_c2c _fft_c2r _fft_r2c stft istft",
+    ),
+]

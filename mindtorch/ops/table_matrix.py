@@ -1,0 +1,121 @@
+"""Rows of matrix work: products, convolutions, attention, recurrent networks."""
+
+from __future__ import annotations
+
+from . import attention_rules as attn
+from . import matrix_rules as mat
+from .row import OpRow, op, ops
+
+ROWS: list[OpRow] = [
+    # products
+    op("mm", "matmul", mat.matmul),
+    op("bmm", "matmul", mat.matmul),
+    op("mv", "matmul", mat.matmul),
+    op("dot", "matmul", mat.matmul),
+    op("vdot", "matmul", mat.matmul),
+    op("matmul", "matmul", mat.matmul),
+    op("linalg_matmul", "matmul", mat.matmul),
+    op("linalg_vecdot", "matmul", mat.vecdot),
+    op("_int_mm", "matmul", mat.matmul),
+    op("_scaled_mm", "matmul", mat.matmul),
+    op("_scaled_mm_v2", "matmul", mat.matmul),
+    op("_grouped_mm", "matmul", mat.grouped_mm),
+    op("_scaled_grouped_mm", "matmul", mat.grouped_mm),
+    op("_scaled_grouped_mm_v2", "matmul", mat.grouped_mm),
+    op("_weight_int8pack_mm", "matmul", mat.matmul),
+    op("_foreach_mm", "matmul", mat.foreach_mm),
+    op("addmm", "matmul", mat.addmm),
+    op("_addmm_activation", "matmul", mat.addmm),
+    op("baddbmm", "matmul", mat.addmm),
+    op("addbmm", "matmul", mat.addmm),
+    op("addmv", "matmul", mat.addmm),
+    op("addr", "matmul", mat.addmm),
+    op("linear", "matmul", mat.linear),
+    op("mkldnn_linear", "matmul", mat.linear),
+    op("matmul_backward", "matmul", mat.matmul_backward),
+    op("linear_backward", "matmul", mat.linear_backward),
+    op("inner", "matmul", mat.contraction),
+    op("tensordot", "matmul", mat.contraction),
+    op("linalg_multi_dot", "matmul", mat.chain),
+    op("chain_matmul", "matmul", mat.chain),
+    op("einsum", "matmul", mat.einsum),
+    # the cost of these depends on packing, on sparsity or on an inner choice
+    *ops(
+        "matmul",
+        None,
+        "bilinear _trilinear _sparse_mm _sparse_addmm sspaddmm smm hspmm sparse_sampled_addmm _mixed_dtypes_linear "
+        "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
+        "_dyn_quant_matmul_4bit _cslt_sparse_mm _sparse_semi_structured_mm _sparse_semi_structured_linear "
+        "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",
+    ),
+    # convolutions
+    op("convolution", "conv", mat.convolution),
+    op("_convolution", "conv", mat.convolution),
+    op("convolution_overrideable", "conv", mat.convolution),
+    *ops(
+        "conv",
+        mat.conv,
+        "conv1d conv2d conv3d _convolution_mode cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu "
+        "miopen_convolution miopen_convolution_relu miopen_convolution_add_relu miopen_depthwise_convolution "
+        "mkldnn_convolution thnn_conv2d slow_conv3d slow_conv3d_forward _slow_conv2d_forward slow_conv_dilated2d "
+        "slow_conv_dilated3d _conv_depthwise2d conv_depthwise3d _nnpack_spatial_convolution _mps_convolution",
+    ),
+    *ops(
+        "conv",
+        mat.conv_transpose,
+        "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
+        "slow_conv_transpose2d slow_conv_transpose3d _mps_convolution_transpose",
+    ),
+    op("conv_tbc", "conv", mat.conv_tbc),
+    op("convolution_backward", "conv", mat.convolution_backward),
+    op("convolution_backward_overrideable", "conv", None),
+    op("_slow_conv2d_backward", "conv", mat.slow_conv2d_backward),
+    *ops("conv", None, "_convolution_double_backward conv_tbc_backward mps_convolution_backward"),
+    # attention
+    *ops(
+        "attention",
+        attn.sdpa,
+        "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
+        "_scaled_dot_product_attention_math_for_mps _triton_scaled_dot_attention higher_order::flex_attention",
+    ),
+    *ops(
+        "attention",
+        attn.sdpa_backward,
+        "_scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward "
+        "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward "
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+    ),
+    op("higher_order::flex_attention_backward", "attention", attn.flex_backward),
+    op("_flash_attention_forward", "attention", attn.flash_forward),
+    op("_flash_attention_forward_no_dropout_inplace", "attention", None),
+    op("_flash_attention_backward", "attention", attn.flash_backward),
+    op("_efficient_attention_forward", "attention", attn.efficient_forward),
+    op("_efficient_attention_backward", "attention", attn.efficient_backward),
+    op("_cudnn_attention_forward", "attention", None),
+    op("_cudnn_attention_backward", "attention", None),
+    op("_native_multi_head_attention", "attention", attn.native_mha),
+    op("_triton_multi_head_attention", "attention", attn.native_mha),
+    op("_transformer_encoder_layer_fwd", "attention", None),
+    op("_transform_bias_rescale_qkv", "data movement"),
+    op("_fused_sdp_choice", "other", None),
+    # recurrent networks
+    *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu"),
+    *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
+    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer),
+    op("mkldnn_rnn_layer_backward", "rnn", mat.mkldnn_rnn_layer_backward),
+    op("_cudnn_rnn", "rnn", mat.backend_rnn),
+    op("miopen_rnn", "rnn", mat.backend_rnn),
+    op("_cudnn_rnn_backward", "rnn", mat.backend_rnn_backward),
+    op("miopen_rnn_backward", "rnn", mat.backend_rnn_backward),
+    *ops(
+        "rnn",
+        None,
+        "_thnn_fused_lstm_cell _thnn_fused_gru_cell _thnn_fused_lstm_cell_backward _thnn_fused_gru_cell_backward "
+        "_thnn_fused_lstm_cell_backward_impl _thnn_differentiable_lstm_cell_backward "
+        "_thnn_differentiable_gru_cell_backward _lstm_mps lstm_mps_backward quantized_lstm quantized_gru",
+    ),
+    *ops("data movement", None, "_cudnn_rnn_flatten_weight _pack_padded_sequence _pack_padded_sequence_backward"),
+    *ops("data movement", None, "_pad_packed_sequence pad_sequence"),
+]
