@@ -120,18 +120,3 @@ def test_layout_checkout_on_the_path_does_not_hide_the_compiled_modules(root: Pa
     version, file = run(sys.executable, "-c", code, cwd=root).split()
     assert version == importlib.metadata.version("mindtorch-genie")
     assert file.endswith((".so", ".pyd"))
-
-
-@pytest.mark.parametrize("word", ["profile", "test"])
-def test_layout_readme_commands_are_one_line_and_start_fresh(root: Path, word: str) -> None:
-    """The two commands a newcomer pastes; CI runs the second as it stands there."""
-    command = readme_command(root, word)
-    assert command.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt ")
-    assert command.endswith({"profile": "&& genie profile examples/gpt2.py", "test": "&& pytest"}[word])
-    assert f"command: {word}" in (root / ".ci" / "run").read_text() or word == "profile"
-
-
-def readme_command(root: Path, word: str) -> str:
-    text = (root / "README.md").read_text()
-    (command,) = re.findall(rf"<!-- command: {word} -->\n```sh\n(.+)\n```", text)
-    return command

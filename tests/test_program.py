@@ -16,7 +16,6 @@ from mindtorch.errors import UsageError
 from mindtorch.inputs import parse_input
 from mindtorch.program import Program, split_target
 
-
 RUN = """
 from mindtorch.program import Program
 outcome = Program.parse({!r}).run()
