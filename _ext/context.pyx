@@ -1,0 +1,751 @@
+"""Where the program is: module path and execution phase, kept per thread in C (source lines: location.pyx).
+
+The module path comes from a replacement of ``torch.nn.Module.__call__`` (`tracked_call`), so it is exact and needs
+no hooks on any module. In backward it is the path of the module whose forward made the running autograd node: the
+thread's autograd sequence number is logged at every module boundary, and a node's number is looked up in that log.
+Nothing here imports torch; `configure` hands in the few torch functions that are called.
+"""
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memmove
+
+import sys
+
+from mindtorch._ext.location import get_location, location    # noqa: F401 (part of this module's Python face)
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <stdlib.h>
+    #if defined(_MSC_VER)
+    #define MT_THREAD static __declspec(thread)
+    #else
+    #define MT_THREAD static __thread
+    #include <pthread.h>
+    #define MT_HAS_PTHREAD 1
+    #endif
+
+    /* One entry per change of module, in order of autograd sequence numbers. Owned by the log registry. */
+    typedef struct mt_log { uint64_t *seq; uint32_t *module; uint32_t n, cap; volatile int dead; } mt_log;
+
+    /* `stack` owns a reference to each running module; base = its depth when the running backward began. */
+    typedef struct mt_tls {
+        mt_log *log;
+        PyObject **stack;
+        uint32_t *ids;
+        void *opt[8];
+        uint32_t depth, cap, module, base;
+        uint8_t phase, between, n_opt, known;
+    } mt_tls;
+    MT_THREAD mt_tls mt_state;
+    static inline mt_tls *mt_get(void) { return &mt_state; }
+
+    #ifdef MT_HAS_PTHREAD
+    /* Runs without the GIL when a thread ends: plain frees, and a mark by which the registry may reuse the log. */
+    static pthread_key_t mt_key;
+    static void mt_thread_end(void *p) {
+        mt_tls *t = (mt_tls *)p;
+        free(t->stack); free(t->ids);
+        t->stack = NULL; t->ids = NULL; t->cap = 0; t->depth = 0; t->known = 0;
+        if (t->log) t->log->dead = 1;
+        t->log = NULL;
+    }
+    static int mt_setup(void) { return pthread_key_create(&mt_key, mt_thread_end); }
+    static void mt_register(mt_tls *t) { pthread_setspecific(mt_key, t); }
+    #else
+    static int mt_setup(void) { return 0; }
+    static void mt_register(mt_tls *t) { (void)t; }
+    #endif
+
+    /* The live referent as a new reference, or NULL without an error. */
+    static inline PyObject *mt_referent(PyObject *wr) {
+        PyObject *got = NULL;
+    #if PY_VERSION_HEX >= 0x030D0000
+        if (PyWeakref_GetRef(wr, &got) < 0) PyErr_Clear();
+    #else
+        got = PyWeakref_GET_OBJECT(wr);
+        if (got == Py_None) return NULL;
+        Py_INCREF(got);
+    #endif
+        return got;
+    }
+    static inline int mt_is_referent(PyObject *wr, PyObject *ob) {
+        PyObject *got = mt_referent(wr);
+        Py_XDECREF(got);
+        return got == ob;
+    }
+    /* module.__dict__["_modules"][name] is child? Never raises. */
+    static inline int mt_holds(PyObject *module, PyObject *modules_str, PyObject *name, PyObject *child) {
+        PyObject *d = PyObject_GenericGetDict(module, NULL), *m;
+        int same = 0;
+        if (d == NULL) { PyErr_Clear(); return 0; }
+        m = PyDict_GetItemWithError(d, modules_str);
+        if (m != NULL && PyDict_Check(m)) same = PyDict_GetItemWithError(m, name) == child;
+        Py_DECREF(d);
+        if (PyErr_Occurred()) PyErr_Clear();
+        return same;
+    }
+    /* Calls f(), reads an unsigned number; `fail` when that did not work. Never raises. */
+    static inline uint64_t mt_number(PyObject *r, uint64_t fail) {
+        uint64_t v;
+        if (r == NULL) { PyErr_Clear(); return fail; }
+        v = PyLong_AsUnsignedLongLong(r);
+        Py_DECREF(r);
+        if (v == (uint64_t)-1 && PyErr_Occurred()) { PyErr_Clear(); return fail; }
+        return v;
+    }
+    static inline uint64_t mt_call_number(PyObject *f, uint64_t fail) {
+        return mt_number(PyObject_CallNoArgs(f), fail);
+    }
+    static inline uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) {
+        return mt_number(PyObject_CallMethodNoArgs(o, name), fail);
+    }
+    /* f() as a new reference; NULL for None and for an error, which is cleared. */
+    static inline PyObject *mt_call_optional(PyObject *f) {
+        PyObject *r = PyObject_CallNoArgs(f);
+        if (r == NULL) PyErr_Clear();
+        else if (r == Py_None) { Py_DECREF(r); r = NULL; }
+        return r;
+    }
+    /* Hands a new reference, or NULL with an error set, to Cython as an object. */
+    static inline PyObject *mt_result(PyObject *p) { return p; }
+    """
+    ctypedef struct mt_log:
+        uint64_t *seq
+        uint32_t *module
+        uint32_t n
+        uint32_t cap
+        int dead
+    ctypedef struct mt_tls:
+        mt_log *log
+        PyObject **stack
+        uint32_t *ids
+        void **opt
+        uint32_t depth
+        uint32_t cap
+        uint32_t module
+        uint32_t base
+        uint8_t phase
+        uint8_t between
+        uint8_t n_opt
+        uint8_t known
+    mt_tls *mt_get() noexcept
+    int mt_setup() noexcept
+    void mt_register(mt_tls *t) noexcept
+    bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
+    bint mt_holds(PyObject *module, PyObject *modules_str, PyObject *name, PyObject *child) noexcept
+    uint64_t mt_call_number(PyObject *f, uint64_t fail) noexcept
+    uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
+    PyObject *mt_call_optional(PyObject *f) noexcept
+    object mt_result(PyObject *p)
+    PyObject *PyObject_Call(PyObject *f, PyObject *args, PyObject *kwargs) noexcept
+    PyObject *PyWeakref_NewRef(PyObject *ob, PyObject *callback) noexcept
+    PyObject *PyTuple_GET_ITEM(PyObject *t, Py_ssize_t i) noexcept
+    void PyErr_Clear() noexcept
+    void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **trace) noexcept
+    void PyErr_Restore(PyObject *kind, PyObject *value, PyObject *trace) noexcept
+    void Py_XDECREF(PyObject *p) noexcept
+    void decref "Py_DECREF" (PyObject *p) noexcept
+    void incref "Py_INCREF" (PyObject *p) noexcept
+
+if mt_setup() != 0:
+    raise RuntimeError("[context] expected a free pthread key, got none")
+
+PHASES = ("other", "forward", "backward", "optimizer")
+
+cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
+cdef enum:
+    LOG_CAP = 1 << 18                          # boundaries remembered per thread: about 800 steps of GPT-2
+    DEAD_LOGS = 8                              # logs of ended threads kept, as their graphs may still be run
+    CODE_CAP = 1 << 16                         # code objects kept alive at most; beyond, locations are unknown
+    MODULES_CAP = 1 << 20                      # (parent, module) pairs before the dead ones are swept
+
+cdef object s_modules = sys.intern("_modules")
+cdef object s_sequence_nr = sys.intern("_sequence_nr")
+cdef object _original_call = None
+cdef object _original_backward = None
+cdef object _sequence_nr = None
+cdef object _current_node = None
+cdef object _grad_enabled = None
+cdef object _root_observer = None
+cdef object _parameter_owner = None
+
+cdef transition_fn _hook = NULL
+cdef void *_hook_data = NULL
+cdef uint32_t _backwards = 0                   # engine runs in progress, in any thread
+cdef mt_log *_backward_log = NULL              # log of the thread that started the last of them
+
+
+# ---------------------------------------------------------------- paths: (parent id, name) interned
+
+cdef struct Path:
+    PyObject *name                             # owned, interned
+    PyObject *class_name                       # owned, interned
+    uint32_t parent
+
+cdef Path *paths = <Path *> calloc(64, sizeof(Path))
+cdef uint32_t n_paths = 1                      # 0 = no module
+cdef uint32_t cap_paths = 64
+cdef dict path_ids = {}
+
+
+def intern_path(parent, name, class_name):
+    """Id of the path `parent`.`name`; the class name of the first module seen there is kept."""
+    global paths, n_paths, cap_paths
+    key = (parent, name)
+    got = path_ids.get(key)
+    if got is not None:
+        return got
+    if not 0 <= parent < n_paths:
+        raise IndexError(f"[intern_path] expected a path id below {n_paths}, got {parent}")
+    name = sys.intern(name)
+    class_name = sys.intern(class_name)
+    cdef Path *bigger
+    if n_paths == cap_paths:
+        bigger = <Path *> realloc(paths, 2 * cap_paths * sizeof(Path))
+        if bigger == NULL:
+            raise MemoryError
+        paths = bigger
+        cap_paths *= 2
+    cdef Path *p = &paths[n_paths]
+    p.name = <PyObject *> name
+    p.class_name = <PyObject *> class_name
+    p.parent = parent
+    incref(p.name)
+    incref(p.class_name)
+    path_ids[(parent, name)] = n_paths
+    n_paths += 1
+    return n_paths - 1
+
+
+cdef Path *path_at(id) except NULL:
+    if not 0 < id < n_paths:
+        raise IndexError(f"[path] expected an id in 1..{n_paths - 1}, got {id}")
+    return &paths[<uint32_t> id]
+
+
+def module_path(id):
+    """Dotted path such as ``GPT2.h.0.attn``; "" for id 0."""
+    names = []
+    while id:
+        p = path_at(id)
+        names.append(<object> p.name)
+        id = p.parent
+    return ".".join(reversed(names))
+
+
+def path_parent(id):
+    return path_at(id).parent
+
+
+def path_name(id):
+    return <object> path_at(id).name
+
+
+def path_class(id):
+    return <object> path_at(id).class_name
+
+
+def path_count():
+    """Ids are 1 .. path_count() - 1."""
+    return n_paths
+
+
+# ---------------------------------------------------------------- known (parent, module) pairs
+
+cdef struct Known:                             # open addressing; empty when child == NULL
+    PyObject *child                            # borrowed: only compared, and validated by wr_child
+    PyObject *parent                           # borrowed; NULL for an outermost call
+    PyObject *wr_child                         # owned
+    PyObject *wr_parent                        # owned or NULL
+    PyObject *wr_owner                         # owned or NULL: container that holds the child
+    PyObject *owner                            # borrowed
+    PyObject *name                             # borrowed from the path: the child's name in the owner
+    uint32_t context                           # path id of the parent; OUTER_BACKWARD for a recompute
+    uint32_t path
+
+cdef enum:
+    OUTER_BACKWARD = 0xFFFFFFFF
+
+cdef Known *known = <Known *> calloc(256, sizeof(Known))
+cdef uint32_t known_mask = 255
+cdef uint32_t n_known = 0
+
+
+cdef inline uint32_t known_slot(PyObject *child, PyObject *parent, uint32_t context) noexcept:
+    cdef uint64_t h = (<uintptr_t> child >> 4) * <uint64_t> 0x9E3779B97F4A7C15
+    h ^= (<uintptr_t> parent >> 4) * <uint64_t> 0xC2B2AE3D27D4EB4F + context
+    cdef uint32_t i = <uint32_t> (h >> 20) & known_mask
+    while known[i].child != NULL:
+        if known[i].child == child and known[i].parent == parent and known[i].context == context:
+            return i
+        i = (i + 1) & known_mask
+    return i
+
+
+cdef inline bint known_valid(Known *k) noexcept:
+    """Ids of dead objects come back and modules are moved: believe an entry only if it is true now."""
+    if not mt_is_referent(k.wr_child, k.child):
+        return False
+    if k.parent != NULL and not mt_is_referent(k.wr_parent, k.parent):
+        return False
+    if k.wr_owner == NULL:
+        return True
+    if k.owner != k.parent and not mt_is_referent(k.wr_owner, k.owner):
+        return False
+    return mt_holds(k.owner, <PyObject *> s_modules, k.name, k.child)
+
+
+cdef int known_grow() except -1:
+    """Double the table, or only drop the dead when most are; called with the table two thirds full."""
+    global known, known_mask, n_known
+    cdef uint32_t i, j, size = known_mask + 1, live = 0
+    for i in range(size):
+        if known[i].child != NULL and mt_is_referent(known[i].wr_child, known[i].child):
+            live += 1
+    cdef Known *old = known
+    cdef uint32_t new_size = size * 2 if live * 3 > size else size
+    cdef Known *new = <Known *> calloc(new_size, sizeof(Known))
+    if new == NULL:
+        raise MemoryError
+    known = new
+    known_mask = new_size - 1
+    n_known = 0
+    for i in range(size):
+        if old[i].child == NULL:
+            continue
+        if mt_is_referent(old[i].wr_child, old[i].child):
+            j = known_slot(old[i].child, old[i].parent, old[i].context)
+            known[j] = old[i]
+            n_known += 1
+        else:
+            decref(old[i].wr_child)
+            Py_XDECREF(old[i].wr_parent)
+            Py_XDECREF(old[i].wr_owner)
+    free(old)
+    return 0
+
+
+cdef tuple locate(object child, object parent, uint32_t context, mt_tls *t):
+    """(path id, owner or None) of a module called by `parent`. First call only: a search by identity."""
+    cdef object cls = type(child).__name__
+    cdef object ancestor, container, name
+    cdef uint32_t base
+    cdef Py_ssize_t i
+    for name, container in parent._modules.items():          # by far the most frequent case
+        if container is child:
+            return intern_path(context, name, cls), parent
+    for i in range(<Py_ssize_t> t.depth - 1, -1, -1):        # deeper, or held by a module further out
+        ancestor = <object> t.stack[i]
+        base = t.ids[i]
+        for name, container in ancestor.named_modules():
+            if container is child and name:
+                return intern_steps(ancestor, base, name, cls)
+    # Held by no running module: made on the fly or kept in a plain list.
+    return intern_path(context, f"({cls})", cls), None
+
+
+cdef tuple intern_steps(object root, uint32_t base, str qualified, object cls):
+    """One path per component, so that containers (ModuleList) appear in the tree."""
+    cdef object owner = root
+    *containers, last = qualified.split(".")
+    for name in containers:
+        owner = owner._modules[name]
+        base = intern_path(base, name, type(owner).__name__)
+    return intern_path(base, last, cls), owner
+
+
+cdef uint32_t outer_path(object module, bint recompute) except? 0xFFFFFFFE:
+    """Path of an outermost call. In backward (checkpointing runs forward code again) the module's earlier path."""
+    cdef uint32_t i
+    if recompute:
+        for i in range(known_mask + 1):
+            if (known[i].child == <PyObject *> module and known[i].context != OUTER_BACKWARD
+                    and known_valid(&known[i])):
+                return known[i].path
+    return intern_path(0, type(module).__name__, type(module).__name__)
+
+
+cdef uint32_t learn(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) except? 0xFFFFFFFE:
+    global n_known
+    cdef object owner = None
+    cdef uint32_t path, slot
+    if parent == NULL:
+        path = outer_path(<object> child, context == OUTER_BACKWARD)
+    else:
+        path, owner = locate(<object> child, <object> parent, context, t)
+    if (n_known + 1) * 3 > (known_mask + 1) * 2:
+        known_grow()
+    slot = known_slot(child, parent, context)
+    cdef Known *k = &known[slot]
+    cdef Known stale = k[0]
+    cdef PyObject *wr_child = PyWeakref_NewRef(child, NULL)
+    cdef PyObject *wr_parent = NULL
+    cdef PyObject *wr_owner = NULL
+    if wr_child != NULL and parent != NULL:
+        wr_parent = PyWeakref_NewRef(parent, NULL)
+    if wr_child != NULL and owner is not None:
+        wr_owner = PyWeakref_NewRef(<PyObject *> owner, NULL)
+    if wr_child == NULL or (parent != NULL and wr_parent == NULL) or (owner is not None and wr_owner == NULL):
+        PyErr_Clear()                                        # a class without weak references: not remembered
+        Py_XDECREF(wr_child)
+        Py_XDECREF(wr_parent)
+        Py_XDECREF(wr_owner)
+        return path
+    if k.child == NULL:
+        n_known += 1
+    k.child = child
+    k.parent = parent
+    k.wr_child = wr_child
+    k.wr_parent = wr_parent
+    k.wr_owner = wr_owner
+    k.owner = <PyObject *> owner if owner is not None else NULL
+    k.name = paths[path].name
+    k.context = context
+    k.path = path
+    if stale.child != NULL:
+        decref(stale.wr_child)
+        Py_XDECREF(stale.wr_parent)
+        Py_XDECREF(stale.wr_owner)
+    if parent == NULL and context == 0 and _root_observer is not None:
+        _root_observer(<object> child, path)
+    return path
+
+
+
+# ---------------------------------------------------------------- sequence-number logs, one per thread
+
+cdef list logs = []                            # addresses of every mt_log
+
+
+cdef mt_log *new_log() noexcept:
+    cdef mt_log *log
+    cdef list dead = [a for a in logs if (<mt_log *> <uintptr_t> a).dead]
+    if len(dead) > DEAD_LOGS:
+        log = <mt_log *> <uintptr_t> dead[0]   # the oldest: its thread is gone
+        log.n = 0
+        log.dead = 0
+        logs.remove(dead[0])
+        logs.append(dead[0])
+        return log
+    log = <mt_log *> calloc(1, sizeof(mt_log))
+    if log != NULL:
+        logs.append(<uintptr_t> log)
+    return log
+
+
+cdef void log_boundary(mt_tls *t, uint32_t module) noexcept:
+    """From now on nodes belong to `module`. Boundaries without a node between them cost nothing."""
+    if _sequence_nr is None:
+        return
+    cdef uint64_t seq = mt_call_number(<PyObject *> _sequence_nr, NO_SEQ)
+    cdef mt_log *log = t.log
+    if seq == NO_SEQ:
+        return
+    if log == NULL:
+        log = t.log = new_log()
+        mt_register(t)
+        if log == NULL:
+            return
+    if log.n and log.module[log.n - 1] == module:
+        return
+    if log.n and log.seq[log.n - 1] == seq:
+        log.module[log.n - 1] = module
+        return
+    if log.n == log.cap and not log_room(log):
+        return
+    log.seq[log.n] = seq
+    log.module[log.n] = module
+    log.n += 1
+
+
+cdef bint log_room(mt_log *log) noexcept:
+    cdef uint32_t half = log.n // 2
+    cdef uint32_t cap = 2 * log.cap if log.cap else 256
+    cdef uint64_t *seq
+    cdef uint32_t *module
+    if log.cap >= LOG_CAP:                     # forget the older half: their nodes read as "no module"
+        memmove(log.seq, log.seq + half, (log.n - half) * sizeof(uint64_t))
+        memmove(log.module, log.module + half, (log.n - half) * sizeof(uint32_t))
+        log.n -= half
+        return True
+    seq = <uint64_t *> realloc(log.seq, cap * sizeof(uint64_t))
+    if seq == NULL:
+        return False
+    log.seq = seq
+    module = <uint32_t *> realloc(log.module, cap * sizeof(uint32_t))
+    if module == NULL:
+        return False
+    log.module = module
+    log.cap = cap
+    return True
+
+
+cdef uint32_t log_find(mt_log *log, uint64_t seq) noexcept:
+    cdef uint32_t lo = 0, hi, mid
+    if log == NULL or log.n == 0:
+        return 0
+    hi = log.n
+    while lo < hi:                             # first entry with a number above seq
+        mid = (lo + hi) // 2
+        if log.seq[mid] <= seq:
+            lo = mid + 1
+        else:
+            hi = mid
+    return log.module[lo - 1] if lo else 0
+
+
+# ---------------------------------------------------------------- the answers
+
+cdef uint32_t backward_module(mt_tls *t) noexcept:
+    """Path of the module whose forward made the node the engine is running in this thread."""
+    cdef PyObject *node = mt_call_optional(<PyObject *> _current_node)
+    cdef uint64_t seq
+    cdef mt_log *log
+    cdef uint32_t module = 0
+    if node == NULL:
+        return t.module
+    seq = mt_method_number(node, <PyObject *> s_sequence_nr, NO_SEQ)
+    if seq == NO_SEQ:
+        module = owner_of_node(<object> node)
+    else:
+        log = t.log if t.phase == PHASE_BACKWARD and t.log != NULL else _backward_log
+        module = log_find(log, seq)
+    decref(node)
+    return module
+
+
+cdef uint32_t owner_of_node(object node) noexcept:
+    """AccumulateGrad has no number of its own: it belongs to the module that owns the parameter."""
+    try:
+        if _parameter_owner is None:
+            return 0
+        return _parameter_owner(node.variable)
+    except AttributeError:                     # another node without a number
+        return 0
+
+
+cdef uint32_t current_module() noexcept:
+    cdef mt_tls *t = mt_get()
+    if _backwards == 0 or t.depth != t.base:
+        return t.module
+    if t.phase == PHASE_BACKWARD or t.phase == PHASE_OTHER:
+        return backward_module(t)
+    return t.module
+
+
+cdef uint8_t current_phase() noexcept:
+    cdef mt_tls *t = mt_get()
+    cdef PyObject *node
+    if t.phase != PHASE_OTHER:
+        return t.phase
+    if _backwards:                             # a thread of the engine's own (CUDA devices have one each)
+        node = mt_call_optional(<PyObject *> _current_node)
+        if node != NULL:
+            decref(node)
+            return PHASE_BACKWARD
+    return PHASE_FORWARD if t.between else PHASE_OTHER
+
+
+cdef void set_transition_hook(transition_fn hook, void *data) noexcept:
+    global _hook, _hook_data
+    _hook = hook
+    _hook_data = data
+
+
+# ---------------------------------------------------------------- what moves the state
+
+cdef bint push(mt_tls *t, PyObject *module, uint32_t id) noexcept:
+    cdef uint32_t cap
+    cdef PyObject **stack
+    cdef uint32_t *ids
+    if t.depth == t.cap:
+        if not t.known:
+            mt_register(t)
+            t.known = 1
+        cap = 2 * t.cap if t.cap else 16
+        stack = <PyObject **> realloc(t.stack, cap * sizeof(PyObject *))
+        if stack == NULL:
+            return False
+        t.stack = stack
+        ids = <uint32_t *> realloc(t.ids, cap * sizeof(uint32_t))
+        if ids == NULL:
+            return False
+        t.ids = ids
+        t.cap = cap
+    incref(module)
+    t.stack[t.depth] = module
+    t.ids[t.depth] = id
+    t.depth += 1
+    return True
+
+
+def tracked_call(*args, **kwargs):
+    """Replacement of ``torch.nn.Module.__call__``: the original, with the module's path kept while it runs."""
+    if not args:
+        raise TypeError("Module.__call__() missing 1 required positional argument: 'self'")
+    cdef mt_tls *t = mt_get()
+    cdef PyObject *module = PyTuple_GET_ITEM(<PyObject *> args, 0)
+    cdef PyObject *parent = NULL
+    cdef uint32_t depth = t.depth, previous = t.module, context = previous, id, slot
+    cdef uint8_t previous_phase = t.phase, phase = previous_phase
+    cdef bint outermost = depth == t.base
+    if not outermost:
+        parent = t.stack[depth - 1]
+        context = t.ids[depth - 1]
+    elif _backwards and current_phase() == PHASE_BACKWARD:
+        context = OUTER_BACKWARD               # recomputed by checkpointing: stays part of backward
+        phase = PHASE_BACKWARD
+    else:
+        context = 0
+        phase = PHASE_FORWARD
+    slot = known_slot(module, parent, context)
+    if known[slot].child != NULL and known_valid(&known[slot]):
+        id = known[slot].path
+    else:
+        id = learn(module, parent, context, t)
+    if _hook != NULL:
+        _hook(_hook_data, MODULE_ENTER, id, phase)
+    if not push(t, module, id):
+        raise MemoryError
+    t.module = id
+    t.phase = phase
+    log_boundary(t, id)
+    cdef PyObject *result = PyObject_Call(<PyObject *> _original_call, <PyObject *> args,
+                                          <PyObject *> kwargs if kwargs else NULL)
+    if result == NULL:
+        return leave_with_error(t, depth, previous, previous_phase, id)
+    leave(t, depth, previous, previous_phase, id)
+    return mt_result(result)
+
+
+cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:
+    cdef PyObject *module
+    if _hook != NULL:
+        _hook(_hook_data, MODULE_EXIT, id, phase)
+    while t.depth > depth:
+        t.depth -= 1
+        module = t.stack[t.depth]
+        decref(module)
+    t.module = previous
+    t.phase = phase
+    log_boundary(t, previous)
+    if depth == t.base and phase == PHASE_OTHER and _grad_enabled is not None:
+        t.between = mt_call_number(<PyObject *> _grad_enabled, 0) != 0    # a loss may follow: see phases.py
+
+
+cdef object leave_with_error(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id):
+    cdef PyObject *kind
+    cdef PyObject *value
+    cdef PyObject *trace
+    PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
+    leave(t, depth, previous, phase, id)
+    PyErr_Restore(kind, value, trace)
+    return mt_result(NULL)
+
+
+def tracked_backward(*args, **kwargs):
+    """Replacement of ``torch.autograd.graph._engine_run_backward``: the original, in phase "backward"."""
+    global _backwards, _backward_log
+    cdef mt_tls *t = mt_get()
+    cdef mt_log *previous_log = _backward_log
+    cdef uint32_t base = t.base
+    cdef uint8_t phase = t.phase
+    if _hook != NULL:
+        _hook(_hook_data, PHASE_CHANGE, 0, PHASE_BACKWARD)
+    t.between = 0
+    t.base = t.depth
+    t.phase = PHASE_BACKWARD
+    if t.log != NULL:
+        _backward_log = t.log
+    _backwards += 1
+    try:
+        return _original_backward(*args, **kwargs)
+    finally:
+        if _hook != NULL:
+            _hook(_hook_data, PHASE_CHANGE, 0, phase)
+        _backwards -= 1
+        _backward_log = previous_log
+        t.phase = phase
+        t.base = base
+
+
+def optimizer_begin(optimizer):
+    """An optimizer's step starts. A step that raised never ended: meeting the same optimizer again ends it."""
+    cdef mt_tls *t = mt_get()
+    optimizer_end(optimizer)
+    if _hook != NULL:
+        _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OPTIMIZER)
+    if t.n_opt < 8:
+        t.opt[t.n_opt] = <void *> optimizer
+        t.n_opt += 1
+    t.between = 0
+    t.phase = PHASE_OPTIMIZER
+
+
+def optimizer_end(optimizer):
+    cdef mt_tls *t = mt_get()
+    cdef int i
+    for i in range(t.n_opt):
+        if t.opt[i] == <void *> optimizer:
+            t.n_opt = i
+            if i == 0 and t.phase == PHASE_OPTIMIZER:
+                if _hook != NULL:
+                    _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OTHER)
+                t.phase = PHASE_OTHER
+            return
+
+
+# ---------------------------------------------------------------- from Python
+
+def set_module_call(original):
+    """The function that `tracked_call` calls."""
+    global _original_call
+    _original_call = original
+
+
+def set_run_backward(original):
+    """The function that `tracked_backward` calls."""
+    global _original_backward
+    _original_backward = original
+
+
+def configure(sequence_nr, current_node, grad_enabled, root_observer=None, parameter_owner=None):
+    """Hand in torch's ``_get_sequence_nr``, ``_current_autograd_node`` and ``is_grad_enabled``.
+
+    ``root_observer(module, path_id)`` hears of each outermost module once; ``parameter_owner(tensor)`` gives the
+    path id of the module that owns a parameter, 0 for none.
+    """
+    global _sequence_nr, _current_node, _grad_enabled, _root_observer, _parameter_owner
+    _sequence_nr = sequence_nr
+    _current_node = current_node
+    _grad_enabled = grad_enabled
+    _root_observer = root_observer
+    _parameter_owner = parameter_owner
+
+
+def get_module():
+    return current_module()
+
+
+def get_phase():
+    return current_phase()
+
+
+def phase_name(id):
+    return PHASES[id]
+
+
+def table_bytes():
+    """Bytes held by the tables of this extension (paths, known modules, logs), Python names excluded."""
+    cdef size_t total = cap_paths * sizeof(Path) + (known_mask + 1) * sizeof(Known) + sys.getsizeof(path_ids)
+    for address in logs:
+        total += sizeof(mt_log) + (<mt_log *> <uintptr_t> address).cap * 12
+    return total
+
+
+def log_entries():
+    """Entries in the calling thread's log of sequence numbers (for tests)."""
+    cdef mt_tls *t = mt_get()
+    return 0 if t.log == NULL else t.log.n

@@ -1,0 +1,6 @@
+"""Source line of the calling thread, as a small number."""
+from libc.stdint cimport uint32_t
+
+# Interned (code object, instruction) of the innermost frame outside torch, mindtorch and the import system;
+# 0 = none. Needs the GIL, never raises, runs no user code.
+cdef uint32_t current_location() noexcept

@@ -1,0 +1,65 @@
+"""What a program means by its ops: module path, execution phase and source line (SPEC L12).
+
+`install` and `uninstall` are counted: each part of mindtorch that needs the tracking (lazy tensors, the profiler)
+installs it, and torch is as it was once all have uninstalled. Nothing is patched by importing this package.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+
+import torch
+
+from mindtorch._ext import context, location
+from mindtorch.semantics import modules, phases
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_installs = 0
+
+
+def install() -> None:
+    """Track modules and phases until the matching `uninstall`. Repeated calls are counted and cheap."""
+    global _installs
+    with _lock:
+        if _installs == 0:
+            _configure()
+            modules.patch()
+            phases.patch()
+        _installs += 1
+
+
+def uninstall() -> None:
+    """Undo one `install`; the last one restores torch's own objects."""
+    global _installs
+    with _lock:
+        if _installs == 0:
+            return
+        _installs -= 1
+        if _installs == 0:
+            phases.unpatch()
+            modules.unpatch()
+
+
+def is_installed() -> bool:
+    return _installs > 0
+
+
+def skipped_prefixes() -> tuple[str, ...]:
+    """File-name prefixes that are never the user's line: torch, mindtorch, the import system, two wrappers."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folders = (os.path.dirname(torch.__file__), here)
+    return (*(f + os.sep for f in folders), "<frozen ", "<eval_with_key>", contextlib.__file__, functools.__file__)
+
+
+def _configure() -> None:
+    location.configure(skipped_prefixes())
+    context.configure(
+        torch._C._autograd._get_sequence_nr,
+        torch._C._current_autograd_node,
+        torch.is_grad_enabled,
+        modules.saw_root,
+        modules.parameter_owner,
+    )

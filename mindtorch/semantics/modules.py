@@ -1,0 +1,120 @@
+"""The module path of every op, without hooks on any module.
+
+``torch.nn.Module.__call__`` is replaced by `mindtorch._ext.context.tracked_call`. A path is the class name of the
+outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module that calls it; if it
+is held further out (a shared embedding), by that holder; if no running module holds it, by its class in parentheses.
+Two outermost modules of one class share a path. A generator returned by ``forward`` runs under its consumer's path.
+
+Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that
+owns the parameter. Known limits: nodes made by a thread that itself runs no backward are looked up in the log of the
+thread that does; nodes made in backward (``create_graph=True``) outside any module read as "no module".
+"""
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mindtorch._ext import context
+
+log = logging.getLogger(__name__)
+
+_original: Callable[..., Any] | None = None
+_roots: list[tuple["weakref.ref[torch.nn.Module]", int]] = []
+_owners: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
+_misses = 0
+_listeners: list[Callable[[torch.nn.Module, int], None]] = []
+
+
+def patch() -> None:
+    global _original
+    _original = torch.nn.Module.__call__
+    context.set_module_call(_original)
+    torch.nn.Module.__call__ = context.tracked_call  # type: ignore[method-assign]
+    _tell_dynamo(_original, context.tracked_call)
+
+
+def unpatch() -> None:
+    global _original
+    if torch.nn.Module.__call__ is context.tracked_call:
+        torch.nn.Module.__call__ = _original  # type: ignore[method-assign,assignment]
+    else:  # someone wrapped it after us: ours stays inside theirs and keeps calling the original
+        log.warning("torch.nn.Module.__call__ was replaced by other code; module tracking stays underneath it")
+    _tell_dynamo(context.tracked_call, _original)
+    _roots.clear()
+    _owners.clear()
+
+
+def _tell_dynamo(old: Any, new: Any) -> None:
+    """Dynamo inlines ``forward`` only where ``__call__`` is the one it knows; let it know ours, and forget it again."""
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        known = sys.modules.get(name)
+        if known is not None and getattr(known, "unpatched_nn_module_call", None) is old:
+            known.unpatched_nn_module_call = new  # type: ignore[attr-defined]
+
+
+def add_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
+    """Call ``listener(module, path_id)`` for each outermost module when it is first called."""
+    _listeners.append(listener)
+
+
+def remove_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
+    _listeners.remove(listener)
+
+
+def roots() -> list[tuple[torch.nn.Module, int]]:
+    """The outermost modules seen that are still alive, with their path ids, in order of first call."""
+    alive = [(ref(), path) for ref, path in _roots]
+    return [(module, path) for module, path in alive if module is not None]
+
+
+def saw_root(module: torch.nn.Module, path: int) -> None:
+    if any(ref() is module for ref, _ in _roots):
+        return
+    if len(_roots) % 64 == 63:
+        _roots[:] = [entry for entry in _roots if entry[0]() is not None]
+    _roots.append((weakref.ref(module), path))
+    for listener in list(_listeners):
+        listener(module, path)
+
+
+def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]]:
+    """Every module under `module`, each once, parents first, with its path id."""
+    found = [(module, path)]
+    seen = {id(module)}
+    for parent, parent_path in found:
+        for name, child in parent._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append((child, context.intern_path(parent_path, name, type(child).__name__)))
+    return found
+
+
+def parameter_owner(tensor: torch.Tensor) -> int:
+    """Path id of the module that owns a parameter (the first one, when tied); 0 when none is known."""
+    global _misses
+    entry = _owners.get(id(tensor))
+    if entry is not None and entry[0]() is tensor:
+        return entry[1]
+    # A new model, or a leaf that no module owns: look again, but ever more rarely while that finds nothing.
+    _misses += 1
+    if _misses & (_misses - 1) == 0 or _misses % 1024 == 0:
+        _index_parameters()
+        entry = _owners.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            _misses = 0
+            return entry[1]
+    _owners[id(tensor)] = (weakref.ref(tensor), 0)
+    return 0
+
+
+def _index_parameters() -> None:
+    _owners.clear()
+    for root, path in roots():
+        for module, module_path in walk(root, path):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    _owners.setdefault(id(parameter), (weakref.ref(parameter), module_path))
