@@ -70,7 +70,7 @@ def flash_forward(args: Args, kwargs: Kwargs, out: Any) -> int:
 
 
 def flash_backward(args: Args, kwargs: Kwargs, out: Any) -> int:
-    """_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, ..)."""
+    """_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)."""
     query, key, value = args[1:4]
     return _length_first(query, key, value, *args[6:10], back=True)  # type: ignore[misc]
 

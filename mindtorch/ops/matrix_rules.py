@@ -1,4 +1,4 @@
-"""FLOP rules for matrix work. A multiply-add is 2 FLOPs; bias additions and softmax inside fused kernels are not counted.
+"""FLOP rules for matrix work. A multiply-add is 2 FLOPs; adding a bias is not counted.
 
 These are the conventions of ``torch.utils.flop_counter``, and the numbers are equal to it wherever it has a formula,
 except where it is wrong:

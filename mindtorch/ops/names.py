@@ -45,7 +45,9 @@ _PYTHON_NAMES = {
 }  # fmt: skip
 
 #: Attributes that are ops: what ``Tensor.T.__get__`` computes.
-_ATTRIBUTES = {"T": "numpy_T", "H": "matrix_H", "mT": "mT", "mH": "mH", "real": "real", "imag": "imag", "data": "detach"}
+_ATTRIBUTES = {
+    "T": "numpy_T", "H": "matrix_H", "mT": "mT", "mH": "mH", "real": "real", "imag": "imag", "data": "detach",
+}  # fmt: skip
 
 #: Reflected operators of non-commutative ops that are called with the operands the other way round.
 _REFLECTED = frozenset({"__rmatmul__"})

@@ -69,8 +69,8 @@ ROWS: list[OpRow] = [
         "empty_strided eye fft_fftfreq fft_rfftfreq fill from_file full full_like hamming_window hann_window "
         "kaiser_window linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like range "
         "scalar_tensor sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
-        "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zero zeros zeros_like _efficientzerotensor "
-        "_foreach_zero _empty_affine_quantized _empty_per_channel_affine_quantized _dim_arange "
+        "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zero zeros zeros_like "
+        "_efficientzerotensor _foreach_zero _empty_affine_quantized _empty_per_channel_affine_quantized _dim_arange "
         "_new_zeros_with_same_feature_meta _shape_as_tensor",
     ),
     *ops(
@@ -83,20 +83,26 @@ ROWS: list[OpRow] = [
         "_fill_mem_eff_dropout_mask_",
     ),
     *ops("random", None, "_standard_gamma_grad _dirichlet_grad"),
+    # torch's own annotations, seen by dispatch modes
+    *ops(
+        "other",
+        zero,
+        "profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit",
+    ),
     # reading a value, and questions that only need metadata
     *ops(
         "other",
         zero,
         "item _local_scalar_dense is_nonzero is_complex is_conj is_contiguous is_distributed is_floating_point "
         "is_inference is_leaf is_neg is_pinned is_same_size is_set_to is_signed is_coalesced is_vulkan_available dim "
-        "numel element_size size stride storage_offset sym_numel sym_size sym_storage_offset sym_stride sym_is_contiguous "
-        "sym_constrain_range sym_constrain_range_for_size get_device output_nr result_type promote_types can_cast "
-        "dense_dim sparse_dim _dimI _dimV _nnz qscheme q_scale q_zero_point q_per_channel_axis q_per_channel_scales "
-        "q_per_channel_zero_points record_stream requires_grad_ retain_grad retains_grad set_data "
-        "_assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async _functional_assert_scalar "
-        "_functional_sym_constrain_range _functional_sym_constrain_range_for_size _has_same_storage_numel "
-        "_has_compatible_shallow_copy_type _is_zerotensor _version _backward backward cudnn_is_acceptable "
-        "_debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
+        "numel element_size size stride storage_offset sym_numel sym_size sym_storage_offset sym_stride "
+        "sym_is_contiguous sym_constrain_range sym_constrain_range_for_size get_device output_nr result_type "
+        "promote_types can_cast dense_dim sparse_dim _dimI _dimV _nnz qscheme q_scale q_zero_point q_per_channel_axis "
+        "q_per_channel_scales q_per_channel_zero_points record_stream requires_grad_ retain_grad retains_grad "
+        "set_data _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async "
+        "_functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size "
+        "_has_same_storage_numel _has_compatible_shallow_copy_type _is_zerotensor _version _backward backward "
+        "cudnn_is_acceptable _debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
         "_use_miopen_ctc_loss _use_cudnn_rnn_flatten_weight _coalesced",
     ),
 ]

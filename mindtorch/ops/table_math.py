@@ -9,7 +9,7 @@ ROWS: list[OpRow] = [
     # activations that torch.nn.functional wraps in Python
     *(
         op(name, "elementwise", elementwise, python=(name,))
-        for name in "celu elu hardtanh leaky_relu mish relu relu6 rrelu selu silu".split()
+        for name in ("celu", "elu", "hardtanh", "leaky_relu", "mish", "relu", "relu6", "rrelu", "selu", "silu")
     ),
     op("glu", "elementwise", elementwise, python=("glu",)),
     op("threshold", "elementwise", elementwise, python=("_threshold",)),
@@ -22,8 +22,8 @@ ROWS: list[OpRow] = [
         "bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip conj_physical "
         "copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1 fix float_power floor "
         "floor_divide fmax fmin fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish "
-        "heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le lerp less "
-        "less_equal lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and "
+        "heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le lerp "
+        "less less_equal lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and "
         "logical_not logical_or logical_xor logit lt masked_fill maximum minimum mul multiply mvlgamma nan_to_num ne "
         "neg negative nextafter not_equal polar polygamma pow prelu rad2deg reciprocal remainder round "
         "rrelu_with_noise rrelu_with_noise_functional rsqrt rsub sgn sigmoid sign signbit sin sinc sinh softplus "

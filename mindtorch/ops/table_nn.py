@@ -74,15 +74,20 @@ ROWS: list[OpRow] = [
     op("quantized_max_pool1d", "reduction", PoolWindow(1)),
     op("quantized_max_pool2d", "reduction", PoolWindow(2)),
     op("quantized_max_pool3d", "reduction", PoolWindow(3)),
-    op("adaptive_max_pool1d", "reduction", reduction, python=("adaptive_max_pool1d", "adaptive_max_pool1d_with_indices")),
-    op("adaptive_max_pool2d", "reduction", reduction, python=("adaptive_max_pool2d", "adaptive_max_pool2d_with_indices")),
-    op("adaptive_max_pool3d", "reduction", reduction, python=("adaptive_max_pool3d", "adaptive_max_pool3d_with_indices")),
+    *(
+        op(name, "reduction", rule, python=(name, f"{name}_with_indices"))
+        for name, rule in (
+            ("adaptive_max_pool1d", reduction),
+            ("adaptive_max_pool2d", reduction),
+            ("adaptive_max_pool3d", reduction),
+            ("fractional_max_pool2d", None),
+            ("fractional_max_pool3d", None),
+        )
+    ),
     op("adaptive_avg_pool1d", "reduction", reduction),
     op("adaptive_avg_pool2d", "reduction", reduction, python=("adaptive_avg_pool2d",)),
     op("adaptive_avg_pool3d", "reduction", reduction, python=("adaptive_avg_pool3d",)),
     *ops("reduction", reduction, "_adaptive_avg_pool2d _adaptive_avg_pool3d mkldnn_adaptive_avg_pool2d"),
-    op("fractional_max_pool2d", "reduction", None, python=("fractional_max_pool2d", "fractional_max_pool2d_with_indices")),
-    op("fractional_max_pool3d", "reduction", None, python=("fractional_max_pool3d", "fractional_max_pool3d_with_indices")),
     *ops(
         "reduction",
         PerInput(1),
