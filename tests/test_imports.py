@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors"},
-    {"ops", "devices", "stats"},
+    {"ops", "devices", "hardware", "stats"},
     {"tensor", "intercept"},
     {"graph"},
     {"execute", "semantics", "optimize"},
-    {"profile", "program", "configs", "inputs"},
+    {"profile", "program", "configs", "inputs", "outcome"},
     {"__init__"},
     {"cli"},
 ]

@@ -14,7 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CYTHON = sorted(str(path) for pattern in ("*.pyx", "*.pxd") for path in (ROOT / "_ext").glob(pattern))
 EXTENSIONS = sorted(path.stem for path in (ROOT / "_ext").glob("*.pyx"))
-LINES = 500  # one sitting is about 400; this is where a file must be split
+# One sitting is about 400 lines; this is where a file must be split. A Cython module gets more, because a split there
+# turns internal calls into calls between modules.
+LINES = {".py": 500, ".pyi": 500, ".pxd": 500, ".pyx": 800}
 
 # Stubs are compared with what the compiler made, so names that only a type checker or only Cython knows do not count.
 # Meant to stay empty.
@@ -49,7 +51,7 @@ def test_lint_ruff() -> None:
 
 
 def test_lint_cython() -> None:
-    check("cython_lint", *CYTHON)
+    check("cython_lint.cython_lint", *CYTHON)
 
 
 def test_lint_mypy(staged: Path, tmp_path: Path) -> None:
@@ -70,9 +72,9 @@ def test_lint_stubs_match_what_was_compiled(staged: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("folder", ["mindtorch", "_ext", "cli", "tests", "asv_bench", "examples"])
 def test_lint_files_can_be_read_in_one_sitting(folder: str) -> None:
-    paths = [path for suffix in ("py", "pyx", "pxd", "pyi") for path in (ROOT / folder).rglob(f"*.{suffix}")]
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
-    assert {name: length for name, length in lengths.items() if length > LINES} == {}
+    paths = [path for suffix in LINES for path in (ROOT / folder).rglob(f"*{suffix}")]
+    lengths = {path: len(path.read_text().splitlines()) for path in paths}
+    assert {str(path): length for path, length in lengths.items() if length > LINES[path.suffix]} == {}
 
 
 def test_lint_no_swallowed_exceptions() -> None:
