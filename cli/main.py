@@ -1,0 +1,102 @@
+"""The ``genie`` group: subcommands are imported when they are named, errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from mindtorch.errors import UsageError
+
+__all__ = ["cli", "entry"]
+
+_COMMANDS = ("profile", "graph", "devices")  # each is the module of that name in this package, with a `command`
+
+
+class Genie(click.Group):
+    """Lazy group with the exit codes of SPEC C8: 2 for a request that cannot be met, 130 for Ctrl-C."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"{__package__}.{cmd_name}").command
+        return command
+
+    def main(  # type: ignore[override]  # click overloads the return type by standalone_mode
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        code: Any
+        try:
+            code = super().main(args, prog_name, complete_var, False, **extra)
+            sys.stdout.flush()
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "genie"
+            _complain(error.format_message(), where, f" (see {where} --help)")
+            code = 2
+        except UsageError as error:
+            _complain(str(error), "genie")
+            code = 2
+        except click.ClickException as error:
+            _complain(error.format_message(), "genie")
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            _complain("interrupted", "genie")
+            code = 130
+        except BrokenPipeError:  # `genie ... | head`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, where: str, more: str = "") -> None:
+    line = " ".join(message.split())
+    click.echo(f"{where}: {line}{'' if line.endswith('.') or not more else '.'}{more}", err=True)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from mindtorch.hardware import package_version
+
+    click.echo(f"genie {package_version('mindtorch-genie') or '(not installed)'}, torch {package_version('torch')}")
+    ctx.exit()
+
+
+_EPILOG = """\b
+Examples:
+  genie profile train.py --lr 0.1     options after the script are the script's
+  genie profile model.py:build --input 1x3x224x224
+  genie graph model.py:build --input 1x128:int64 --dot graph.dot
+  genie devices npu                   exit code 3 when it cannot be used
+"""
+
+
+@click.group(cls=Genie, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the versions."
+)
+def cli() -> None:
+    """See what any PyTorch program does: ops, modules, phases, bytes and FLOPs. The program stays unmodified."""
+
+
+def entry() -> None:
+    """The console script."""
+    cli.main(prog_name="genie")
+
+
+if __name__ == "__main__":
+    entry()

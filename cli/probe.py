@@ -1,0 +1,162 @@
+"""What ``genie devices`` finds out, one function per type. torch is imported only where nothing else can tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+from typing import Any
+
+from mindtorch import hardware
+from mindtorch.devices import DEVICE_TYPES
+
+__all__ = ["DEVICE_TYPES", "describe", "versions"]
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions, from metadata."""
+    return {
+        "mindtorch": hardware.package_version("mindtorch-genie"),
+        "torch": hardware.package_version("torch"),
+        "python": platform.python_version(),
+    }
+
+
+def describe(kind: str, index: int | None = None) -> dict[str, Any]:
+    """``type``, ``index``, ``available``, ``reason`` and ``enable`` (None when available), ``details``."""
+    available, reason, enable, details = _PROBES[kind](index)
+    return {
+        "type": kind,
+        "index": index,
+        "available": available,
+        "reason": None if available else reason,
+        "enable": None if available else enable,
+        "details": details,
+    }
+
+
+_Answer = tuple[bool, str | None, str | None, dict[str, Any]]
+_INSTALL_TORCH = "pip install torch"
+
+
+def _cpu(_index: int | None) -> _Answer:
+    details = hardware.cpu()
+    if not hardware.has_module("torch"):
+        return False, "torch is not installed", _INSTALL_TORCH, details
+    return True, None, None, details
+
+
+def _meta(_index: int | None) -> _Answer:
+    details = {"note": "shapes, dtypes and strides without data: sizes a model that does not fit"}
+    if not hardware.has_module("torch"):
+        return False, "torch is not installed", _INSTALL_TORCH, details
+    return True, None, None, details
+
+
+def _remote(index: int | None) -> _Answer:
+    details = {"executor": "in-process", "runs_on": "cpu", "note": "operations are recorded and run when they are read"}
+    if not hardware.has_module("torch"):
+        return False, "torch is not installed", _INSTALL_TORCH, details
+    if importlib.util.find_spec("mindtorch._ext.tape") is None:
+        return False, "mindtorch's compiled modules are missing", "reinstall mindtorch-genie from a wheel", details
+    return True, None, None, details
+
+
+def _torch_cuda_build() -> str | None:
+    """The CUDA version this torch was built for, read from its ``version.py`` without importing it."""
+    spec = importlib.util.find_spec("torch")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        try:
+            with open(os.path.join(place, "version.py"), encoding="utf-8") as file:
+                match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", file.read(), re.MULTILINE)
+        except OSError:
+            continue
+        return match.group(1) if match else None
+    return None
+
+
+def _cuda(index: int | None) -> _Answer:
+    driver = hardware.cuda_driver()
+    torch_version, build = hardware.package_version("torch"), _torch_cuda_build()
+    details: dict[str, Any] = {
+        "driver": driver.get("driver"),
+        "driver_cuda": driver.get("version"),
+        "torch_cuda": build,
+        "devices": driver["devices"],
+    }
+    reasons, enable = [], []
+    if torch_version is None:
+        reasons.append("torch is not installed")
+    elif build is None:
+        reasons.append(f"torch {torch_version} is built without CUDA")
+        enable.append("install a CUDA build of torch: https://pytorch.org/get-started/locally")
+    if driver.get("reason"):
+        reasons.append(driver["reason"])
+        enable.insert(0, "needs an NVIDIA GPU and its driver (nvidia-smi shows both)")
+    elif index is not None and index >= len(driver["devices"]):
+        reasons.append(f"cuda:{index} does not exist: {len(driver['devices'])} device(s), counted from 0")
+        enable.append("see CUDA_VISIBLE_DEVICES")
+    if reasons:
+        return False, "; ".join(reasons), "; ".join(enable) or None, details
+    # Driver and build are there; whether they get along only torch can tell.
+    import torch
+
+    if not torch.cuda.is_available():
+        return False, f"torch cannot start CUDA {build} on this driver", "update the NVIDIA driver", details
+    for found in details["devices"]:
+        if found["index"] < torch.cuda.device_count():
+            found["free"], found["memory"] = torch.cuda.mem_get_info(found["index"])
+            found["capability"] = ".".join(map(str, torch.cuda.get_device_capability(found["index"])))
+    return True, None, None, details
+
+
+_ENABLE_NPU = (
+    "install the Ascend driver and CANN toolkit and source /usr/local/Ascend/ascend-toolkit/set_env.sh, "
+    "or set GENIE_ACL_LIBRARY to libascendcl.so"
+)
+
+
+def _npu(index: int | None) -> _Answer:
+    library = hardware.find_ascendcl()
+    details: dict[str, Any] = {
+        "library": library,
+        "searched": hardware.ascend_search_paths(),
+        "torch_npu": hardware.package_version("torch_npu"),
+    }
+    if details["torch_npu"] is not None:
+        return _torch_npu(index, details)
+    if library is None:
+        named = os.environ.get("GENIE_ACL_LIBRARY")
+        reason = f"GENIE_ACL_LIBRARY names {named}, which is not a file" if named else "libascendcl.so not found"
+        return False, reason, _ENABLE_NPU, details
+    return (
+        False,
+        f"{library} is here, but this version of mindtorch does not drive it yet",
+        "install torch_npu, which does",
+        details,
+    )
+
+
+def _torch_npu(index: int | None, details: dict[str, Any]) -> _Answer:
+    """With torch_npu installed, its own word counts."""
+    try:
+        import torch
+        import torch_npu  # type: ignore[import-not-found]  # noqa: F401
+
+        count = torch.npu.device_count() if torch.npu.is_available() else 0  # type: ignore[attr-defined]
+        details["devices"] = [
+            {"index": i, "name": torch.npu.get_device_name(i)}  # type: ignore[attr-defined]
+            for i in range(count)
+        ]
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return False, f"torch_npu {details['torch_npu']} does not start: {why}", _ENABLE_NPU, details
+    if count == 0:
+        return False, "torch_npu sees no device", "see npu-smi info and ASCEND_RT_VISIBLE_DEVICES", details
+    if index is not None and index >= count:
+        return False, f"npu:{index} does not exist: {count} device(s), counted from 0", None, details
+    return True, None, None, details
+
+
+_PROBES = {"cpu": _cpu, "cuda": _cuda, "meta": _meta, "npu": _npu, "remote_accelerator": _remote}

@@ -1,0 +1,186 @@
+"""``genie profile``: run a program unmodified and show where its time, memory and FLOPs went (SPEC C1, C2, C8)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .output import OUTPUT, OutputFile
+from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
+
+if TYPE_CHECKING:
+    from mindtorch.outcome import Outcome
+    from mindtorch.program import Program
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  genie profile train.py --lr 0.1      options after the script are the script's
+  genie profile --by line --top 30 train.py       genie's own come before it
+  genie profile model.py:build --input 1x3x224x224     a model built in a file
+  genie profile config.json            a transformers model with random weights
+  genie profile --json - train.py > profile.json  train.py prints to stderr then
+"""
+
+
+@click.command(
+    cls=TargetCommand, name="profile", epilog=_EPILOG, short_help="Where time, memory and FLOPs of a program went."
+)
+@click.option("--by", type=click.Choice(["module", "op", "line", "phase"]), help="Show one table in full.")
+@click.option("--top", type=click.IntRange(min=1), help="Rows of the op and line tables.")
+@click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree (default: as fits a page).")
+@click.option(
+    "--sort",
+    type=click.Choice(["self", "total", "flops", "calls", "bytes", "name"]),
+    help="Order of the tables (default: self time; the module tree in program order).",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Call a model this often (default 1).")
+@click.option("--warmup", type=click.IntRange(min=0), default=None, help="Unmeasured calls before (default 1).")
+@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
+@click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
+@click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
+@target_arguments
+def command(
+    target: str,
+    script_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    by: str | None,
+    top: int | None,
+    depth: int | None,
+    sort: str | None,
+    steps: int | None,
+    warmup: int | None,
+    json_file: OutputFile | None,
+    csv_file: OutputFile | None,
+    trace_file: OutputFile | None,
+) -> int:
+    """Run TARGET unmodified and show its time, memory and FLOPs by phase, module and op.
+
+    TARGET is a script, or a model: FILE.py:NAME, or the config.json of a transformers model. A model is called in eval
+    mode without gradients. With "-" as an output file the report is not shown and what the program prints goes to
+    stderr.
+    """
+    files = (json_file, csv_file, trace_file)
+    program = parse_target(target, script_args, inputs, *files)
+    if program.kind == "script" and (steps is not None or warmup is not None):
+        raise click.UsageError("--steps and --warmup repeat a model; a script decides itself how often it runs")
+    to_stdout = any(file is not None and file.is_stdout for file in files)
+
+    with claimed_stdout(to_stdout):
+        outcome, report, profiler = _measure(program, steps or 1, 1 if warmup is None else warmup)
+        outcome.show()
+    if report is None:  # it never came to running: the program's own error has been shown
+        return outcome.exit_code
+
+    from mindtorch.profile import export
+
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    if csv_file is not None:
+        csv_file.write(lambda path: export.write_csv(report, path))
+    if trace_file is not None:
+        trace_file.write(lambda path: export.write_trace(profiler, path))
+    if not to_stdout:
+        _show(report, program, inputs, by, top, depth, sort)
+    for file in files:
+        if file is not None and not file.is_stdout:
+            click.echo(f"genie: wrote {file.name}", err=True)
+    return _finish(program, outcome, report)
+
+
+def _measure(program: Program, steps: int, warmup: int) -> tuple[Outcome, dict[str, Any] | None, Any]:
+    """Run it under the profiler. The report is None when a model could not even be built or warmed up."""
+    import mindtorch
+
+    bootstrap = getattr(mindtorch, "_bootstrap", None)
+    if bootstrap is not None:
+        bootstrap()
+    from mindtorch.profile import Profiler
+
+    if program.kind == "script":
+        with Profiler() as profiler:
+            outcome = program.run()
+    else:
+        from .render import status
+
+        with status(f"building {program.target}"):
+            outcome = program.load()
+        if outcome.error is None and warmup:
+            with status(f"warming up {program.target}"):
+                outcome = program.run(warmup)
+        if outcome.error is not None:
+            _explain(program, outcome)
+            return outcome, None, None
+        with Profiler() as profiler, status(f"running {program.target}"):
+            outcome = program.run(steps)
+        if outcome.error is not None:
+            _explain(program, outcome)
+    report = profiler.report()
+    report["command"] = program.command
+    report["exit_code"] = outcome.exit_code
+    report["interrupted"] = outcome.interrupted
+    return outcome, report, profiler
+
+
+def _explain(program: Program, outcome: Outcome) -> None:
+    """After the model's own error, one line with what it was called with; a request that failed exits with 2."""
+    if outcome.interrupted or isinstance(outcome.error, SystemExit):
+        return
+    outcome.show()
+    if program.model is not None:
+        click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
+        outcome.exit_code = 2
+
+
+def _show(
+    report: dict[str, Any],
+    program: Program,
+    inputs: tuple[str, ...],
+    by: str | None,
+    top: int | None,
+    depth: int | None,
+    sort: str | None,
+) -> None:
+    import shlex
+
+    from .render import canvas
+    from .report import View, render_report, suggest
+
+    options = [word for value in inputs for word in ("--input", value)]
+    following = suggest(program.command, options)
+    text = render_report(report, canvas(), View(by, top, depth, sort), shlex.join(program.command), following)
+    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(text, nl=False, color=True)
+
+
+def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
+    """The last words on stderr, and the program's exit code."""
+    if outcome.interrupted:
+        click.echo("genie: interrupted; the report covers what ran until then", err=True)
+    elif outcome.exit_code and program.kind == "script":
+        click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
+        _hint_options(program)
+    elif not (report.get("totals") or {}).get("ops"):
+        names = program.candidates() if program.kind == "script" else []
+        hint = (
+            f"; to profile a model it defines: genie profile {program.path}:{names[0]} --input SHAPE" if names else ""
+        )
+        others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
+        click.echo(f"genie: {program.target} ran no torch op{hint}{others}", err=True)
+    return outcome.exit_code
+
+
+def _hint_options(program: Program) -> None:
+    """A script that refuses an option of genie's: the option was put behind the script."""
+    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    misplaced = [word for word in program.script_args if word.split("=")[0] in own]
+    if misplaced:
+        click.echo(
+            f"genie: {' '.join(misplaced)} was given to {program.target}; options for genie go before it", err=True
+        )

@@ -1,0 +1,161 @@
+"""Everything that is made to be looked at: the only user of rich. Functions return text; the commands print it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import ASCII, ROUNDED
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade", "status"]
+
+_PLAIN = str.maketrans("─│├└╭╮╰╯█░·×µ…●○▸–", "-||`++++#.,xu~*o>-")
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def clean(text: str) -> str:
+    """Without control characters: names and source lines are the user's, escape sequences in them stay out."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text.expandtabs(4))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A right-aligned column of numbers beside the name."""
+
+    title: str
+    width: int
+
+
+class Canvas:
+    """Collects a report ``width`` cells wide; no line is ever wider, and no name is cut."""
+
+    def __init__(self, width: int, color: bool, plain: bool = False) -> None:
+        self.width = width
+        self.plain = plain  # the terminal cannot show box characters
+        self._file = io.StringIO()
+        self._console = Console(
+            file=self._file,
+            width=width,
+            force_terminal=color,
+            no_color=not color,
+            color_system="standard" if color else None,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            legacy_windows=False,
+        )
+
+    def text(self) -> str:
+        text = self._file.getvalue()
+        return text.translate(_PLAIN) if self.plain else text
+
+    def add(self, *parts: RenderableType) -> None:
+        for part in parts:
+            self._console.print(part, soft_wrap=False)
+
+    def heading(self, title: str, note: str = "") -> None:
+        line = Text(title, style="bold cyan")
+        if note:
+            line.append(f"  {note}", style="dim")
+        self.add("", line)
+
+    def facts(self, title: str, subject: str, facts: Sequence[tuple[str, str]]) -> None:
+        """A box of label and value; values wrap."""
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, value in facts:
+            grid.add_row(label, Text(clean(value)))
+        room = self.width - cell_len(title) - 12
+        subject = clean(subject)
+        # A command that does not fit beside the title is a fact of its own, whole.
+        if cell_len(subject) > room:
+            grid.add_row("command", Text(subject))
+            subject = ""
+        head = Text.assemble((title, "bold"), ("  " + subject if subject else "", "default"))
+        self.add(Panel(grid, title=head, title_align="left", box=ASCII if self.plain else ROUNDED, width=self.width))
+
+    def sheet_head(self, name: str, columns: Sequence[Column]) -> None:
+        self._row(Text(name), [Text(c.title) for c in columns], columns, "dim")
+
+    def sheet_row(
+        self, name: Text, cells: Sequence[str], columns: Sequence[Column], style: str = "", indent: int = 2
+    ) -> None:
+        """A name and its numbers. A name that does not fit gets lines of its own above the numbers."""
+        self._row(name, [Text(cell) for cell in cells], columns, style, indent)
+
+    def _row(self, name: Text, cells: list[Text], columns: Sequence[Column], style: str, indent: int = 2) -> None:
+        room = self.width - sum(c.width + 1 for c in columns)
+        line = Text(no_wrap=True, end="")
+        if name.cell_len > room:
+            above = name.copy()
+            lines = above.wrap(self._console, self.width, overflow="fold", tab_size=4)
+            for part in lines:
+                part.rstrip()
+                self.add(part)
+            line.append(" " * room)
+        else:
+            line.append_text(name)
+            line.append(" " * (room - name.cell_len))
+        for cell, column in zip(cells, columns):
+            line.append(" " * (1 + column.width - cell.cell_len))
+            line.append_text(cell)
+        line.rstrip()
+        if style:
+            line.stylize_before(style)
+        line.end = "\n"
+        self.add(line)
+
+    def paragraph(self, text: str, style: str = "", bullet: str = "  ", hanging: int | None = None) -> None:
+        """Wrapped to the width; the first line starts with ``bullet``, the others are indented to match."""
+        indent = cell_len(bullet) if hanging is None else hanging
+        lines = Text(clean(text), style=style).wrap(self._console, max(20, self.width - indent), overflow="fold")
+        for number, line in enumerate(lines):
+            line.rstrip()
+            self.add(Text.assemble(bullet if number == 0 else " " * indent, line))
+
+    def bar(self, share: float, width: int) -> str:
+        """``share`` (0 to 1) as a bar; ASCII where block characters cannot be shown."""
+        filled = min(max(share, 0.0), 1.0) * width
+        whole = int(filled)
+        if self.plain:
+            return ("#" * round(filled)).ljust(width)
+        rest = _EIGHTHS[int((filled - whole) * 8)] if whole < width else ""
+        return ("█" * whole + rest.strip()).ljust(width)
+
+
+def grade(share: float) -> str:
+    """The style of a row that takes ``share`` (0 to 1) of the time."""
+    return "bold red" if share >= 0.4 else "yellow" if share >= 0.15 else "" if share >= 0.02 else "dim"
+
+
+def canvas(width: int | None = None) -> Canvas:
+    """For stdout as it is: colours only on a terminal without NO_COLOR, ASCII where the encoding has no boxes."""
+    out = sys.stdout
+    terminal = bool(getattr(out, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+    color = (terminal and not os.environ.get("NO_COLOR")) or bool(os.environ.get("FORCE_COLOR"))
+    if width is None:
+        width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if terminal else 80
+    encoding = (getattr(out, "encoding", None) or "utf-8").lower()
+    return Canvas(width, color, plain="utf" not in encoding)
+
+
+@contextlib.contextmanager
+def status(text: str) -> Iterator[None]:
+    """A moving line on stderr while something long runs; nothing when stderr is not a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    with console.status(text):
+        yield

@@ -1,0 +1,265 @@
+"""The profile report on a terminal (SPEC C2): header, phases, module tree, top ops, warnings, next commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import tree
+from .render import Canvas, Column, Text, clean, grade
+from .units import amount, bytes_text, count, percent, seconds
+
+__all__ = ["SORT_KEYS", "View", "render_report"]
+
+_TREE_ROWS = 45  # without --depth, the tree is opened as deep as fits this many lines
+
+# --sort: the names of the report's own fields, largest first, except for names.
+_SORT: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "self": lambda row: -(row.get("self_s") or 0),
+    "total": lambda row: -(row.get("total_s") or row.get("self_s") or 0),
+    "flops": lambda row: -(row.get("flops") or 0),
+    "calls": lambda row: -(row.get("calls") or 0),
+    "bytes": lambda row: -(row.get("bytes") or row.get("peak_bytes") or 0),
+    "name": lambda row: str(row.get("name") or row.get("path") or row.get("file") or ""),
+}
+SORT_KEYS = tuple(_SORT)
+
+
+@dataclass(frozen=True)
+class View:
+    """What to show: ``by`` one table in full or None for the overview; ``top`` rows; ``depth`` of the tree."""
+
+    by: str | None = None
+    top: int | None = None
+    depth: int | None = None
+    sort: str | None = None
+
+
+def render_report(
+    report: dict[str, Any], canvas: Canvas, view: View, target: str, next_commands: list[tuple[str, str]]
+) -> str:
+    """The report as text. ``next_commands`` are (command, what it shows)."""
+    _header(report, canvas, target)
+    wanted = {view.by} if view.by else {"phase", "module", "op"}
+    if "phase" in wanted:
+        _phases(report, canvas)
+    if "module" in wanted:
+        _modules(report, canvas, view)
+    if "op" in wanted:
+        _ops(report, canvas, view, default_top=10 if view.by is None else 40)
+    if "line" in wanted:
+        _lines(report, canvas, view)
+    _warnings(report, canvas)
+    if next_commands:
+        canvas.heading("Next")
+        for command, what in next_commands:
+            canvas.add(Text(f"  {command}"), Text(f"      {what}", style="dim"))
+    return canvas.text()
+
+
+def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
+    totals, tool = report.get("totals") or {}, report.get("tool") or {}
+    startup = report.get("startup") or {}
+    time_s, wall = totals.get("time_s") or 0.0, totals.get("wall_s")
+    model = report.get("model")
+    facts = []
+    if model:
+        text = f"{model.get('name') or 'model'}, {amount(model.get('params'), '0')} parameters"
+        size = bytes_text(model.get("param_bytes"))
+        facts.append(("model", f"{text} ({size})" if size else text))
+    versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
+    facts.append(("ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
+    text = f"{seconds(time_s)} in {count(totals.get('ops') or 0)} ops"
+    before = (startup.get("import_s") or 0.0) + (startup.get("init_s") or 0.0)
+    if wall is not None:
+        text += f" · whole run {seconds(wall)}"
+    if before:
+        text += (
+            f" · start-up kept apart: {seconds(startup.get('import_s') or 0.0)} imports, "
+            f"{seconds(startup.get('init_s') or 0.0)} construction"
+        )
+    facts.append(("time", text))
+    flops = totals.get("flops") or 0
+    text = f"{amount(flops, '0 ')}FLOP ({amount(totals.get('macs'), '0 ')}MAC)"
+    if flops and time_s:
+        text += f" · {amount(flops / time_s)}FLOP/s"
+    if totals.get("coverage") is not None:
+        text += f" · formulas for {100 * totals['coverage']:.1f} % of compute calls"
+    facts.append(("work", text))
+    if totals.get("peak_bytes"):
+        facts.append(("memory", f"peak {bytes_text(totals['peak_bytes'])}"))
+    overhead = totals.get("overhead_s")
+    if overhead is not None:
+        share = f" ({100 * overhead / (time_s + overhead):.1f} %)" if time_s else ""
+        facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and already subtracted"))
+    if report.get("interrupted"):
+        facts.append(("ended", "interrupted; what follows is what ran until then"))
+    elif report.get("exit_code"):
+        facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
+    canvas.facts("genie profile", target, facts)
+
+
+def _phases(report: dict[str, Any], canvas: Canvas) -> None:
+    phases = report.get("phases") or []
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    if not phases:
+        return
+    columns = [Column("ops", 9), Column("time", 8), Column("%", 5), Column("", 12), Column("FLOPs", 8),
+               Column("FLOP/s", 8), Column("peak", 8)]  # fmt: skip
+    canvas.heading("Phases")
+    canvas.sheet_head("phase", columns)
+    for row in phases:
+        time_s, flops = row.get("time_s") or 0.0, row.get("flops") or 0
+        cells = [
+            count(row.get("ops") or 0),
+            seconds(time_s),
+            percent(time_s, total),
+            canvas.bar(time_s / total if total else 0.0, 12),
+            amount(flops),
+            amount(flops / time_s) if time_s and flops else "",
+            bytes_text(row.get("peak_bytes")),
+        ]
+        canvas.sheet_row(Text(clean(row.get("name") or "")), cells, columns, grade(time_s / total if total else 0.0))
+
+
+def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    roots = tree.fold(tree.build(report.get("modules") or []), total)
+    if not roots:
+        return
+    if view.sort:
+        key = _SORT[view.sort]
+        tree.order(roots, lambda node: key(node.values))
+    depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
+    columns = [Column("time", 8), Column("total%", 6), Column("self%", 5), Column("FLOPs", 7), Column("peak", 8),
+               Column("params", 7)]  # fmt: skip
+    canvas.heading("Modules")
+    canvas.sheet_head("module", columns)
+    hidden = 0
+    for trail, node, below in tree.rows(roots, depth):
+        hidden += below
+        values = node.values
+        name = Text("".join(("   " if last else "│  ") for last in trail[:-1]) if trail else "", style="dim")
+        if trail:
+            name.append("└─ " if trail[-1] else "├─ ", style="dim")
+        name.append(clean(node.label) or "(outside any module)")
+        if node.repeated > 1:
+            name.append(f" ×{node.repeated}")
+        room = canvas.width - sum(c.width + 1 for c in columns) - name.cell_len - 1
+        # The class is a help, the name is not: what gives way when the line is full is the class.
+        extra = clean(node.cls) if clean(node.cls) != clean(node.label) else ""
+        if below:
+            name.append(f" ▸{below}", style="dim")
+            room -= len(str(below)) + 2
+        if extra and room >= len(extra):
+            name.append(" " + extra, style="dim")
+        time_s = values.get("total_s") or 0.0
+        cells = [
+            seconds(time_s),
+            percent(time_s, total),
+            percent(values.get("self_s"), total),
+            amount(values.get("flops")),
+            bytes_text(values.get("peak_bytes")),
+            amount(values.get("params")),
+        ]
+        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+    if hidden:
+        canvas.paragraph(f"▸ {hidden} modules lie deeper: --depth {depth + 1} opens the next level.", "dim")
+
+
+def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -> None:
+    rows = sorted(report.get("ops") or [], key=_SORT[view.sort or "self"])
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    if not rows:
+        return
+    top = default_top if view.top is None else view.top
+    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7), Column("FLOP/s", 8),
+               Column("bytes", 8)]  # fmt: skip
+    canvas.heading("Ops", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
+    canvas.sheet_head("op (aten)", columns)
+    for row in rows[:top]:
+        _op_row(canvas, row, clean(row.get("name") or "").removeprefix("aten::"), total, columns)
+    rest = rows[top:]
+    if rest:
+        summed = {key: sum(r.get(key) or 0 for r in rest) for key in ("calls", "self_s", "flops", "bytes")}
+        _op_row(canvas, summed, f"{len(rest)} more", total, columns)
+
+
+def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, columns: list[Column]) -> None:
+    time_s, flops = row.get("self_s") or 0.0, row.get("flops") or 0
+    label = "(Python, between ops)" if name == "(python)" else name
+    cells = [
+        count(row.get("calls")) if row.get("calls") else "",
+        seconds(time_s),
+        percent(time_s, total),
+        amount(flops),
+        amount(flops / time_s) if time_s > 0 and flops else "",
+        bytes_text(row.get("bytes")),
+    ]
+    canvas.sheet_row(Text(label), cells, columns, grade(time_s / total if total else 0.0))
+
+
+def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
+    rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7)]
+    canvas.heading("Lines", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
+    canvas.sheet_head("line", columns)
+    top = 25 if view.top is None else view.top
+    for row in rows[:top]:
+        time_s = row.get("self_s") or 0.0
+        where = f"{_near(row.get('file') or '')}:{row.get('line')}"
+        function = clean(row.get("function") or "")
+        name = Text(clean(where))
+        if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
+            name.append(f" {function}", style="dim")
+        cells = [count(row.get("calls") or 0), seconds(time_s), percent(time_s, total), amount(row.get("flops"))]
+        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+        source = clean((row.get("source") or "").strip())
+        if source:
+            text = Text(f"    {source}", style="dim", no_wrap=True)
+            text.truncate(canvas.width, overflow="ellipsis")
+            canvas.add(text)
+    if len(rows) > top:
+        canvas.paragraph(f"{len(rows) - top} more lines: --top {len(rows)}", "dim")
+
+
+def _near(path: str) -> str:
+    """Relative to the current directory where that is shorter."""
+    if not os.path.isabs(path):
+        return path
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+    return relative if len(relative) < len(path) else path
+
+
+def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
+    uncounted = report.get("uncounted") or []
+    assumed, warnings = report.get("assumed") or [], report.get("warnings") or []
+    canvas.heading("Warnings" if uncounted or assumed or warnings else "Warnings: none")
+    if uncounted:
+        calls = sum(row.get("calls") or 0 for row in uncounted)
+        spent = seconds(sum(row.get("self_s") or 0.0 for row in uncounted))
+        rows = sorted(uncounted, key=lambda row: -(row.get("self_s") or 0.0))
+        names = ", ".join(f"{(r.get('name') or '').removeprefix('aten::')} ×{r.get('calls')}" for r in rows)
+        canvas.paragraph(f"no FLOP formula for {calls:,} calls ({spent}): {names}", "yellow", "  · ")
+    if assumed:
+        canvas.paragraph(f"{len(assumed)} decisions assumed: {', '.join(map(str, assumed))}", "yellow", "  · ")
+    for warning in warnings:
+        canvas.paragraph(warning, "yellow", "  · ")
+
+
+def suggest(command: list[str], options: list[str]) -> list[tuple[str, str]]:
+    """What to run next; ``command`` is the target with its arguments, ``options`` genie's own (``--input ...``)."""
+    rest = shlex.join(command)
+    own = (shlex.join(options) + " ") if options else ""
+    return [
+        (f"genie profile --by line {own}{rest}", "the same by source line; also --by op, module, phase"),
+        (f"genie profile --trace trace.json {own}{rest}", "a timeline to open in ui.perfetto.dev"),
+        (f"genie profile --json profile.json {own}{rest}", "every number, for scripts"),
+    ]

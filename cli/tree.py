@@ -1,0 +1,148 @@
+"""The module tree of a report, made small enough to read: repeated layers folded, deep levels hidden, nothing dropped
+from the sums."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+__all__ = ["Node", "build", "fold", "rows", "shown_depth"]
+
+_SUMMED = ("self_s", "total_s", "self_flops", "flops", "macs", "self_params", "params", "calls", "ops")
+_INDEXED = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
+
+
+@dataclass
+class Node:
+    label: str
+    cls: str
+    values: dict[str, Any]
+    children: list[Node] = field(default_factory=list)
+    repeated: int = 1
+
+    def size(self) -> int:
+        """Number of nodes below this one."""
+        return sum(1 + child.size() for child in self.children)
+
+
+def build(modules: list[dict[str, Any]]) -> list[Node]:
+    """The roots of the pre-order list ``modules``; labels are relative to the parent's path."""
+    roots: list[Node] = []
+    trail: list[tuple[int, str, Node]] = []
+    for row in modules:
+        depth, path = int(row.get("depth") or 0), row.get("path") or ""
+        while trail and trail[-1][0] >= depth:
+            trail.pop()
+        label = path
+        if trail and path.startswith(trail[-1][1] + "."):
+            label = path[len(trail[-1][1]) + 1 :]
+        node = Node(label, row.get("class") or "", row)
+        (trail[-1][2].children if trail else roots).append(node)
+        trail.append((depth, path, node))
+    return roots
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    """What makes two layers the same layer: everything but the time, the memory and the index."""
+    values = node.values
+    return (
+        node.cls,
+        values.get("calls"),
+        values.get("flops"),
+        values.get("self_params"),
+        values.get("params"),
+        tuple((child.label, child.repeated, _shape(child)) for child in node.children),
+    )
+
+
+def fold(nodes: list[Node], whole: float) -> list[Node]:
+    """Join runs of three or more identical, consecutively numbered siblings into one node with the sums.
+
+    A layer that stands out (over 5 % of ``whole`` seconds and twice the median of its run) stays on its own line.
+    """
+    for node in nodes:
+        node.children = fold(node.children, whole)
+    result: list[Node] = []
+    start = 0
+    while start < len(nodes):
+        end = start + 1
+        while end < len(nodes) and _continues(nodes[end - 1], nodes[end]):
+            end += 1
+        result += _fold_run(nodes[start:end], whole)
+        start = end
+    return result
+
+
+def _continues(before: Node, after: Node) -> bool:
+    one, two = _INDEXED.match(before.label), _INDEXED.match(after.label)
+    if one is None or two is None or one.group(1) != two.group(1):
+        return False
+    return int(two.group(2)) == int(one.group(2)) + 1 and _shape(before) == _shape(after)
+
+
+def _fold_run(run: list[Node], whole: float) -> list[Node]:
+    if len(run) < 3:
+        return run
+    times = [node.values.get("total_s") or 0.0 for node in run]
+    usual = median(times)
+    odd = [time > 2 * usual and time > 0.05 * whole for time in times]
+    result: list[Node] = []
+    pending: list[Node] = []
+    for node, stands_out in zip(run, odd):
+        if stands_out:
+            result += [_join(pending)] if len(pending) > 2 else pending
+            result.append(node)
+            pending = []
+        else:
+            pending.append(node)
+    return result + ([_join(pending)] if len(pending) > 2 else pending)
+
+
+def _join(run: list[Node]) -> Node:
+    values = dict(run[0].values)
+    for key in _SUMMED:
+        values[key] = sum(node.values.get(key) or 0 for node in run)
+    values["peak_bytes"] = max((node.values.get("peak_bytes") or 0 for node in run), default=0)
+    children = [_join_same([node.children[i] for node in run]) for i in range(len(run[0].children))]
+    last = _INDEXED.match(run[-1].label)
+    return Node(f"{run[0].label}-{last.group(2) if last else ''}", run[0].cls, values, children, len(run))
+
+
+def _join_same(run: list[Node]) -> Node:
+    joined = _join(run)
+    joined.label, joined.repeated = run[0].label, run[0].repeated
+    return joined
+
+
+def order(nodes: list[Node], key: Callable[[Node], Any]) -> None:
+    """Sort siblings in place, at every level."""
+    nodes.sort(key=key)
+    for node in nodes:
+        order(node.children, key)
+
+
+def _count(nodes: list[Node], depth: int) -> int:
+    return sum(1 + (_count(node.children, depth - 1) if depth > 0 else 0) for node in nodes)
+
+
+def shown_depth(nodes: list[Node], limit: int) -> int:
+    """The deepest level to show so that at most ``limit`` rows result; always at least the roots' children."""
+    depth = 1
+    while depth < 64 and _count(nodes, depth + 1) <= limit and _count(nodes, depth + 1) > _count(nodes, depth):
+        depth += 1
+    return depth
+
+
+def rows(nodes: list[Node], depth: int) -> Iterator[tuple[list[bool], Node, int]]:
+    """(for each level, whether it is the last sibling; node; nodes hidden below it), top to bottom, no recursion."""
+    stack: list[tuple[list[bool], Node]] = [([], node) for node in reversed(nodes)]
+    while stack:
+        trail, node = stack.pop()
+        show = len(trail) < depth
+        yield trail, node, 0 if show else node.size()
+        if show:
+            last = len(node.children) - 1
+            stack += [([*trail, i == last], child) for i, child in reversed(list(enumerate(node.children)))]

@@ -1,0 +1,72 @@
+"""Numbers as people read them: ``12.3 ms``, ``474.9 MiB``, ``80.1 G``. Every result fits in eight columns."""
+
+from __future__ import annotations
+
+__all__ = ["amount", "bytes_text", "count", "percent", "seconds"]
+
+
+def _three(value: float) -> str:
+    """Three or four significant digits, never an exponent, for 0 <= value < 10000."""
+    if value >= 999.5:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value < 0:
+        return "-" + seconds(-value)
+    if value == 0:
+        return "0 s"
+    if value < 999.5e-9:
+        return f"{value * 1e9:.0f} ns"
+    if value < 999.5e-6:
+        return f"{_three(value * 1e6)} µs"
+    if value < 0.9995:
+        return f"{_three(value * 1e3)} ms"
+    if value < 999.5:
+        return f"{_three(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
+
+
+def amount(value: float | None, zero: str = "") -> str:
+    """With a decimal prefix: 80.1 G. ``zero`` stands for nothing."""
+    if not value:
+        return zero
+    for limit, factor, prefix in (
+        (999.5, 1, ""), (999.5e3, 1e3, " k"), (999.5e6, 1e6, " M"), (999.5e9, 1e9, " G"), (999.5e12, 1e12, " T"),
+        (999.5e15, 1e15, " P"),
+    ):  # fmt: skip
+        if abs(value) < limit:
+            return f"{value:.0f}" if factor == 1 else _three(value / factor) + prefix
+    return _three(value / 1e18) + " E"
+
+
+def bytes_text(value: float | None, zero: str = "") -> str:
+    if not value:
+        return zero
+    for power, prefix in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB")):
+        scaled = value / 1024**power
+        if abs(scaled) < 999.5 or prefix == "PiB":
+            return f"{scaled:.0f} B" if power == 0 else f"{_three(scaled)} {prefix}"
+    raise AssertionError
+
+
+def count(value: int | None) -> str:
+    """Exact with thousands separators up to a million, then with a prefix."""
+    if value is None:
+        return ""
+    return f"{value:,}" if value < 1_000_000 else amount(value)
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """``42.1``, ``<0.1`` for what is there but small, empty for nothing."""
+    if not part or not whole:
+        return ""
+    share = 100 * part / whole
+    if share < 0.05:
+        return "<0.1" if share > 0 else ""
+    return f"{share:.1f}" if share < 99.95 else f"{share:.0f}"
