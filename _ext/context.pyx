@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove
 
 import sys
+from types import FunctionType
 
 from mindtorch._ext.location import get_location, location    # noqa: F401 (part of this module's Python face)
 
@@ -108,6 +109,18 @@ cdef extern from *:
         else if (r == Py_None) { Py_DECREF(r); r = NULL; }
         return r;
     }
+    /* In 3.12+ there is an official function; before, the field is public and the same is done by hand. */
+    static inline void mt_set_vectorcall(PyObject *f, void *call) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        PyFunction_SetVectorcall((PyFunctionObject *)f, (vectorcallfunc)call);
+    #else
+        ((PyFunctionObject *)f)->vectorcall = (vectorcallfunc)call;
+    #endif
+    }
+    static inline PyObject **mt_items(PyObject *tuple) { return &PyTuple_GET_ITEM(tuple, 0); }
+    static inline PyObject *mt_vectorcall(PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) {
+        return PyObject_Vectorcall(f, (PyObject *const *)args, nargsf, kwnames);
+    }
     /* Hands a new reference, or NULL with an error set, to Cython as an object. */
     static inline PyObject *mt_result(PyObject *p) { return p; }
     """
@@ -139,9 +152,13 @@ cdef extern from *:
     uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
     PyObject *mt_call_optional(PyObject *f) noexcept
     object mt_result(PyObject *p)
-    PyObject *PyObject_Call(PyObject *f, PyObject *args, PyObject *kwargs) noexcept
+    void mt_set_vectorcall(PyObject *f, void *call) noexcept
+    PyObject **mt_items(PyObject *tuple) noexcept
+    PyObject *PyObject_Vectorcall "mt_vectorcall" (
+        PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept
+    PyObject *PyErr_NoMemory() noexcept
+    void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
     PyObject *PyWeakref_NewRef(PyObject *ob, PyObject *callback) noexcept
-    PyObject *PyTuple_GET_ITEM(PyObject *t, Py_ssize_t i) noexcept
     void PyErr_Clear() noexcept
     void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **trace) noexcept
     void PyErr_Restore(PyObject *kind, PyObject *value, PyObject *trace) noexcept
@@ -154,6 +171,7 @@ if mt_setup() != 0:
 
 PHASES = ("other", "forward", "backward", "optimizer")
 
+cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
 cdef enum:
     LOG_CAP = 1 << 18                          # boundaries remembered per thread: about 800 steps of GPT-2
@@ -267,6 +285,7 @@ cdef struct Known:                             # open addressing; empty when chi
 
 cdef enum:
     OUTER_BACKWARD = 0xFFFFFFFF
+    NO_PATH = 0xFFFFFFFE
 
 cdef Known *known = <Known *> calloc(256, sizeof(Known))
 cdef uint32_t known_mask = 255
@@ -356,7 +375,7 @@ cdef tuple intern_steps(object root, uint32_t base, str qualified, object cls):
     return intern_path(base, last, cls), owner
 
 
-cdef uint32_t outer_path(object module, bint recompute) except? 0xFFFFFFFE:
+cdef uint32_t outer_path(object module, bint recompute) except? NO_PATH:
     """Path of an outermost call. In backward (checkpointing runs forward code again) the module's earlier path."""
     cdef uint32_t i
     if recompute:
@@ -367,7 +386,7 @@ cdef uint32_t outer_path(object module, bint recompute) except? 0xFFFFFFFE:
     return intern_path(0, type(module).__name__, type(module).__name__)
 
 
-cdef uint32_t learn(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) except? 0xFFFFFFFE:
+cdef uint32_t learn(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) except? NO_PATH:
     global n_known
     cdef object owner = None
     cdef uint32_t path, slot
@@ -581,17 +600,33 @@ cdef bint push(mt_tls *t, PyObject *module, uint32_t id) noexcept:
     return True
 
 
-def tracked_call(*args, **kwargs):
-    """Replacement of ``torch.nn.Module.__call__``: the original, with the module's path kept while it runs."""
-    if not args:
-        raise TypeError("Module.__call__() missing 1 required positional argument: 'self'")
+cdef uint32_t learn_safely(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) noexcept:
+    """learn(); NO_PATH with the error set when it raised (a module's own named_modules may)."""
+    try:
+        return learn(child, parent, context, t)
+    except BaseException as error:
+        raised, kind = error, type(error)
+    PyErr_SetObject(<PyObject *> kind, <PyObject *> raised)
+    return NO_PATH
+
+
+cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept:
+    """Vectorcall of the replacement of ``Module.__call__``: the original, with the path kept while it runs.
+
+    A new reference, or NULL with the error set; raw pointers, so that no frame of ours enters a traceback.
+    """
     cdef mt_tls *t = mt_get()
-    cdef PyObject *module = PyTuple_GET_ITEM(<PyObject *> args, 0)
+    cdef PyObject *module = args[0] if nargsf & ARGUMENT_COUNT else NULL
     cdef PyObject *parent = NULL
+    cdef PyObject *result
+    cdef PyObject *kind
+    cdef PyObject *value
+    cdef PyObject *trace
     cdef uint32_t depth = t.depth, previous = t.module, context = previous, id, slot
     cdef uint8_t previous_phase = t.phase, phase = previous_phase
-    cdef bint outermost = depth == t.base
-    if not outermost:
+    if module == NULL:                         # let the original complain
+        return PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
+    if depth != t.base:
         parent = t.stack[depth - 1]
         context = t.ids[depth - 1]
     elif _backwards and current_phase() == PHASE_BACKWARD:
@@ -604,20 +639,25 @@ def tracked_call(*args, **kwargs):
     if known[slot].child != NULL and known_valid(&known[slot]):
         id = known[slot].path
     else:
-        id = learn(module, parent, context, t)
+        id = learn_safely(module, parent, context, t)
+        if id == NO_PATH:
+            return NULL
     if _hook != NULL:
         _hook(_hook_data, MODULE_ENTER, id, phase)
     if not push(t, module, id):
-        raise MemoryError
+        return PyErr_NoMemory()
     t.module = id
     t.phase = phase
     log_boundary(t, id)
-    cdef PyObject *result = PyObject_Call(<PyObject *> _original_call, <PyObject *> args,
-                                          <PyObject *> kwargs if kwargs else NULL)
-    if result == NULL:
-        return leave_with_error(t, depth, previous, previous_phase, id)
+    result = PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
+    if result != NULL:
+        leave(t, depth, previous, previous_phase, id)
+        return result
+    PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
     leave(t, depth, previous, previous_phase, id)
-    return mt_result(result)
+    t.between = 0
+    PyErr_Restore(kind, value, trace)
+    return NULL
 
 
 cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:
@@ -633,16 +673,6 @@ cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uin
     log_boundary(t, previous)
     if depth == t.base and phase == PHASE_OTHER and _grad_enabled is not None:
         t.between = mt_call_number(<PyObject *> _grad_enabled, 0) != 0    # a loss may follow: see phases.py
-
-
-cdef object leave_with_error(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id):
-    cdef PyObject *kind
-    cdef PyObject *value
-    cdef PyObject *trace
-    PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
-    leave(t, depth, previous, phase, id)
-    PyErr_Restore(kind, value, trace)
-    return mt_result(NULL)
 
 
 def tracked_backward(*args, **kwargs):
@@ -699,10 +729,26 @@ def optimizer_end(optimizer):
 
 # ---------------------------------------------------------------- from Python
 
-def set_module_call(original):
-    """The function that `tracked_call` calls."""
+def track_calls(function, original):
+    """Make calls of the Python function `function` keep the module path and then call `original`.
+
+    Only the function's vectorcall changes. It stays an ordinary Python function to whoever inspects or traces it
+    (Dynamo refuses to trace compiled functions), and its own body must call `tracked_call` with its arguments: the
+    interpreter may run the body instead, as it does for ``super().__call__(x)`` in 3.11.
+    """
     global _original_call
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"[track_calls] expected a Python function, got {type(function).__name__}")
     _original_call = original
+    mt_set_vectorcall(<PyObject *> function, <void *> module_call)
+
+
+def tracked_call(*args, **kwargs):
+    """The original call, with the module path kept while it runs."""
+    cdef tuple names = tuple(kwargs)
+    cdef tuple values = args + tuple(kwargs.values())
+    return mt_result(module_call(NULL, mt_items(<PyObject *> values), len(args),
+                                 <PyObject *> names if names else NULL))
 
 
 def set_run_backward(original):

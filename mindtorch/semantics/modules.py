@@ -1,6 +1,6 @@
 """The module path of every op, without hooks on any module.
 
-``torch.nn.Module.__call__`` is replaced by `mindtorch._ext.context.tracked_call`. A path is the class name of the
+``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the class name of the
 outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module that calls it; if it
 is held further out (a shared embedding), by that holder; if no running module holds it, by its class in parentheses.
 Two outermost modules of one class share a path. A generator returned by ``forward`` runs under its consumer's path.
@@ -10,6 +10,7 @@ owns the parameter. Known limits: nodes made by a thread that itself runs no bac
 thread that does; nodes made in backward (``create_graph=True``) outside any module read as "no module".
 """
 
+import functools
 import logging
 import sys
 import weakref
@@ -23,6 +24,7 @@ from mindtorch._ext import context
 log = logging.getLogger(__name__)
 
 _original: Callable[..., Any] | None = None
+_replacement: Callable[..., Any] | None = None
 _roots: list[tuple["weakref.ref[torch.nn.Module]", int]] = []
 _owners: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
 _misses = 0
@@ -30,20 +32,28 @@ _listeners: list[Callable[[torch.nn.Module, int], None]] = []
 
 
 def patch() -> None:
-    global _original
-    _original = torch.nn.Module.__call__
-    context.set_module_call(_original)
-    torch.nn.Module.__call__ = context.tracked_call  # type: ignore[method-assign]
-    _tell_dynamo(_original, context.tracked_call)
+    """Put a tracking function in the place of ``torch.nn.Module.__call__``."""
+    global _original, _replacement
+    original = torch.nn.Module.__call__
+
+    @functools.wraps(original)
+    def __call__(*args: Any, **kwargs: Any) -> Any:
+        return context.tracked_call(*args, **kwargs)
+
+    __call__._torchdynamo_inline = original  # type: ignore[attr-defined]  # what torch.compile traces instead
+    context.track_calls(__call__, original)
+    _original, _replacement = original, __call__
+    torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    _tell_dynamo(original, __call__)
 
 
 def unpatch() -> None:
-    global _original
-    if torch.nn.Module.__call__ is context.tracked_call:
+    """Put torch's own function back, unless other code has wrapped ours in the meantime."""
+    if torch.nn.Module.__call__ is _replacement:
         torch.nn.Module.__call__ = _original  # type: ignore[method-assign,assignment]
-    else:  # someone wrapped it after us: ours stays inside theirs and keeps calling the original
+    else:
         log.warning("torch.nn.Module.__call__ was replaced by other code; module tracking stays underneath it")
-    _tell_dynamo(context.tracked_call, _original)
+    _tell_dynamo(_replacement, _original)
     _roots.clear()
     _owners.clear()
 

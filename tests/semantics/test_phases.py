@@ -1,0 +1,117 @@
+"""L12: the execution phase of every op."""
+
+import pytest
+import torch
+
+from mindtorch._ext import context
+
+
+def phase():
+    return context.phase_name(context.get_phase())
+
+
+def test_L12_training_step_phases(tracked, Seen):
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with Seen() as seen:
+        x = torch.ones(1, 2)
+        loss = net(x).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    by_op: dict[str, set] = {}
+    for name, _, when in seen.ops:
+        by_op.setdefault(name, set()).add(when)
+    assert by_op["ones"] == {"other"} and by_op["addmm"] == {"forward"} and "forward" in by_op["sum"]
+    assert "backward" in by_op["mul"] and by_op["addcdiv_"] == {"optimizer"}
+    assert by_op["linalg_vector_norm"] == {"other"} and by_op["zero_"] == {"other"}
+
+
+def test_L12_no_grad_leaves_no_forward_behind(tracked):
+    with torch.no_grad():
+        torch.nn.Identity()(torch.ones(1))
+        assert phase() == "other"
+    torch.nn.Identity()(torch.ones(1))
+    assert phase() == "forward"      # in grad mode a loss may follow
+    torch.ones(1, requires_grad=True).sum().backward()
+    assert phase() == "other"
+
+
+def test_L12_closure_and_user_optimizers(tracked):
+    net, said = torch.nn.Linear(2, 1), []
+
+    class Mine(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure):
+            said.append(phase())
+            loss = closure()
+            said.append(phase())
+            return loss
+
+    net.register_forward_hook(lambda *_: said.append(phase()))
+
+    def closure():
+        loss = net(torch.ones(1, 2)).sum()
+        loss.register_hook(lambda g: said.append(phase()))
+        loss.backward()
+        return loss
+
+    optimizer = Mine(net.parameters())
+    optimizer.step(closure)
+    assert said == ["optimizer", "forward", "backward", "optimizer"]
+    assert phase() == "other"
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.step(closure)
+    assert phase() == "other"
+
+
+def test_L12_autograd_grad_and_hooks_in_nested_backward(tracked):
+    x = torch.ones(2, requires_grad=True)
+    said = []
+
+    def hook(grad):
+        said.append(phase())
+        with torch.enable_grad():
+            torch.autograd.grad((x * 3).sum(), x)
+        said.append(phase())
+
+    y = (x * x).sum()
+    y.register_hook(hook)
+    torch.autograd.grad(y, x)
+    assert said == ["backward", "backward"] and phase() == "other"
+    with pytest.raises(RuntimeError):
+        y.backward()
+    assert phase() == "other"
+
+
+def test_L12_torch_compile_fx_jit_and_export_work(tracked):
+    class Hooked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+            self.inner[0].register_forward_hook(lambda module, args, out: out + 1)
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    net, x = Hooked(), torch.ones(1, 2)
+    want = net(x)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), want)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x):
+        return net(x) - 1
+
+    assert torch.equal(function(x), want - 1)
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    assert torch.equal(torch.fx.symbolic_trace(plain)(x), plain(x))
+    assert torch.equal(torch.jit.trace(plain, x)(x), plain(x))
+    assert torch.equal(torch.jit.script(plain)(x), plain(x))
+    assert torch.equal(torch.export.export(plain, (x,)).module()(x), plain(x))
+    assert torch.equal(torch.func.functional_call(plain, dict(plain.named_parameters()), (x,)), plain(x))
+    assert context.get_module() == 0
