@@ -69,7 +69,8 @@ def test_C3_minilm_profile_shows_layers_attention_and_parameters(
     example: ModuleType, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     out = tmp_path / "profile.json"
-    command = [sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", str(out), str(EXAMPLE)]
+    genie = "import sys; from mindtorch.cli.main import entry; sys.exit(entry())"
+    command = [sys.executable, "-c", genie, "profile", "--json", str(out), str(EXAMPLE)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
