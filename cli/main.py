@@ -64,7 +64,7 @@ class Genie(click.Group):
 
 def _complain(message: str, where: str, more: str = "") -> None:
     line = " ".join(message.split())
-    click.echo(f"{where}: {line}{'' if line.endswith('.') or not more else '.'}{more}", err=True)
+    click.echo(f"{where}: {line.removesuffix('.')}{more}", err=True)
 
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:

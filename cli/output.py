@@ -23,7 +23,7 @@ class OutputFile:
         self.path = os.path.realpath(name)
 
     def same_as(self, other: OutputFile) -> bool:
-        return self.path == other.path
+        return self.path == other.path and not self._is_special()
 
     def check(self, program_path: str) -> None:
         """Raise ``click.UsageError`` in one line when the file could not be written after the run."""

@@ -23,13 +23,13 @@ class TargetCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
-        _, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if rest and split_target(rest[0])[0] != "script":
-            before = args[: len(args) - len(rest)]
-            if before and before[-1] == "--":
-                before = before[:-1]
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        target, after = values.get("target"), values.get("script_args")
+        if isinstance(target, str) and split_target(target)[0] != "script":
             ctx.allow_interspersed_args = True
-            args = [*before, *rest[1:], "--", rest[0]] if "--" not in rest else args
+            place = len(args) - len(after if isinstance(after, (list, tuple)) else ()) - 1
+            if place and args[place - 1] == "--":
+                args = [*args[: place - 1], *args[place:]]
         return super().parse_args(ctx, args)
 
 

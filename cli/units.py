@@ -29,6 +29,8 @@ def seconds(value: float | None) -> str:
         return f"{_three(value)} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24}d {hours % 24:02d}h"
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 

@@ -1,0 +1,151 @@
+"""SPEC C7: ``genie devices``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mindtorch import hardware
+from mindtorch.cli import probe
+from mindtorch.cli.main import cli
+
+TYPES = ["cpu", "cuda", "meta", "npu", "remote_accelerator"]
+
+
+def genie(*args: str):
+    return CliRunner().invoke(cli, ["devices", *args], prog_name="genie")
+
+
+@pytest.fixture(autouse=True)
+def _no_npu(monkeypatch):
+    for name in ("GENIE_ACL_LIBRARY", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_C7_every_type_with_a_reason_where_it_cannot_be_used():
+    result = genie("--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert [row["type"] for row in answer["devices"]] == TYPES
+    for row in answer["devices"]:
+        assert row["available"] is (row["reason"] is None)
+    by_type = {row["type"]: row for row in answer["devices"]}
+    assert by_type["cpu"]["available"] and by_type["meta"]["available"] and by_type["remote_accelerator"]["available"]
+    assert answer["versions"]["torch"] and answer["versions"]["python"]
+
+
+def test_C7_text_says_the_same_within_80_columns():
+    result = genie()
+    assert result.exit_code == 0
+    for kind in TYPES:
+        assert kind in result.stdout
+    assert "not available" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.skipif(hardware.find_ascendcl() is not None, reason="this machine has the Ascend library")
+def test_C7_devices_npu_exit_code_3_with_the_places_searched():
+    result = genie("npu")
+    assert result.exit_code == 3
+    assert "libascendcl.so not found" in result.stdout
+    assert "/usr/local/Ascend/ascend-toolkit/latest/lib64" in result.stdout.replace("\n", "")
+    answer = json.loads(genie("npu:1", "--json").stdout)["devices"][0]
+    assert (answer["type"], answer["index"], answer["available"]) == ("npu", 1, False)
+    assert answer["enable"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:0", "meta", "meta:1", "remote_accelerator", "remote_accelerator:3"])
+def test_C7_devices_exit_code_0(name):
+    assert genie(name).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["foo", "npu:", "npu:-1", "npu:01", "", "npu:1:2", "cuda:999"])
+def test_C7_unknown_device_is_one_line_and_exit_code_2(name):
+    result = genie(name)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and "npu" in result.stderr and "remote_accelerator" in result.stderr
+
+
+def test_C7_named_library_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("GENIE_ACL_LIBRARY", "/nowhere/libfake.so")
+    row = probe.describe("npu")
+    assert not row["available"] and "/nowhere/libfake.so" in row["reason"]
+
+
+def test_C7_library_search_order(monkeypatch, tmp_path):
+    for name in ("home", "toolkit", "loader"):
+        (tmp_path / name / "lib64").mkdir(parents=True)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "home"))
+    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", str(tmp_path / "toolkit"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "loader" / "lib64"))
+    places = hardware.ascend_search_paths()
+    expected = [str(tmp_path / name / "lib64") for name in ("home", "toolkit", "loader")]
+    assert places[:3] == expected
+    for place in reversed(expected):
+        with open(f"{place}/libascendcl.so", "wb"):
+            pass
+        assert hardware.find_ascendcl() == f"{place}/libascendcl.so"
+    row = probe.describe("npu")  # a file that is there is not yet a device that works
+    assert not row["available"] and "libascendcl.so" in row["reason"]
+
+
+def test_C7_cuda_reasons(monkeypatch):
+    found = {"version": "13.0", "devices": [{"index": 0, "name": "Some GPU", "memory": 80 << 30}]}
+    monkeypatch.setattr(hardware, "cuda_driver", lambda: found)
+    monkeypatch.setattr(probe, "_torch_cuda_build", lambda: None)
+    row = probe.describe("cuda")
+    assert not row["available"] and "without CUDA" in row["reason"] and "pytorch.org" in row["enable"]
+    monkeypatch.setattr(probe, "_torch_cuda_build", lambda: "13.0")
+    assert "counted from 0" in probe.describe("cuda", 1)["reason"]
+    monkeypatch.setattr(hardware, "cuda_driver", lambda: {"reason": "no NVIDIA driver", "devices": []})
+    assert "no NVIDIA driver" in probe.describe("cuda")["reason"]
+
+
+def test_C7_cuda_build_is_read_without_importing_torch():
+    import torch
+
+    assert probe._torch_cuda_build() == torch.version.cuda
+
+
+def test_C7_cpu_facts():
+    details = probe.describe("cpu")["details"]
+    assert details["logical_cores"] >= details["usable_cores"] >= 1
+    memory = details["memory"]
+    assert 0 < memory["available"] <= memory["total"]
+    assert details["name"] and details["architecture"]
+
+
+def test_C7_limits_of_a_container(monkeypatch):
+    files = {
+        "/proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n",
+        "/sys/fs/cgroup/memory.max": "1073741824\n",
+        "/sys/fs/cgroup/memory.current": "536870912\n",
+        "/sys/fs/cgroup/cpu.max": "150000 100000\n",
+        "/proc/cpuinfo": "model name\t: Chip\nphysical id\t: 0\ncore id\t: 0\nflags\t: avx2 avx512f amx_tile lahf_lm\n"
+        "\nphysical id\t: 0\ncore id\t: 0\n",
+    }
+    monkeypatch.setattr(hardware, "_read", lambda path: files.get(path, ""))
+    details = hardware.cpu()
+    assert details["memory"] == {"total": 8 << 30, "available": 512 << 20, "limit": 1 << 30}
+    assert details["cpu_limit"] == 1.5
+    assert details["physical_cores"] == 1
+    assert details["instruction_sets"] == ["avx2", "avx512f", "amx_tile"]
+    monkeypatch.setattr(hardware, "_read", lambda path: "")  # a system that says nothing
+    assert hardware.cpu()["memory"]["limit"] is None
+
+
+def test_C7_does_not_import_torch():
+    code = (
+        "import sys; sys.argv = ['genie', 'devices', 'npu']\n"
+        "from mindtorch.cli.main import entry\n"
+        "try:\n    entry()\nfinally:\n    assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode in (0, 3), done.stderr
+    assert "npu" in done.stdout and done.stderr == ""

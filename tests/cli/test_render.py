@@ -1,0 +1,232 @@
+"""SPEC C2: the report on a terminal, from a hand-made report dict."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from mindtorch.cli import tree, units
+from mindtorch.cli.render import Canvas
+from mindtorch.cli.report import View, render_report, suggest
+
+LONG = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def module(path, cls, depth, self_s=0.001, total_s=None, flops=0, params=0, calls=1, peak=0):
+    total_s = self_s if total_s is None else total_s
+    return {"path": path, "class": cls, "depth": depth, "calls": calls, "self_s": self_s, "total_s": total_s,
+            "self_flops": flops, "flops": flops, "macs": flops // 2, "self_params": params, "params": params,
+            "peak_bytes": peak, "ops": calls}  # fmt: skip
+
+
+def make_report(layers: int = 4, slow: int | None = None) -> dict:
+    modules = [module("Net", "Net", 0, 0.01, 1.0, flops=10**12, params=10**8, peak=2**30)]
+    for i in range(layers):
+        spent = 0.6 if i == slow else 0.05
+        modules.append(module(f"Net.h.{i}", "Block", 1, 0.01, spent, flops=10**10, params=10**6))
+        modules.append(module(f"Net.h.{i}.attn", "Attention", 2, 0.02, 0.02, flops=10**9, params=1000))
+        modules.append(module(f"Net.h.{i}.mlp", "MLP", 2, 0.02, 0.02, flops=10**9, params=2000))
+    modules.append(module("Net.head", "Linear", 1, 0.1, flops=10**11))
+    modules.append(module("", "", 0, 0.2))
+    ops = [{"name": name, "calls": 5, "self_s": t, "total_s": t, "flops": 10**9, "macs": 5 * 10**8, "bytes": 10**6,
+            "category": ""} for name, t in (("aten::mm", 0.5), (LONG, 0.3), ("(python)", 0.1))]  # fmt: skip
+    ops += [dict(ops[0], name=f"aten::op_{i}", self_s=0.001) for i in range(20)]
+    return {
+        "schema_version": 1,
+        "tool": {"mindtorch": "0.1", "torch": "2.13.0", "python": "3.11"},
+        "mode": "measured",
+        "device": "cpu",
+        "command": ["train.py", "--lr", "0.1"],
+        "model": {"name": "Net", "params": 10**8, "param_bytes": 4 * 10**8},
+        "startup": {"import_s": 1.5, "init_s": 0.25, "ops": 10},
+        "totals": {"ops": 12345, "flops": 10**12, "macs": 5 * 10**11, "params": 10**8, "peak_bytes": 2**30,
+                   "time_s": 1.2, "overhead_s": 0.012, "wall_s": 3.0, "counted_ops": 90, "coverage": 0.987},
+        "phases": [{"name": "forward", "ops": 10, "time_s": 0.8, "flops": 10**12, "macs": 0, "peak_bytes": 2**20},
+                   {"name": "backward", "ops": 10, "time_s": 0.4, "flops": 0, "macs": 0, "peak_bytes": 0}],
+        "modules": modules,
+        "ops": ops,
+        "lines": [{"file": "/x/train.py", "line": 7, "function": "f", "source": "y = " + "x + " * 40 + "x", "calls": 3,
+                   "self_s": 0.4, "flops": 10}],
+        "uncounted": [{"name": "mylib::odd", "calls": 3, "self_s": 0.1}],
+        "assumed": [],
+        "warnings": ["a warning " * 20],
+        "interrupted": False,
+        "exit_code": 0,
+    }  # fmt: skip
+
+
+def render(report, view=None, width=80, color=False, plain=False, target="train.py --lr 0.1"):
+    return render_report(report, Canvas(width, color, plain), view or View(), target, suggest(report["command"], []))
+
+
+@pytest.mark.parametrize("by", [None, "op", "module", "line", "phase"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_C2_no_line_is_wider_than_the_terminal(by, width):
+    text = render(make_report(), View(by=by), width)
+    commands = [line for line in text.splitlines() if not line.startswith("  genie ")]  # to be copied: never broken
+    assert max(map(cell_len, commands)) <= width
+
+
+def test_C2_order_of_the_report():
+    text = render(make_report())
+    places = [text.index(word) for word in ("genie profile", "Phases", "Modules", "Ops", "Warnings", "Next")]
+    assert places == sorted(places)
+    for word in ("Net, 100 M parameters", "measured", "cpu", "12.0 ms", "subtracted", "1.50 s imports", "98.7 %",
+                 "1.00 TFLOP", "500 GMAC", "peak 1.00 GiB"):  # fmt: skip
+        assert word in " ".join(re.sub("[│\n]", " ", text).split()), word
+
+
+def test_C2_no_name_is_cut():
+    text = render(make_report(), View(by="op", top=100))
+    assert LONG.removeprefix("aten::") in text
+    deep = [module(".".join(["Model"] + ["a_rather_long_name"] * d), "C" * 30, d) for d in range(12)]
+    report = dict(make_report(), modules=deep)
+    text = render(report, View(by="module", depth=20))
+    assert text.count("a_rather_long_name") == 11
+
+
+def test_C2_names_in_one_piece_or_wrapped_whole():
+    name = "mylib::" + "x" * 150
+    report = dict(make_report(), ops=[dict(make_report()["ops"][0], name=name)])
+    text = render(report, View(by="op"))
+    assert "x" * 150 in text.replace("\n", "")
+
+
+def test_C2_repeated_layers_are_folded_with_their_sums():
+    text = render(make_report(layers=12), View(by="module"))
+    assert "h.0-11 ×12 Block" in text
+    line = next(line for line in text.splitlines() if "h.0-11" in line)
+    assert "600 ms" in line and "12.0 M" in line  # 12 × 50 ms, 12 × 1 M parameters
+    assert text.count("attn") == 1
+
+
+def test_C2_a_layer_that_stands_out_keeps_its_line():
+    text = render(make_report(layers=12, slow=5), View(by="module"))
+    assert "h.0-4 ×5" in text and "h.5 Block" in text and "h.6-11 ×6" in text
+
+
+@pytest.mark.parametrize("change", [{"flops": 7}, {"class": "Other"}, {"params": 5}, {"calls": 9}])
+def test_C2_different_layers_are_not_folded(change):
+    report = make_report(layers=4)
+    next(row for row in report["modules"] if row["path"] == "Net.h.1.attn").update(change)
+    text = render(report, View(by="module"))
+    assert "h.0 Block" in text and "h.1 Block" in text and "×2" not in text
+
+
+def test_C2_fold_keeps_every_sum():
+    rows = make_report(layers=9, slow=3)["modules"]
+    folded = tree.fold(tree.build(rows), 1.2)
+    everything = [node for _, node, _ in tree.rows(folded, 99)]
+    for key in ("self_s", "self_params", "calls"):
+        assert sum(n.values[key] for n in everything) == pytest.approx(sum(r[key] for r in rows))
+
+
+def test_C2_depth_counts_what_it_hides():
+    report = make_report(layers=12)
+    text = render(report, View(by="module", depth=1))
+    assert "attn" not in text and "▸2" in text and "--depth 2" in text
+    text = render(report, View(by="module", depth=0))
+    assert "h.0" not in text
+
+
+def test_C2_top_and_the_rest():
+    text = render(make_report(), View(by="op", top=2))
+    assert "21 more" in text and "op_3" not in text
+
+
+def test_C2_sort():
+    def first(key):
+        lines = render(make_report(), View(by="op", sort=key)).splitlines()
+        return lines[lines.index(next(line for line in lines if line.startswith("op (aten)"))) + 1]
+
+    assert first("self").startswith("mm")
+    assert first("name").startswith("(Python")
+
+
+def test_C2_warnings_name_what_was_not_counted():
+    text = render(make_report())
+    assert "no FLOP formula for 3 calls" in text and "mylib::odd ×3" in text
+    clean = dict(make_report(), uncounted=[], warnings=[])
+    assert "Warnings: none" in render(clean)
+
+
+def test_C2_empty_report():
+    report = {"totals": {"time_s": 0.0, "ops": 0}, "modules": [], "ops": [], "phases": [], "command": ["x.py"]}
+    assert "genie profile" in render(report)
+
+
+def test_C2_interrupted_is_said():
+    assert "interrupted" in render(dict(make_report(), interrupted=True))
+    assert "exit code 3" in render(dict(make_report(), exit_code=3))
+
+
+def test_C8_colours_only_when_asked():
+    assert "\x1b" not in render(make_report())
+    assert "\x1b[" in render(make_report(), color=True)
+
+
+def test_C8_names_cannot_smuggle_escape_sequences():
+    report = make_report()
+    report["ops"][0]["name"] = "evil\x1b[31m\x07::op"
+    report["modules"][1]["path"] = "Net.h\x1b]0;x\x07"
+    text = render(report, target="a\x1b[2Jb.py")
+    assert "\x1b" not in text and "\x07" not in text
+
+
+def test_C8_a_terminal_without_box_characters():
+    text = render(make_report(layers=12), plain=True)
+    text.encode("ascii")
+    assert "`- head" in text
+
+
+def test_C2_wide_characters_keep_the_columns():
+    report = dict(make_report(), modules=[module("模型", "网络", 0), module("模型.层", "层", 1)])
+    assert max(map(cell_len, render(report, View(by="module")).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 s"), (1e-9, "1 ns"), (9.996e-6, "10.0 µs"), (0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1.00 s"),
+     (59.96, "60.0 s"), (1000, "16m 40s"), (7325, "2h 02m"), (-0.002, "-2.00 ms"), (None, "")],
+)  # fmt: skip
+def test_C2_seconds(value, text):
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, ""), (7, "7"), (999, "999"), (1000, "1.00 k"), (999_499, "999 k"), (999_600, "1.00 M"), (124_439_808, "124 M"),
+     (1e12, "1.00 T"), (5e20, "500 E")],
+)  # fmt: skip
+def test_C2_amounts(value, text):
+    assert units.amount(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, ""), (1, "1 B"), (1023, "1.00 KiB"), (1024, "1.00 KiB"), (2**30, "1.00 GiB"), (497_759_232, "475 MiB")],
+)
+def test_C2_bytes(value, text):
+    assert units.bytes_text(value) == text
+
+
+def test_C2_numbers_fit_their_columns():
+    for power in range(-12, 6):
+        for digit in (1, 9.94, 9.95, 9.996, 99.96):
+            assert len(units.seconds(digit * 10.0**power)) <= 8
+    for power in range(20):
+        for digit in (1, 9.994, 9.996):
+            assert len(units.amount(digit * 10.0**power)) <= 7
+            assert len(units.bytes_text(int(digit * 10.0**power))) <= 8
+
+
+@pytest.mark.parametrize(("part", "text"), [(0, ""), (0.0001, "<0.1"), (0.421, "42.1"), (1, "100"), (None, "")])
+def test_C2_percent(part, text):
+    assert units.percent(part, 1) == text
+
+
+def test_C2_deep_trees_need_no_recursion_limit():
+    rows = [module(".".join(["m"] * (d + 1)), "C", d) for d in range(200)]
+    render(dict(make_report(), modules=rows), View(by="module", depth=300))
