@@ -1,0 +1,61 @@
+from cpython.ref cimport PyObject
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t
+
+from .structs cimport MetaS, SigS
+
+
+cdef inline uint32_t* sig_out_meta(SigS* s) noexcept:
+    return <uint32_t*>(s + 1)
+
+cdef inline uint16_t* sig_alias(SigS* s) noexcept:
+    return <uint16_t*>(sig_out_meta(s) + s.n_out)
+
+cdef inline uint8_t* sig_written(SigS* s) noexcept:
+    return <uint8_t*>(sig_alias(s) + s.n_out)
+
+cdef inline uint8_t* sig_key(SigS* s) noexcept:
+    return sig_written(s) + s.n_in
+
+
+cdef class Interner:
+    cdef MetaS* metas
+    cdef SigS** sigs
+    cdef uint32_t n_metas, cap_metas, n_sigs, cap_sigs
+    cdef uint32_t first_sig        # earlier ids are valid but no longer found
+    cdef uint32_t* meta_index      # open addressing, 0 = empty; ids start at 1
+    cdef uint32_t* sig_index
+    cdef uint32_t meta_mask, sig_mask
+    cdef readonly size_t bytes     # everything allocated here, owned Python objects included
+    cdef object size_type          # torch.Size
+
+    cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device) except 0
+    cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept
+    cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
+                          list out_metas, list alias, bytes written, uint16_t flags) except 0
+    cdef uint32_t sig_bytes(self, SigS* s) noexcept
+    cdef void _free_entries(self) noexcept
+    cdef void _free_sig(self, SigS* s) noexcept
+    cdef int _grow_metas(self) except -1
+    cdef int _grow_sigs(self) except -1
+
+cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept
+
+
+cdef class OpInfo:
+    """What the engine knows about one intercepted function. One per function, kept for the life of the process."""
+    cdef readonly object func      # as intercepted: a builtin, a method, an OpOverload, a creation function
+    cdef public object call        # what a replay calls
+    cdef readonly str name         # "aten::add"
+    cdef public int kind           # see OpKind
+    cdef public object handler     # called with (args, kwargs) for KIND_HANDLER
+    cdef public bint random        # draws from the device's generator
+    cdef public tuple returns      # at dispatch level: for each return the index of the argument it aliases, or -1
+    cdef public tuple writes       # argument positions and names that are mutated
+    cdef public bint view          # outputs alias inputs
+
+
+cdef enum OpKind:
+    KIND_PASS = 0                  # function level: let torch go on to the dispatch level
+    KIND_RECORD = 1                # record as it is
+    KIND_HANDLER = 2               # Python code of ours decides
+    KIND_EAGER = 3                 # dispatch level: run now on computed inputs

@@ -1,0 +1,353 @@
+"""Running a segment: rebuild each call from its interned template and the computed inputs, and call it."""
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from .intern cimport OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
+from .structs cimport (
+    REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, MetaS, Record, Slot,
+)
+from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
+
+cdef extern from "Python.h":
+    object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
+    size_t VECTORCALL_OFFSET "PY_VECTORCALL_ARGUMENTS_OFFSET"
+
+cdef enum:
+    MAX_ARGS = 64
+
+
+cdef object _decode(const uint8_t** cursor, PyObject*** inputs, object device):
+    """One argument of the template; a new reference. The grammar is written by intercept.pyx."""
+    cdef const uint8_t* p = cursor[0]
+    cdef uint8_t tag = p[0]
+    cdef int64_t i64
+    cdef double d, d2
+    cdef uint16_t n
+    cdef PyObject* obj
+    cdef object out, item
+    cdef Py_ssize_t k
+    p += 1
+    if tag == c'T':
+        out = <object>inputs[0][0]
+        inputs[0] += 1
+        p += 4
+    elif tag == c'i':
+        out = <int8_t>p[0]
+        p += 1
+    elif tag == c'I':
+        memcpy(&i64, p, 8)
+        out = i64
+        p += 8
+    elif tag == c'F':
+        memcpy(&d, p, 8)
+        out = d
+        p += 8
+    elif tag == c'N':
+        out = None
+    elif tag == c't':
+        out = True
+    elif tag == c'f':
+        out = False
+    elif tag == c'O':
+        memcpy(&obj, p, sizeof(obj))
+        out = <object>obj
+        p += sizeof(obj)
+    elif tag == c'D':
+        out = device
+    elif tag == c'(' or tag == c'[':
+        memcpy(&n, p, 2)
+        p += 2
+        cursor[0] = p
+        out = PyTuple_New(n) if tag == c'(' else PyList_New(n)
+        for k in range(n):
+            item = _decode(cursor, inputs, device)
+            Py_INCREF(item)
+            if tag == c'(':
+                PyTuple_SET_ITEM(out, k, item)
+            else:
+                PyList_SET_ITEM(out, k, item)
+        return out
+    elif tag == c'S':
+        memcpy(&n, p, 2)
+        out = (<const char*>(p + 2))[:n].decode("utf-8")
+        p += 2 + n
+    elif tag == c'C':
+        memcpy(&d, p, 8)
+        memcpy(&d2, p + 8, 8)
+        out = complex(d, d2)
+        p += 16
+    elif tag == c'.':
+        out = Ellipsis
+    else:
+        raise SystemError(f"corrupt call template: tag {tag}")
+    cursor[0] = p
+    return out
+
+
+cdef tuple decode_call(SigS* s, PyObject** inputs, object device):
+    """(args, kwargs) of a call, for graph views, remote executors and the slow path."""
+    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+    cdef uint8_t nargs = p[0]
+    cdef uint8_t nkw = p[1]
+    cdef list args = []
+    cdef dict kwargs = {}
+    cdef PyObject* name
+    p += 2
+    for _ in range(nargs):
+        args.append(_decode(&p, &inputs, device))
+    for _ in range(nkw):
+        memcpy(&name, p, sizeof(name))
+        p += sizeof(name)
+        kwargs[<object>name] = _decode(&p, &inputs, device)
+    return tuple(args), kwargs
+
+
+cdef const uint8_t* _hole_metas(const uint8_t* p, list out) except NULL:
+    # Walk one argument of the template, collecting the metadata ids of its holes.
+    cdef uint8_t tag = p[0]
+    cdef uint32_t meta
+    cdef uint16_t n
+    p += 1
+    if tag == c'T':
+        memcpy(&meta, p, 4)
+        out.append(meta)
+        return p + 4
+    if tag == c'i':
+        return p + 1
+    if tag == c'I' or tag == c'F':
+        return p + 8
+    if tag == c'C':
+        return p + 16
+    if tag == c'O':
+        return p + sizeof(void*)
+    if tag == c'S':
+        memcpy(&n, p, 2)
+        return p + 2 + n
+    if tag == c'(' or tag == c'[':
+        memcpy(&n, p, 2)
+        p += 2
+        for _ in range(n):
+            p = _hole_metas(p, out)
+    return p
+
+
+cdef list hole_metas(SigS* s):
+    """Metadata ids of the call's tensor inputs, in order."""
+    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+    cdef uint8_t nargs = p[0]
+    cdef uint8_t nkw = p[1]
+    cdef list out = []
+    p += 2
+    for _ in range(nargs):
+        p = _hole_metas(p, out)
+    for _ in range(nkw):
+        p = _hole_metas(p + sizeof(void*), out)
+    return out
+
+
+cdef object _invoke(SigS* s, PyObject** inputs, object device):
+    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+    cdef uint8_t nargs = p[0]
+    cdef uint8_t nkw = p[1]
+    cdef PyObject* argv[MAX_ARGS + 1]
+    cdef OpInfo info = <OpInfo>s.info
+    cdef uint32_t k, filled = 0
+    cdef object item, kwnames = None
+    cdef PyObject* name
+    cdef tuple whole
+    if nargs + nkw > MAX_ARGS:
+        whole = decode_call(s, inputs, device)
+        return info.call(*whole[0], **whole[1])
+    p += 2
+    argv[0] = NULL
+    try:
+        for k in range(nargs):
+            item = _decode(&p, &inputs, device)
+            Py_INCREF(item)
+            argv[1 + filled] = <PyObject*>item
+            filled += 1
+        if nkw:
+            kwnames = PyTuple_New(nkw)
+            for k in range(nkw):
+                memcpy(&name, p, sizeof(name))
+                p += sizeof(name)
+                Py_INCREF(<object>name)
+                PyTuple_SET_ITEM(kwnames, k, <object>name)
+                item = _decode(&p, &inputs, device)
+                Py_INCREF(item)
+                argv[1 + filled] = <PyObject*>item
+                filled += 1
+        item = None
+        return PyObject_Vectorcall(<PyObject*>info.call, argv + 1, nargs | VECTORCALL_OFFSET,
+                                   <PyObject*>kwnames if kwnames is not None else NULL)
+    finally:
+        for k in range(filled):
+            Py_DECREF(<object>argv[1 + k])
+
+
+@cython.final
+cdef class Segment:
+    def __init__(self):
+        raise TypeError("Segment is made by the engine")
+
+    def __dealloc__(self):
+        free(self.seqs.data)
+
+    def __len__(self):
+        return self.seqs.n
+
+    @property
+    def sequence_numbers(self):
+        return [self.seqs.data[k] for k in range(self.seqs.n)]
+
+    def run(self, device, verify, on_error):
+        """Run the records in program order on `device`, storing results in the tape's slots.
+
+        verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
+        on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
+        An op that fails leaves everything before it computed and everything after it pending.
+        """
+        cdef Tape tape = self.tape
+        cdef Record* r
+        cdef SigS* s
+        cdef Slot* slot
+        cdef uint32_t* ins
+        cdef PyObject* small[16]
+        cdef PyObject** inputs
+        cdef Vec big
+        cdef uint32_t i
+        cdef uint64_t seq
+        cdef object result, failure
+        big.data = NULL
+        big.n = big.cap = 0
+        try:
+            while self.done < self.seqs.n:
+                if self.done & 63 == 63:
+                    PyErr_CheckSignals()
+                seq = self.seqs.data[self.done]
+                r = tape.record(seq)
+                s = tape.interner.sigs[r.sig]
+                ins = rec_ins(r)
+                inputs = small
+                if s.n_in > 16:
+                    while big.n < s.n_in:
+                        vec_push(&big, 0)
+                    inputs = <PyObject**>big.data
+                failure = None
+                for i in range(s.n_in):
+                    slot = tape.slot(ins[i])
+                    inputs[i] = slot.concrete
+                    if slot.flags & SLOT_FAILED:
+                        failure = <object>slot.concrete
+                        break
+                    if not slot.concrete:
+                        failure = SystemError(f"record {seq}: input {i} was never computed")
+                        break
+                if failure is None:
+                    try:
+                        result = _invoke(s, inputs, device)
+                    except Exception as e:
+                        failure = on_error(seq, e)
+                if failure is not None:
+                    self._fail(seq, failure)
+                    raise failure
+                self._store(seq, r, s, result, verify)
+                result = None
+                tape.n_executed += 1
+                self.done += 1
+                tape.finish(r)
+                tape._retire(seq)
+                tape._drain()
+        finally:
+            free(big.data)
+            self._give_back()
+            tape._advance_head()
+
+    cdef int _store(self, uint64_t seq, Record* r, SigS* s, object result, object verify) except -1:
+        cdef Tape tape = self.tape
+        cdef uint32_t* outs = rec_outs(r, s)
+        cdef tuple template
+        cdef Py_ssize_t pos
+        cdef bint first = not s.flags & SIG_VERIFIED
+        cdef int code
+        cdef object item
+        s.flags |= SIG_VERIFIED
+        if not s.ret:
+            if first:
+                result = verify(r.sig, 0, result)
+            self._put(outs[0], result)
+            return 0
+        template = <tuple>s.ret
+        if template[0] == 0:               # a single tensor: an input returned (code < 0) or a fresh one
+            result = (result,)
+        elif template[0] == 3:             # returns nothing
+            return 0
+        for pos in range(len(template) - 1):
+            if template[pos + 1] is None:
+                continue
+            code = template[pos + 1]
+            if code >= 0:
+                item = result[pos]
+                if first:
+                    item = verify(r.sig, code, item)
+                self._put(outs[code], item)
+        return 0
+
+    cdef int _put(self, uint32_t slot_id, object tensor) except -1:
+        cdef Slot* slot = self.tape.slot(slot_id)
+        Py_INCREF(tensor)
+        slot.concrete = <PyObject*>tensor
+        return 0
+
+    cdef int _fail(self, uint64_t seq, object failure) except -1:
+        cdef Record* r = self.tape.record(seq)
+        cdef SigS* s = self.tape.interner.sigs[r.sig]
+        cdef uint32_t* outs = rec_outs(r, s)
+        cdef Slot* slot
+        cdef uint32_t i
+        for i in range(s.n_out):
+            slot = self.tape.slot(outs[i])
+            if slot.concrete:
+                continue
+            Py_INCREF(failure)
+            slot.concrete = <PyObject*>failure
+            slot.flags |= SLOT_FAILED
+        self.done += 1
+        self.tape.finish(r)
+        self.tape._retire(seq)
+        self.tape._drain()
+        return 0
+
+    cdef void _give_back(self) noexcept:
+        # Records that did not get their turn are pending again.
+        cdef Record* r
+        while self.done < self.seqs.n:
+            r = self.tape.record(self.seqs.data[self.done])
+            if r and r.state == REC_RUNNING:
+                r.state = REC_PENDING
+            self.done += 1
+
+    def instructions(self):
+        """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""
+        cdef size_t k
+        for k in range(self.seqs.n):
+            sig, _module, _loc, _phase, ins, outs = self.tape.describe(self.seqs.data[k])
+            yield (<OpInfo>self.tape.interner.sigs[<uint32_t>sig].info).name, sig, ins, outs
+
+
+cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written):
+    cdef Segment seg = Segment.__new__(Segment)
+    cdef size_t k
+    seg.tape = tape
+    tape.plan(targets, n, written, n_written, &seg.seqs)
+    for k in range(seg.seqs.n):
+        tape.record(seg.seqs.data[k]).state = REC_RUNNING
+        if tape.interner.sigs[tape.record(seg.seqs.data[k]).sig].flags & SIG_RANDOM:
+            seg.random = True
+    return seg

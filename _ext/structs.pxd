@@ -1,0 +1,80 @@
+"""All fixed-width structs of the engine. Widest fields first; sizes are asserted at compile time in tape.pyx."""
+from cpython.ref cimport PyObject
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+# Interned tensor metadata: one entry per distinct (dtype, sizes, strides, offset, device index).
+cdef struct MetaS:
+    PyObject* dtype        # borrowed: torch dtypes are immortal
+    PyObject* size         # owned torch.Size
+    PyObject* stride       # owned tuple; NULL when the tensor is contiguous
+    int64_t offset         # storage offset in elements
+    uint32_t hash
+    int16_t device         # index of the remote_accelerator device, 0 …
+    uint16_t pad
+
+
+cdef enum SigFlag:
+    SIG_VERIFIED = 1       # the first run's result agreed with the prediction
+    SIG_WRITES = 2         # some input is mutated (see IN_WRITTEN)
+    SIG_RANDOM = 4         # draws from the device's generator
+    SIG_VIEW = 8           # outputs alias an input; the op reads no element
+    SIG_CREATION = 16      # takes a device from the engine, not from its inputs
+
+
+# Interned call: function, argument template with holes for tensors, constants, metadata of inputs and outputs.
+# One malloc: this header, then out_meta[n_out] (u32), alias[n_out] (u16), written[n_in] (u8), key[keylen].
+cdef struct SigS:
+    PyObject* info         # borrowed OpInfo; the registry keeps it
+    PyObject* ret          # owned template of the return value; NULL = the single fresh tensor
+    uint32_t hash
+    uint32_t keylen
+    uint32_t n_in
+    uint16_t n_out
+    uint16_t flags
+
+
+cdef enum SlotFlag:
+    SLOT_USED = 1
+    SLOT_FAILED = 2        # `concrete` is the exception that a read raises
+    SLOT_NEEDED = 4        # planner scratch
+    SLOT_CONTENT = 8       # planner scratch: a needed record reads this storage
+    SLOT_OVERWRITTEN = 16  # planner scratch: a needed, later record writes this storage
+    SLOT_PENDING = 32      # the producing record has not run
+
+
+# One value (a tensor that was recorded). Freed when nobody can read it any more.
+cdef struct Slot:
+    PyObject* concrete     # owned: torch tensor once computed; exception when SLOT_FAILED
+    uint32_t users         # pending records that take it as input + slots whose storage root it is
+    uint32_t root          # slot whose storage this one aliases; itself when not a view
+    uint32_t producer      # low 32 bits of the producing record's sequence number
+    uint16_t writes        # pending records that write this storage (kept on the root; saturates)
+    uint8_t handles        # tensors that name it (saturates: then never freed)
+    uint8_t flags
+
+
+cdef enum RecState:
+    REC_PENDING = 1
+    REC_RUNNING = 2
+    REC_DONE = 3           # ran, failed, or was dropped because nobody could see its effect
+
+
+cdef enum RecFlag:
+    REC_OVERFLOW = 1       # inputs and outputs live in a side array, its pointer over in0/in1
+    REC_NEEDED = 2         # planner scratch
+
+
+# One recorded operation.
+cdef struct Record:
+    uint32_t sig
+    uint32_t module
+    uint32_t loc
+    uint32_t out0
+    uint32_t in0           # 8-byte aligned: holds the side array's pointer when REC_OVERFLOW
+    uint32_t in1
+    uint32_t in2
+    uint8_t phase
+    uint8_t state
+    uint8_t flags
+    uint8_t pad

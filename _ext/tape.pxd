@@ -1,0 +1,83 @@
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from .intern cimport Interner
+from .structs cimport Record, SigS, Slot
+
+cdef enum:
+    CHUNK_BITS = 7
+    CHUNK = 128
+    NO_HANDLE_LIMIT = 255
+
+cdef struct Chunk:
+    uint32_t live            # records in it that have not run and are not dropped
+    uint32_t pad
+    Record recs[CHUNK]
+
+cdef struct Vec:             # growable array of 64-bit words, engine scratch
+    uint64_t* data
+    size_t n, cap
+
+
+cdef inline uint32_t* rec_ins(Record* r) noexcept:
+    if r.flags & 1:          # REC_OVERFLOW
+        return (<uint32_t**>&r.in0)[0]
+    return &r.in0
+
+cdef inline uint32_t* rec_outs(Record* r, SigS* s) noexcept:
+    if r.flags & 1:
+        return (<uint32_t**>&r.in0)[0] + s.n_in
+    return &r.out0
+
+
+cdef class Tape:
+    cdef readonly Interner interner
+    cdef Slot** slots            # directory of blocks of SLOT_BLOCK
+    cdef uint32_t n_slots, cap_blocks, free_slot
+    cdef Chunk** chunks          # directory; entry i is chunk number chunk0 + i; NULL once freed
+    cdef size_t n_chunks, cap_chunks
+    cdef uint64_t chunk0
+    cdef readonly uint64_t head, tail       # sequence numbers: oldest record that may be pending; next to be recorded
+    cdef readonly uint64_t n_pending, n_recorded, n_executed, n_dropped
+    cdef readonly size_t bytes_records      # chunks, directories, side arrays, slots
+    cdef size_t live_chunks
+    cdef uint64_t sweep_at       # pending count that triggers the next sweep
+    cdef readonly uint64_t max_pending
+    cdef readonly uint32_t rng           # slot standing for the device generator's state
+    cdef Vec work, trash, touched
+    cdef bint busy
+    cdef readonly bint retain    # keep records and slots after their death (graph captures)
+    cdef public object on_limit  # called with no arguments when max_pending is reached
+
+    cdef Slot* slot(self, uint32_t i) noexcept
+    cdef uint32_t new_slot(self) except 0
+    cdef Record* record(self, uint64_t seq) noexcept
+    cdef uint64_t seq_of(self, uint32_t low) noexcept
+    cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc, uint8_t phase) except NULL
+    cdef uint32_t hold(self, object tensor, uint32_t root) except 0
+    cdef void handle_died(self, uint32_t slot) noexcept
+    cdef void settle(self, uint32_t slot) noexcept
+    cdef void finish(self, Record* r) noexcept
+    cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written, Vec* out) except -1
+    cdef int sweep(self) except -1
+    cdef void _drain(self) noexcept
+    cdef void _free_slot(self, uint32_t i, Slot* s) noexcept
+    cdef void _advance_head(self) noexcept
+    cdef void _retire(self, uint64_t seq) noexcept
+    cdef void _unmark(self) noexcept
+    cdef uint64_t _earliest(self, uint32_t i) noexcept
+    cdef bint _visit(self, Record* r, SigS* s) except -1
+    cdef int _mark(self, uint32_t i, uint8_t flag) except -1
+
+cdef int vec_push(Vec* v, uint64_t x) except -1
+
+
+cdef class Handle:
+    """Names one value on the tape; lives in the tensor. Its death tells the tape that a reader is gone."""
+    cdef Tape tape
+    cdef readonly uint64_t id    # unique per recorded value in this process
+    cdef readonly uint32_t slot, meta, sig, module, loc
+    cdef readonly uint8_t phase
+    cdef public bint no_grad     # certain not to require grad: lets calls be recorded whole
+
+cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta)

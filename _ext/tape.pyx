@@ -1,0 +1,617 @@
+"""The tape: an append-only arena of op records in program order, and the values they make.
+
+A record is 32 bytes, a value (slot) 24. Records live in chunks of 128 that are freed when the last of them has run
+or was dropped; slots are reused. A record is dropped as soon as nobody can see its effect: at once for pure ops (a
+cascade over an explicit work list), by a sweep for writes, views and whatever only dead records read.
+
+What a read needs is found by one backward scan over the pending records (`plan`). It keeps program order for
+everything that touches the same storage: writes before the read, earlier reads before a write, random draws in order.
+
+Nothing here runs Python code while the tape is inconsistent: references are collected in `trash` and released last.
+The GIL is the lock.
+"""
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove
+
+from .intern cimport Interner, sig_alias, sig_out_meta, sig_written
+from .structs cimport (
+    REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
+    SLOT_FAILED, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING, SLOT_USED, MetaS, Record, SigS, Slot,
+)
+
+cdef extern from *:
+    """
+    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
+    """
+    void MT_ASSERT(bint c) noexcept
+
+cdef enum:
+    SLOT_BITS = 7
+    SLOT_BLOCK = 128
+    SWEEP_MIN = 4096
+
+
+cdef void _assert_sizes() noexcept:
+    # Compile-time: the build fails when a struct outgrows its budget (SPEC S5: record <= 40 aimed at).
+    MT_ASSERT(sizeof(Record) == 32)
+    MT_ASSERT(sizeof(Slot) == 24)
+    MT_ASSERT(sizeof(MetaS) == 40)
+    MT_ASSERT(sizeof(SigS) == 32)
+
+
+cdef int vec_push(Vec* v, uint64_t x) except -1:
+    cdef size_t cap
+    cdef uint64_t* p
+    if v.n == v.cap:
+        cap = v.cap * 2 if v.cap else 32
+        p = <uint64_t*>realloc(v.data, cap * sizeof(uint64_t))
+        if not p:
+            raise MemoryError()
+        v.data = p
+        v.cap = cap
+    v.data[v.n] = x
+    v.n += 1
+    return 0
+
+
+@cython.final
+cdef class Tape:
+    def __cinit__(self, Interner interner, max_pending=1 << 21, bint retain=False):
+        self.interner = interner
+        self.max_pending = max_pending
+        self.retain = retain
+        self.sweep_at = SWEEP_MIN
+        self.n_slots = 1           # slot 0 means "none"
+        self.rng = self.new_slot()
+        self.slot(self.rng).handles = NO_HANDLE_LIMIT
+
+    def __dealloc__(self):
+        cdef size_t i, j
+        cdef Slot* s
+        cdef Record* r
+        for i in range(1, self.n_slots):
+            s = self.slot(<uint32_t>i)
+            if s.concrete:
+                Py_DECREF(<object>s.concrete)
+        for i in range(self.n_chunks):
+            if self.chunks[i]:
+                for j in range(CHUNK):
+                    r = &self.chunks[i].recs[j]
+                    if (r.state == REC_PENDING or r.state == REC_RUNNING or self.retain) and r.flags & REC_OVERFLOW:
+                        free((<void**>&r.in0)[0])
+                free(self.chunks[i])
+        for i in range(self.cap_blocks):
+            free(self.slots[i])
+        free(self.slots)
+        free(self.chunks)
+        free(self.work.data)
+        free(self.trash.data)
+        free(self.touched.data)
+
+    # ---- values ------------------------------------------------------------------------------------------------
+    cdef Slot* slot(self, uint32_t i) noexcept:
+        return self.slots[i >> SLOT_BITS] + (i & (SLOT_BLOCK - 1))
+
+    cdef uint32_t new_slot(self) except 0:
+        cdef uint32_t i = self.free_slot
+        cdef Slot* s
+        cdef Slot* block
+        cdef Slot** directory
+        if i:
+            s = self.slot(i)
+            self.free_slot = s.producer
+        else:
+            i = self.n_slots
+            if i == 0xFFFFFFFF:
+                raise MemoryError("2**32 live values on one tape")
+            if (i >> SLOT_BITS) >= self.cap_blocks:
+                directory = <Slot**>realloc(self.slots, (self.cap_blocks + 1) * sizeof(Slot*))
+                if not directory:
+                    raise MemoryError()
+                self.slots = directory
+                block = <Slot*>calloc(SLOT_BLOCK, sizeof(Slot))
+                if not block:
+                    raise MemoryError()
+                directory[self.cap_blocks] = block
+                self.cap_blocks += 1
+                self.bytes_records += SLOT_BLOCK * sizeof(Slot) + sizeof(Slot*)
+            self.n_slots += 1
+            s = self.slot(i)
+        s.concrete = NULL
+        s.users = 0
+        s.root = i
+        s.producer = 0
+        s.writes = 0
+        s.handles = 0
+        s.flags = SLOT_USED
+        return i
+
+    cdef uint32_t hold(self, object tensor, uint32_t root) except 0:
+        """A new value that is already computed; `root` is the slot whose storage it shares, 0 = its own."""
+        cdef uint32_t i = self.new_slot()
+        cdef Slot* s = self.slot(i)
+        Py_INCREF(tensor)
+        s.concrete = <PyObject*>tensor
+        if root:
+            s.root = root
+            self.slot(root).users += 1
+        return i
+
+    cdef void _free_slot(self, uint32_t i, Slot* s) noexcept:
+        cdef uint32_t root = s.root
+        if self.retain:
+            return
+        if s.concrete:
+            _push_noexcept(&self.trash, <uint64_t>s.concrete)
+            s.concrete = NULL
+        s.flags = 0
+        s.producer = self.free_slot
+        self.free_slot = i
+        if root != i:
+            self.slot(root).users -= 1
+            _push_noexcept(&self.work, root)
+
+    # ---- records -----------------------------------------------------------------------------------------------
+    cdef Record* record(self, uint64_t seq) noexcept:
+        cdef uint64_t c = (seq >> CHUNK_BITS) - self.chunk0
+        if c >= self.n_chunks or not self.chunks[c]:
+            return NULL
+        return &self.chunks[c].recs[seq & (CHUNK - 1)]
+
+    cdef uint64_t seq_of(self, uint32_t low) noexcept:
+        # The pending window is far below 2**32 records, so the low half names a record uniquely.
+        return self.head + <uint32_t>(low - <uint32_t>self.head)
+
+    cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc,
+                        uint8_t phase) except NULL:
+        """Record a call. Allocates its output slots; the caller makes handles for them before anything can die."""
+        cdef SigS* s = self.interner.sigs[sig]
+        cdef uint32_t n_in = s.n_in
+        cdef uint32_t n_out = s.n_out
+        cdef uint64_t seq = self.tail
+        cdef Chunk* chunk
+        cdef Chunk** directory
+        cdef size_t cap
+        cdef Record* r
+        cdef Slot* o
+        cdef uint32_t* side
+        cdef uint32_t* outs
+        cdef uint32_t i, root
+        cdef uint16_t a
+        if seq & (CHUNK - 1) == 0 or self.n_chunks == 0:
+            if self.n_chunks == self.cap_chunks:
+                cap = self.cap_chunks * 2 if self.cap_chunks else 4
+                directory = <Chunk**>realloc(self.chunks, cap * sizeof(Chunk*))
+                if not directory:
+                    raise MemoryError()
+                self.bytes_records += (cap - self.cap_chunks) * sizeof(Chunk*)
+                self.chunks = directory
+                self.cap_chunks = cap
+            chunk = <Chunk*>calloc(1, sizeof(Chunk))
+            if not chunk:
+                raise MemoryError()
+            if self.n_chunks == 0:
+                self.chunk0 = seq >> CHUNK_BITS
+            self.chunks[self.n_chunks] = chunk
+            self.n_chunks += 1
+            self.bytes_records += sizeof(Chunk)
+        chunk = self.chunks[self.n_chunks - 1]
+        r = &chunk.recs[seq & (CHUNK - 1)]
+        r.sig = sig
+        r.module = module
+        r.loc = loc
+        r.phase = phase
+        r.flags = 0
+        if n_in > 3 or n_out > 1:
+            side = <uint32_t*>malloc((n_in + n_out) * sizeof(uint32_t) or 1)
+            if not side:
+                raise MemoryError()
+            (<uint32_t**>&r.in0)[0] = side
+            r.flags = REC_OVERFLOW
+            self.bytes_records += (n_in + n_out) * sizeof(uint32_t)
+            memcpy(side, ins, n_in * sizeof(uint32_t))
+            outs = side + n_in
+        else:
+            if n_in > 0:
+                r.in0 = ins[0]
+            if n_in > 1:
+                r.in1 = ins[1]
+            if n_in > 2:
+                r.in2 = ins[2]
+            outs = &r.out0
+            r.out0 = 0
+        for i in range(n_out):
+            outs[i] = self.new_slot()
+            o = self.slot(outs[i])
+            o.producer = <uint32_t>seq
+            o.flags = SLOT_USED | SLOT_PENDING
+            a = sig_alias(s)[i]
+            if a != 0xFFFF:
+                root = self.slot(ins[a]).root
+                o.root = root
+                self.slot(root).users += 1
+        for i in range(n_in):
+            self.slot(ins[i]).users += 1
+        if s.flags & SIG_WRITES:
+            for i in range(n_in):
+                if sig_written(s)[i]:
+                    o = self.slot(self.slot(ins[i]).root)
+                    if o.writes != 0xFFFF:
+                        o.writes += 1
+        if s.flags & SIG_RANDOM:
+            o = self.slot(self.rng)
+            if o.writes != 0xFFFF:
+                o.writes += 1
+        r.state = REC_PENDING
+        chunk.live += 1
+        self.tail = seq + 1
+        self.n_pending += 1
+        self.n_recorded += 1
+        return r
+
+    cdef void finish(self, Record* r) noexcept:
+        """The record has run, failed or been dropped: release what it holds. `_drain` must follow."""
+        cdef SigS* s = self.interner.sigs[r.sig]
+        cdef uint32_t* ins = rec_ins(r)
+        cdef uint32_t* outs = rec_outs(r, s)
+        cdef uint32_t i
+        cdef Slot* o
+        r.state = REC_DONE
+        self.n_pending -= 1
+        if s.flags & SIG_WRITES:
+            for i in range(s.n_in):
+                if sig_written(s)[i]:
+                    o = self.slot(self.slot(ins[i]).root)
+                    if o.writes != 0xFFFF:
+                        o.writes -= 1
+        if s.flags & SIG_RANDOM:
+            o = self.slot(self.rng)
+            if o.writes != 0xFFFF:
+                o.writes -= 1
+        for i in range(s.n_out):
+            o = self.slot(outs[i])
+            o.flags &= ~SLOT_PENDING
+            if not o.handles and not o.users:
+                _push_noexcept(&self.work, outs[i])
+        for i in range(s.n_in):
+            o = self.slot(ins[i])
+            o.users -= 1
+            if not o.users and not o.handles:
+                _push_noexcept(&self.work, ins[i])
+        if self.retain:
+            return
+        if r.flags & REC_OVERFLOW:
+            free((<void**>&r.in0)[0])
+            self.bytes_records -= (s.n_in + s.n_out) * sizeof(uint32_t)
+            r.flags = 0
+
+    cdef void _retire(self, uint64_t seq) noexcept:
+        # Chunk bookkeeping, apart from finish() so that a record's memory outlives its use.
+        cdef uint64_t c = (seq >> CHUNK_BITS) - self.chunk0
+        cdef Chunk* chunk = self.chunks[c]
+        chunk.live -= 1
+        if chunk.live == 0 and (seq >> CHUNK_BITS) != (self.tail >> CHUNK_BITS) and not self.retain:
+            free(chunk)
+            self.chunks[c] = NULL
+            self.bytes_records -= sizeof(Chunk)
+
+    cdef void _advance_head(self) noexcept:
+        # Drop freed chunks from the front of the directory and move `head` past records that are done.
+        cdef size_t k = 0
+        cdef Record* r
+        if self.retain:
+            return
+        while k < self.n_chunks and not self.chunks[k]:
+            k += 1
+        if k and (k == self.n_chunks or k * 2 >= self.cap_chunks or k >= 64):
+            memmove(self.chunks, self.chunks + k, (self.n_chunks - k) * sizeof(Chunk*))
+            self.n_chunks -= k
+            self.chunk0 += k
+        if self.n_pending == 0:
+            self.head = self.tail
+            return
+        while self.head < self.tail:
+            r = self.record(self.head)
+            if not r:
+                self.head = ((self.head >> CHUNK_BITS) + 1) << CHUNK_BITS
+            elif r.state == REC_DONE:
+                self.head += 1
+            else:
+                break
+
+    # ---- death -------------------------------------------------------------------------------------------------
+    cdef void handle_died(self, uint32_t i) noexcept:
+        cdef Slot* s = self.slot(i)
+        if s.handles != NO_HANDLE_LIMIT:
+            s.handles -= 1
+            if not s.handles:
+                self.settle(i)
+
+    cdef void settle(self, uint32_t i) noexcept:
+        """Free slot `i` if nobody can read it, and whatever that makes unreadable."""
+        _push_noexcept(&self.work, i)
+        self._drain()
+
+    cdef void _drain(self) noexcept:
+        cdef uint32_t i, j
+        cdef uint64_t seq
+        cdef Slot* s
+        cdef Record* r
+        cdef SigS* sig
+        cdef uint32_t* outs
+        cdef bint dead, dropped = False
+        cdef PyObject* obj
+        if self.busy:
+            return                 # the outer call works the list off
+        self.busy = True
+        while self.work.n or self.trash.n:
+            while self.work.n:
+                self.work.n -= 1
+                i = <uint32_t>self.work.data[self.work.n]
+                s = self.slot(i)
+                if s.handles or s.users or not s.flags & SLOT_USED:
+                    continue
+                if not s.flags & SLOT_PENDING:
+                    self._free_slot(i, s)
+                    continue
+                seq = self.seq_of(s.producer)
+                r = self.record(seq)
+                sig = self.interner.sigs[r.sig]
+                if r.state != REC_PENDING or sig.flags & (SIG_WRITES | SIG_RANDOM) or self.retain:
+                    continue
+                outs = rec_outs(r, sig)
+                dead = True
+                for j in range(sig.n_out):
+                    s = self.slot(outs[j])
+                    if s.handles or s.users:
+                        dead = False
+                        break
+                if dead:
+                    self.n_dropped += 1
+                    self.finish(r)
+                    self._retire(seq)
+                    dropped = True
+            # Releasing a tensor may run code that records or reads: by now the tape is consistent.
+            if self.trash.n:
+                self.trash.n -= 1
+                obj = <PyObject*>self.trash.data[self.trash.n]
+                Py_DECREF(<object>obj)
+        self.busy = False
+        if dropped:
+            self._advance_head()
+
+    # ---- planning ----------------------------------------------------------------------------------------------
+    cdef int _mark(self, uint32_t i, uint8_t flag) except -1:
+        cdef Slot* s = self.slot(i)
+        if not s.flags & (SLOT_NEEDED | SLOT_CONTENT | SLOT_OVERWRITTEN):
+            vec_push(&self.touched, i)
+        s.flags |= flag
+        return 0
+
+    cdef void _unmark(self) noexcept:
+        cdef size_t k
+        for k in range(self.touched.n):
+            self.slot(<uint32_t>self.touched.data[k]).flags &= ~(SLOT_NEEDED | SLOT_CONTENT | SLOT_OVERWRITTEN)
+        self.touched.n = 0
+
+    cdef bint _visit(self, Record* r, SigS* s) except -1:
+        """Backward-scan step: is this record needed by what was marked so far? If so, mark what it needs."""
+        cdef uint32_t* ins = rec_ins(r)
+        cdef uint32_t* outs = rec_outs(r, s)
+        cdef uint32_t i, root
+        cdef Slot* v
+        cdef bint need = False, live = False
+        for i in range(s.n_out):
+            v = self.slot(outs[i])
+            if v.flags & SLOT_NEEDED:
+                need = True
+                break
+            if v.handles or v.users:
+                live = True
+        if not need and s.flags & SIG_WRITES:
+            live = True
+            for i in range(s.n_in):
+                if sig_written(s)[i] and self.slot(self.slot(ins[i]).root).flags & SLOT_CONTENT:
+                    need = True
+                    break
+        if not need and s.flags & SIG_RANDOM and self.slot(self.rng).flags & SLOT_CONTENT:
+            need = True
+        if not need and live and not s.flags & SIG_VIEW:
+            # It reads (or writes) a storage that a needed, later record overwrites: it must run before that.
+            for i in range(s.n_in):
+                if self.slot(self.slot(ins[i]).root).flags & SLOT_OVERWRITTEN:
+                    need = True
+                    break
+        if not need:
+            return False
+        for i in range(s.n_in):
+            v = self.slot(ins[i])
+            root = v.root
+            if v.flags & SLOT_PENDING:
+                self._mark(ins[i], SLOT_NEEDED)
+            if not s.flags & SIG_VIEW:
+                self._mark(root, SLOT_CONTENT)
+            if s.flags & SIG_WRITES and sig_written(s)[i]:
+                self._mark(root, SLOT_OVERWRITTEN)
+        if s.flags & SIG_RANDOM:
+            self._mark(self.rng, SLOT_CONTENT)
+        return True
+
+    cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
+                  Vec* out) except -1:
+        """Sequence numbers, in program order, of the pending records that `targets` need.
+
+        `written`: slots whose storage the caller is about to write outside the tape; their pending readers come too.
+        With `targets` NULL: everything that a live handle can see.
+        """
+        cdef size_t k
+        cdef uint64_t low = self.tail      # the scan may stop here: nothing needed lies before it
+        cdef uint64_t seq, tmp
+        cdef Record* r
+        cdef Slot* s
+        cdef SigS* sig
+        cdef uint32_t i
+        out.n = 0
+        if self.n_pending == 0:
+            return 0
+        try:
+            if targets == NULL:
+                low = self.head
+                for i in range(1, self.n_slots):
+                    s = self.slot(i)
+                    if s.flags & SLOT_USED and s.handles:
+                        self._mark(i, SLOT_NEEDED)
+                        self._mark(s.root, SLOT_CONTENT)
+            for k in range(n):
+                s = self.slot(targets[k])
+                self._mark(targets[k], SLOT_NEEDED)
+                self._mark(s.root, SLOT_CONTENT)
+                low = min(low, self._earliest(targets[k]))
+            for k in range(n_written):
+                self._mark(self.slot(written[k]).root, SLOT_OVERWRITTEN)
+                low = self.head
+            seq = self.tail
+            while seq > low:
+                seq -= 1
+                r = self.record(seq)
+                if not r:
+                    seq = (seq >> CHUNK_BITS) << CHUNK_BITS
+                    continue
+                if r.state != REC_PENDING:
+                    continue
+                sig = self.interner.sigs[r.sig]
+                if self._visit(r, sig):
+                    vec_push(out, seq)
+                    if sig.flags & (SIG_WRITES | SIG_RANDOM):
+                        low = self.head
+                    for i in range(sig.n_in):
+                        low = min(low, self._earliest(rec_ins(r)[i]))
+        finally:
+            self._unmark()
+        for k in range(out.n // 2):
+            tmp = out.data[k]
+            out.data[k] = out.data[out.n - 1 - k]
+            out.data[out.n - 1 - k] = tmp
+        return 0
+
+    cdef uint64_t _earliest(self, uint32_t i) noexcept:
+        # Where the scan for a needed value may stop: at its producer, unless its storage has pending writes.
+        cdef Slot* s = self.slot(i)
+        if self.slot(s.root).writes:
+            return self.head
+        return self.seq_of(s.producer) if s.flags & SLOT_PENDING else self.tail
+
+    cdef int sweep(self) except -1:
+        """Drop every pending record that no live handle, write or random draw can make visible."""
+        cdef Vec keep
+        cdef size_t k
+        cdef uint64_t seq
+        cdef Record* r
+        keep.data = NULL
+        keep.n = keep.cap = 0
+        try:
+            self.plan(NULL, 0, NULL, 0, &keep)
+            for k in range(keep.n):
+                self.record(keep.data[k]).flags |= REC_NEEDED
+            seq = self.head
+            self.busy = True       # collect deaths; release them when the scan is over
+            while seq < self.tail:
+                r = self.record(seq)
+                if not r:
+                    seq = ((seq >> CHUNK_BITS) + 1) << CHUNK_BITS
+                    continue
+                if r.state == REC_PENDING and not r.flags & REC_NEEDED:
+                    self.n_dropped += 1
+                    self.finish(r)
+                    self._retire(seq)
+                elif r.state == REC_PENDING:
+                    r.flags &= ~REC_NEEDED
+                seq += 1
+            self.busy = False
+            self._drain()
+            self._advance_head()
+        finally:
+            free(keep.data)
+        self.sweep_at = max(<uint64_t>SWEEP_MIN, 2 * self.n_pending)
+        return 0
+
+    # ---- introspection -----------------------------------------------------------------------------------------
+    def counters(self):
+        """Plain counts: recorded, pending, executed, dropped records; live values; bytes of every table."""
+        cdef size_t live = 0
+        cdef uint32_t i
+        for i in range(1, self.n_slots):
+            if self.slot(i).flags & SLOT_USED:
+                live += 1
+        return {
+            "recorded": self.n_recorded, "pending": self.n_pending, "executed": self.n_executed,
+            "dropped": self.n_dropped, "values": live - 1,
+            "bytes_held": self.bytes_records + self.interner.bytes, "record_bytes": sizeof(Record),
+        }
+
+    def pending_seqs(self):
+        """Sequence numbers of all pending records, in program order."""
+        cdef list out = []
+        cdef uint64_t seq = self.head
+        cdef Record* r
+        while seq < self.tail:
+            r = self.record(seq)
+            if r and r.state == REC_PENDING:
+                out.append(seq)
+            seq += 1
+        return out
+
+    def describe(self, uint64_t seq):
+        """(sig, module, loc, phase, input slots, output slots) of record `seq`; KeyError if it is gone."""
+        cdef Record* r = self.record(seq)
+        if not r or (r.state == REC_DONE and not self.retain):
+            raise KeyError(f"record {seq} has run or was dropped")
+        cdef SigS* s = self.interner.sigs[r.sig]
+        cdef uint32_t i
+        return (r.sig, r.module, r.loc, r.phase, tuple([rec_ins(r)[i] for i in range(s.n_in)]),
+                tuple([rec_outs(r, s)[i] for i in range(s.n_out)]))
+
+
+cdef void _push_noexcept(Vec* v, uint64_t x) noexcept:
+    # Out of memory here means a few bytes are never freed: better than an exception inside a destructor.
+    try:
+        vec_push(v, x)
+    except MemoryError:
+        return
+
+
+@cython.final
+@cython.freelist(512)
+@cython.no_gc
+cdef class Handle:
+    def __init__(self):
+        raise TypeError("Handle is made by the engine")
+
+    def __dealloc__(self):
+        if self.tape is not None:
+            self.tape.handle_died(self.slot)
+
+    @property
+    def pending(self):
+        """True until the value has been computed."""
+        return bool(self.tape.slot(self.slot).flags & SLOT_PENDING)
+
+
+cdef uint64_t _next_id = 0
+
+
+cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta):
+    global _next_id
+    cdef Handle h = Handle.__new__(Handle)
+    cdef Slot* s = tape.slot(slot)
+    if s.handles != NO_HANDLE_LIMIT:
+        s.handles += 1
+    _next_id += 1
+    h.tape = tape
+    h.id = _next_id
+    h.slot = slot
+    h.meta = meta
+    return h

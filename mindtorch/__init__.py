@@ -1,0 +1,79 @@
+"""mindtorch: see, size and move PyTorch programs without changing them.
+
+``import mindtorch`` gives torch a device ``remote_accelerator[:i]`` whose tensors record what is done to them and
+compute it when somebody reads a value. Public names are in ``__all__``; the command line is ``genie``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .errors import LazyTensorError, MaterializationError, UnsupportedOperationError, UsageError
+
+if TYPE_CHECKING:
+    from .devices import device, get_default_device, set_default_device
+    from .execute import Executor, LocalExecutor
+    from .graph import ComputationGraph, capture
+    from .hooks import disable, enable, is_enabled
+    from .stats import reset_stats, stats
+    from .tensor import LazyTensor, flush, set_executor
+
+__version__ = "0.1.0"
+__all__ = [
+    "ComputationGraph", "Executor", "LazyTensor", "LazyTensorError", "LocalExecutor", "MaterializationError",
+    "UnsupportedOperationError", "UsageError", "capture", "device", "disable", "enable", "flush",
+    "get_default_device", "is_enabled", "reset_stats", "set_default_device", "set_executor", "stats",
+]
+
+# Where each public name lives; imported at first use so that `genie --help` does not wait for torch.
+_HOME = {
+    "device": "devices", "get_default_device": "devices", "set_default_device": "devices",
+    "Executor": "execute", "LocalExecutor": "execute",
+    "ComputationGraph": "graph", "capture": "graph",
+    "disable": "hooks", "enable": "hooks", "is_enabled": "hooks",
+    "reset_stats": "stats", "stats": "stats",
+    "LazyTensor": "tensor", "flush": "tensor", "set_executor": "tensor",
+}
+_NEEDS_TORCH = frozenset(_HOME) - {"device", "get_default_device", "set_default_device"}
+_ready = False
+
+
+def _bootstrap() -> None:
+    """Load torch and the engine, and hook torch unless GENIE_AUTO_ENABLE=0. Idempotent."""
+    global _ready
+    if _ready:
+        return
+    _ready = True
+    from . import config, execute, hooks  # noqa: F401  (execute installs the default executor)
+
+    if config.auto_enable():
+        hooks.enable()
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _NEEDS_TORCH:
+        _bootstrap()
+    import importlib
+
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+def _started_as_genie() -> bool:
+    # The command imports torch itself, and only when a subcommand needs it.
+    program = sys.argv[0] if sys.argv else ""
+    return os.path.basename(program).removesuffix(".exe") == "genie" or program.endswith(os.path.join("cli", "main.py"))
+
+
+if not _started_as_genie():
+    _bootstrap()

@@ -1,0 +1,59 @@
+"""Every environment variable the library reads, with its default (SPEC L11; the README has the same table)."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import UsageError
+
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+def _flag(name: str, default: bool) -> bool:
+    value = os.environ.get(name)
+    return default if value is None else value.strip().lower() not in _FALSE
+
+
+def auto_enable() -> bool:
+    """``GENIE_AUTO_ENABLE`` (default 1): hook torch when mindtorch is imported."""
+    return _flag("GENIE_AUTO_ENABLE", True)
+
+
+def log_intercepts() -> bool:
+    """``GENIE_LOG_INTERCEPTS`` (default 0): log each captured op to the logger ``mindtorch.intercept``."""
+    return _flag("GENIE_LOG_INTERCEPTS", False)
+
+
+def enable_aten_impl() -> bool:
+    """``GENIE_ENABLE_ATEN_IMPL`` (default 0): also register dispatcher kernels for creation calls."""
+    return _flag("GENIE_ENABLE_ATEN_IMPL", False)
+
+
+def register_device() -> str:
+    """``GENIE_REGISTER_DEVICE`` (``auto``): claim torch's slot for a foreign device: ``auto`` (not on a machine
+    with CUDA, where that would take over ``torch.accelerator``), ``always`` or ``never``."""
+    value = os.environ.get("GENIE_REGISTER_DEVICE", "auto").strip().lower()
+    if value not in ("auto", "always", "never"):
+        raise UsageError(f"GENIE_REGISTER_DEVICE: expected auto, always or never, got {value!r}")
+    return value
+
+
+def max_pending_ops() -> int:
+    """``GENIE_MAX_PENDING_OPS`` (default 2097152): recorded ops that may wait before everything visible is run."""
+    value = os.environ.get("GENIE_MAX_PENDING_OPS", "2097152")
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"GENIE_MAX_PENDING_OPS: expected a positive number of ops, got {value!r}")
+    return int(value)
+
+
+def unsupported() -> str:
+    """``GENIE_UNSUPPORTED`` (``error``): what to do with an op torch does not have either: ``error`` or ``zeros``."""
+    value = os.environ.get("GENIE_UNSUPPORTED", "error").strip().lower()
+    if value not in ("error", "zeros"):
+        raise UsageError(f"GENIE_UNSUPPORTED: expected error or zeros, got {value!r}")
+    return value
+
+
+def executor_device() -> str:
+    """``GENIE_EXECUTOR_DEVICE`` (``cpu``): where the in-process executor computes, ``cpu`` or ``cuda[:i]``."""
+    return os.environ.get("GENIE_EXECUTOR_DEVICE", "cpu")

@@ -1,0 +1,91 @@
+"""Creation functions with ``device="remote_accelerator[:i]"`` (SPEC L2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import tensor
+from ._ext import intercept as _core
+from ._ext import intern as _intern
+
+# Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
+RECORDED = (
+    "empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "rand", "randn", "randint", "randperm",
+    "normal", "arange", "range", "linspace", "logspace", "eye", "scalar_tensor", "tril_indices", "triu_indices",
+    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+)
+EAGER = ("tensor", "as_tensor", "asarray", "complex", "from_file", "sparse_coo_tensor", "sparse_csr_tensor",
+         "sparse_compressed_tensor", "frombuffer")
+_RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
+_CPU = torch.device("cpu")
+_infos: dict[Any, Any] = {}
+
+
+def _info(func: Callable[..., Any]) -> Any:
+    info = _infos.get(func)
+    if info is None:
+        name = func.__name__
+        info = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in _RANDOM)
+        _infos[func] = info
+    return info
+
+
+def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The lazy tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is one of ours."""
+    kwargs = dict(kwargs)
+    index = tensor.index_of(kwargs.pop("device"))
+    requires_grad = kwargs.pop("requires_grad", False)
+    if kwargs.pop("pin_memory", False):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    out = None
+    layout = kwargs.get("layout")
+    if func.__name__ in RECORDED and layout in (None, torch.strided) and kwargs.get("generator") is None:
+        plain_dtype = torch.get_default_dtype()
+        if "dtype" not in kwargs and plain_dtype is not torch.float32:
+            # The default dtype is read now, as eager does, not when the segment runs.
+            with torch._C.DisableTorchFunction():
+                kwargs["dtype"] = func(*args, device="meta", **kwargs).dtype
+        out = _core.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
+    if out is None:
+        out = _eager(func, args, kwargs, index)
+    return out.requires_grad_() if requires_grad else out
+
+
+def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
+    lazy = next((a for a in args if _core.get_handle(a) is not None), None)
+    if lazy is not None and func.__name__ in ("as_tensor", "asarray", "tensor"):
+        dtype = kwargs.get("dtype") or lazy.dtype
+        same = lazy.dtype is dtype and tensor.index_of(lazy.device) == index
+        return lazy if same and func.__name__ != "tensor" else lazy.detach().to(dtype=dtype, copy=True)
+    args = tuple(tensor._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
+    with torch._C.DisableTorchFunction():
+        made = func(*args, device=_CPU, **kwargs)
+    if made.layout is not torch.strided:
+        return made
+    return tensor.from_plain(made.detach(), index)
+
+
+def manual_seed_all(seed: int) -> None:
+    """torch.manual_seed reached the device: draws recorded before keep the old stream, later ones use the new."""
+    if tensor.tape.n_pending:
+        info = _infos.get("seed")
+        if info is None:
+            info = _infos["seed"] = _intern.OpInfo(
+                "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
+            )
+        _core.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, 0)
+    else:
+        tensor.executor().seed(int(seed))
+
+
+def _seed_default(seed: int) -> None:
+    # Runs inside a segment, while the lazy device's generator is swapped in.
+    device = tensor.executor().device
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

@@ -1,0 +1,11 @@
+"""Executors: what runs segments of the tape."""
+
+from __future__ import annotations
+
+from .. import config, tensor
+from .base import Executor
+from .local import LocalExecutor
+
+__all__ = ["Executor", "LocalExecutor"]
+
+tensor.set_default_executor(lambda: LocalExecutor(config.executor_device()))

@@ -1,0 +1,48 @@
+"""The executor interface (SPEC R1): four verbs, no Python objects of the user's program."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+
+class Executor(ABC):
+    """Runs segments and keeps the values they make until they are freed.
+
+    ``device`` is where the values live, as a torch.device.
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
+               outputs: Sequence[int] | None = None) -> None:
+        """Run ``segment`` (a ``mindtorch._ext.replay.Segment``) in program order.
+
+        ``blobs``: values by slot that the executor does not hold yet. ``outputs``: slots whose values will be
+        asked for; None keeps every value that a live tensor can still read. Raises MaterializationError.
+        """
+
+    @abstractmethod
+    def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
+        """The values behind the handles. The tensors belong to the executor: callers must not write to them."""
+
+    @abstractmethod
+    def free(self, ids: Sequence[Any]) -> None:
+        """Values nobody can read any more."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return when all submitted work is done."""
+
+    @abstractmethod
+    def rng(self) -> AbstractContextManager[None]:
+        """While active, torch's default generator on ``device`` is the lazy device's own."""
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seed the lazy device's generator."""

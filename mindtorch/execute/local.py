@@ -1,0 +1,116 @@
+"""In-process executor: replays a segment with torch itself, on the CPU or a local CUDA device.
+
+The value store is the tape's own slots, so nothing is copied in or out. Views, in-place ops and random draws need no
+special care: the replay happens in program order on real, aliased storage, below autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from .._ext import context as _context
+from .._ext import intercept as _core
+from ..errors import MaterializationError, UsageError
+from ..intercept import quiet
+from ..tensor import tape
+from .base import Executor
+
+
+class LocalExecutor(Executor):
+    """Runs segments in this process on ``device`` (``cpu`` or ``cuda[:i]``)."""
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"in-process executor: expected a cpu or cuda device, got {device}")
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise UsageError(f"in-process executor: {device} asked for, but torch sees no CUDA device")
+            if self.device.index is None:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+        self._generator_state: torch.Tensor | None = None  # None: a fresh generator
+
+    # ---- random numbers ----------------------------------------------------------------------------------------------
+    def _default_generator(self) -> torch.Generator:
+        if self.device.type == "cuda":
+            return torch.cuda.default_generators[self.device.index or 0]
+        return torch.default_generator
+
+    @contextmanager
+    def rng(self) -> Iterator[None]:
+        """Swap the lazy device's generator state in for torch's default one, and back."""
+        generator = self._default_generator()
+        outside = generator.get_state()
+        if self._generator_state is None:
+            self._generator_state = torch.Generator(self.device).get_state()
+        generator.set_state(self._generator_state)
+        try:
+            yield
+        finally:
+            self._generator_state = generator.get_state()
+            generator.set_state(outside)
+
+    def seed(self, seed: int) -> None:
+        fresh = torch.Generator(self.device)
+        fresh.manual_seed(seed)
+        self._generator_state = fresh.get_state()
+
+    # ---- the four verbs ----------------------------------------------------------------------------------------------
+    def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
+               outputs: Sequence[int] | None = None) -> None:
+        with ExitStack() as stack:
+            quiet(stack)
+            if segment.random:
+                stack.enter_context(self.rng())
+            segment.run(self.device, _verify, _failure)
+
+    def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
+        values = [_core.value(h) for h in ids]
+        if any(v is None for v in values):
+            raise MaterializationError("a value was asked for that no segment has computed")
+        return values
+
+    def free(self, ids: Sequence[Any]) -> None:
+        """Values are reference-counted by the tape: nothing to do."""
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
+    """Compare the first result of a call with what was predicted when it was recorded."""
+    dtype, size, stride, offset, _device = _core.sig_output_meta(sig, out)
+    name = _core.sig_info(sig).name
+    if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != size:
+        got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise MaterializationError(f"[{name}] predicted {dtype} {tuple(size)}, the kernel gave {got}")
+    same = (value.is_contiguous() if stride is None else value.stride() == stride) and value.storage_offset() == offset
+    if same or value.numel() == 0:
+        return value
+    if _core.sig_is_view(sig):
+        raise MaterializationError(f"[{name}] predicted a view with strides {stride}, the kernel gave {value.stride()}")
+    # The program has already been told these strides: keep them for this value, predict right from now on.
+    promised = torch.empty(size, device="meta").stride() if stride is None else stride
+    _core.correct_output(sig, out, value)
+    kept = torch.empty_strided(size, promised, dtype=dtype, device=value.device)
+    return kept.copy_(value)
+
+
+def _failure(seq: int, error: Exception) -> Exception:
+    """The error of a materialization, naming op, module path and the user's line (SPEC L9)."""
+    if isinstance(error, MaterializationError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    sig, module, loc, _phase, _ins, _outs = tape.describe(seq)
+    path = _context.module_path(module) or "(no module)"
+    place = _context.location(loc)
+    line = f"{place[0]}:{place[1]} in {place[2]}" if place else "(unknown line)"
+    failure = MaterializationError(f"[{_core.sig_info(sig).name}] recorded in {path} at {line}: {text}")
+    failure.__cause__ = error
+    return failure

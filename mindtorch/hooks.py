@@ -1,0 +1,295 @@
+"""Making torch know the device: registration, creation hooks, `.to()`, module moves. `enable()` / `disable()` (SPEC L1).
+
+Every patch is an attribute that `disable()` puts back; the device's name, once registered with torch, stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from typing import Any
+
+import torch
+import torch.nn.modules.module
+from torch.utils import _device as _torch_device
+
+from . import config, creation, tensor
+from ._ext import intercept as _core
+from .devices import device as mindtorch_device
+from .modules import apply_to_module
+
+log = logging.getLogger("mindtorch")
+_saved: list[tuple[Any, str, Any, bool]] = []
+_library: Any = None
+_registered = False
+
+
+def enable() -> None:
+    """Hook torch so that ``device="remote_accelerator[:i]"`` works everywhere. Idempotent."""
+    if _saved:
+        return
+    _register()
+    _torch_device._device_constructors()  # memoized with torch's own functions before their names are replaced
+    for name in (*creation.RECORDED, *creation.EAGER):
+        original = getattr(torch, name, None)
+        if original is None:
+            continue
+        hook = _core.make_creation_hook(original, tensor.is_ours, creation.create)
+        functools.update_wrapper(hook, original)
+        _patch(torch, name, hook)
+    _patch(torch.Tensor, "to", _to)
+    for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
+        _patch(torch.Tensor, name, _new_hook(name))
+    _patch(torch.nn.Module, "to", _module_to)
+    _patch(torch.nn.Module, "_apply", _module_apply)
+    _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
+    _patch(torch.random, "manual_seed", _manual_seed)
+    _patch(torch, "manual_seed", _manual_seed)
+    _patch(torch, "set_default_dtype", _set_default_dtype)
+    if config.enable_aten_impl():
+        _register_aten()
+
+
+def disable() -> None:
+    """Put torch back as it was. Lazy tensors that exist keep working."""
+    global _library
+    while _saved:
+        owner, name, value, own = _saved.pop()
+        if own:
+            setattr(owner, name, value)
+        else:
+            delattr(owner, name)
+    _library = None
+
+
+def is_enabled() -> bool:
+    """True while torch is hooked."""
+    return bool(_saved)
+
+
+def _patch(owner: Any, name: str, value: Any) -> None:
+    own = name in vars(owner)
+    _saved.append((owner, name, vars(owner).get(name), own))
+    setattr(owner, name, value)
+
+
+# ---- the device's name -----------------------------------------------------------------------------------------------
+class _DeviceModule(types.ModuleType):
+    """``torch.remote_accelerator``: what torch asks of a device module. Unavailable to torch.accelerator on purpose:
+    pinning, streams and default-device choices must stay as they are without us."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing here: mindtorch's own torch.manual_seed does it, also where another backend owns the slot."""
+
+    def manual_seed(self, seed: int) -> None:
+        creation.manual_seed_all(seed)
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def synchronize(self, device: Any = None) -> None:
+        tensor.flush("synchronize")
+        tensor.executor().sync()
+
+
+def _register() -> None:
+    global _registered
+    mode = config.register_device()
+    if _registered or mode == "never":
+        return
+    owner = torch._C._get_privateuse1_backend_name()
+    if owner != "privateuseone":
+        log.info("the foreign-device slot belongs to %r: strings and mindtorch.device work, torch.device does not", owner)
+        return
+    if mode == "auto" and torch.backends.cuda.is_built() and torch.cuda.is_available():
+        log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
+        return
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
+    _registered = True
+
+
+def _register_aten() -> None:
+    """L11: kernels for the slot, so that creation calls that bypass the hooks reach us too."""
+    global _library
+    if not _registered:
+        log.warning("GENIE_ENABLE_ATEN_IMPL=1 needs the device's name registered with torch; it is not")
+        return
+    _library = torch.library.Library("aten", "IMPL")
+    overloads = {
+        "empty.memory_format": torch.empty, "empty_strided": torch.empty_strided, "randn": torch.randn,
+        "rand": torch.rand, "zeros": torch.zeros, "ones": torch.ones, "full": torch.full, "arange": torch.arange,
+        "arange.start": torch.arange, "arange.start_step": torch.arange, "linspace": torch.linspace,
+        "eye": torch.eye, "eye.m": torch.eye, "randint": torch.randint, "randint.low": torch.randint,
+        "randperm": torch.randperm,
+    }
+    for name, func in overloads.items():
+        _library.impl(name, _aten_kernel(getattr(func, "__wrapped__", func)), "PrivateUse1")
+
+
+def _aten_kernel(func: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
+        return creation.create(func, args, kwargs)
+
+    return kernel
+
+
+# ---- patched functions -----------------------------------------------------------------------------------------------
+_torch_to = torch.Tensor.to
+_torch_module_to = torch.nn.Module.to
+_torch_module_apply = torch.nn.Module._apply
+_torch_manual_seed = torch.random.manual_seed
+_torch_set_default_dtype = torch.set_default_dtype
+_torch_context = _torch_device.DeviceContext.__torch_function__
+
+
+def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The device that a ``.to(...)`` call names: ours, another one, or None."""
+    first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if isinstance(first, (str, torch.device, mindtorch_device)):
+        return first
+    if isinstance(first, torch.Tensor):
+        return first.device
+    return kwargs.get("device")
+
+
+@functools.wraps(_torch_to)
+def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    lazy = _core.get_handle(self) is not None
+    target = _target(args, kwargs)
+    if not lazy and (target is None or not tensor.is_ours(target)):
+        return _torch_to(self, *args, **kwargs)
+    if target is None or (lazy and tensor.is_ours(target) and tensor.index_of(target) == _core.device_index(self)):
+        return _torch_to(self, *_without_device(args, target), **_without_device_kw(kwargs))
+    dtype, non_blocking, copy, memory_format = _to_options(args, kwargs)
+    if lazy and not tensor.is_ours(target):
+        return tensor.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
+                               memory_format=memory_format)
+    plain = tensor.to_plain(self, "cpu", "to") if lazy else self
+    if dtype is not None or memory_format is not torch.preserve_format:
+        plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)
+    return tensor.from_plain(plain, tensor.index_of(target))
+
+
+def _plain_device(target: Any) -> torch.device:
+    return torch.device(str(target))
+
+
+def _without_device(args: tuple, target: Any) -> tuple:
+    # The lazy tensor is already there: what remains is dtype, copy, memory format. C++ knows it as a CPU tensor.
+    if not args:
+        return args
+    if isinstance(args[0], torch.Tensor):
+        return (args[0].dtype, *args[1:])
+    if target is not None and args[0] is target:
+        return ("cpu", *args[1:])
+    return args
+
+
+def _without_device_kw(kwargs: dict[str, Any]) -> dict[str, Any]:
+    out = {k: v for k, v in kwargs.items() if k not in ("device", "other")}
+    if "other" in kwargs:
+        out["dtype"] = kwargs["other"].dtype
+    return out
+
+
+def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, bool, Any]:
+    rest = list(args[1:]) if args else []
+    dtype = kwargs.get("dtype")
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, torch.Tensor):
+        dtype = other.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    non_blocking = bool(rest.pop(0)) if rest else kwargs.get("non_blocking", False)
+    copy = bool(rest.pop(0)) if rest else kwargs.get("copy", False)
+    return dtype, non_blocking, copy, kwargs.get("memory_format", torch.preserve_format)
+
+
+def _new_hook(name: str) -> Any:
+    original = getattr(torch.Tensor, name)
+    factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
+
+    @functools.wraps(original)
+    def hook(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        lazy = _core.get_handle(self) is not None
+        if device is not None and tensor.is_ours(device):
+            kwargs.setdefault("dtype", None if name == "new_tensor" else self.dtype)
+            if kwargs["dtype"] is None:
+                del kwargs["dtype"]
+            if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
+                args = (args,)
+            return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
+        if lazy and device is not None:
+            return original(torch.empty(0, dtype=self.dtype), *args, **kwargs)
+        if lazy and name == "new_tensor":
+            return creation.create(getattr(factory, "__wrapped__", factory), args,
+                                   {"dtype": self.dtype, **kwargs, "device": self.device})
+        return original(self, *args, **kwargs)
+
+    return hook
+
+
+@functools.wraps(_torch_module_to)
+def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    target = _target(args, kwargs)
+    if target is None or not tensor.is_ours(target):
+        return _torch_module_to(self, *args, **kwargs)
+    dtype, non_blocking, _copy, memory_format = _to_options(args, kwargs)
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
+    device = tensor.torch_device(tensor.index_of(target))
+
+    def convert(t: torch.Tensor) -> torch.Tensor:
+        wanted = dtype if dtype is not None and (t.is_floating_point() or t.is_complex()) else None
+        return _to(t, device, wanted, non_blocking) if wanted is not None else _to(t, device)
+
+    return self._apply(convert)
+
+
+@functools.wraps(_torch_module_apply)
+def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
+    return apply_to_module(self, fn, recurse, _torch_module_apply)
+
+
+@functools.wraps(_torch_manual_seed)
+def _manual_seed(seed: Any) -> torch.Generator:
+    generator = _torch_manual_seed(seed)
+    creation.manual_seed_all(generator.initial_seed())
+    return generator
+
+
+@functools.wraps(_torch_set_default_dtype)
+def _set_default_dtype(d: torch.dtype) -> None:
+    if d is not torch.get_default_dtype():
+        # Some recorded calls (int / int, sqrt of an int tensor) give the default dtype: run them under the old one.
+        tensor.flush("set_default_dtype")
+        _core.forget_calls()
+    _torch_set_default_dtype(d)
+
+
+def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
+    kwargs = kwargs or {}
+    if tensor.is_ours(self.device) and func in _torch_device._device_constructors() and kwargs.get("device") is None:
+        return creation.create(func, args, {**kwargs, "device": self.device})
+    return _torch_context(self, func, types, args, kwargs)

@@ -1,0 +1,86 @@
+"""``nn.Module`` moves that keep parameter identity, tied weights and optimizer references (SPEC L7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._ext import intercept as _core
+from .tensor import LazyParameter
+
+
+def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool,
+                    original: Callable[..., Any]) -> torch.nn.Module:
+    """``Module._apply`` that also works when ``fn`` takes parameters to or from the lazy device.
+
+    Torch would assign ``param.data`` across tensor types there, which corrupts both. Here the parameter object
+    stays the same Python object: its class, its dictionary and the C++ tensor behind it are exchanged.
+    """
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    crossing: list[tuple[str, Any, torch.Tensor]] = []
+    with torch.no_grad():
+        for key, param in module._parameters.items():
+            if param is None:
+                continue
+            lazy = _core.get_handle(param) is not None
+            if not lazy and param.device.type == "meta":
+                continue
+            moved = fn(param)
+            if moved is param:
+                continue
+            if lazy or _core.get_handle(moved) is not None:
+                crossing.append((key, param, moved))
+    if not crossing:
+        return original(module, fn, False)
+    for key, param, moved in crossing:
+        grad = param.grad
+        if grad is not None:
+            param.grad = None
+            with torch.no_grad():
+                grad = fn(grad)
+        _exchange(module._parameters, key, param, moved)
+        if grad is not None:
+            module._parameters[key].grad = grad
+    for key, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[key] = fn(buffer)
+    return module
+
+
+def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
+    """Put ``moved``'s tensor behind the Python object ``param``."""
+    requires_grad = param.requires_grad
+    handle = _core.get_handle(moved)
+    if handle is not None:
+        with torch.no_grad():
+            fresh = LazyParameter._make_wrapper_subclass(  # type: ignore[attr-defined]
+                LazyParameter, moved.shape, moved.stride(), moved.storage_offset(), None, moved.dtype
+            )
+        _core.adopt(fresh, handle)
+    else:
+        fresh = torch.nn.Parameter(moved.detach(), requires_grad=False)
+    fresh.requires_grad_(requires_grad)
+    if _swappable(param):
+        kept = {k: v for k, v in param.__dict__.items() if k != "_handle"}
+        cls = type(fresh)
+        handle_now = fresh.__dict__.pop("_handle", None)
+        old_class = type(param)
+        old_handle = param.__dict__.pop("_handle", None)
+        torch._C._swap_tensor_impl(param, fresh)
+        param.__class__, fresh.__class__ = cls, old_class
+        param.__dict__.update(kept)
+        if handle_now is not None:
+            param.__dict__["_handle"] = handle_now
+        if old_handle is not None:
+            fresh.__dict__["_handle"] = old_handle
+    else:
+        owner[key] = fresh
+
+
+def _swappable(param: Any) -> bool:
+    # _swap_tensor_impl refuses when C++ holds further references (a live graph); classes must share their layout.
+    return type(param) in (torch.nn.Parameter, LazyParameter) and param._use_count() == 1

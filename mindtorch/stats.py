@@ -1,0 +1,54 @@
+"""``mindtorch.stats()``: what the engine did, as a plain dict (SPEC L15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import intercept, tensor
+from ._ext import context as _context
+from ._ext import intercept as _core
+
+_zero: dict[str, Any] = {}
+
+
+def _totals() -> dict[str, Any]:
+    c = tensor.tape.counters()
+    whole, dispatched = _core.counts()
+    return {
+        "ops_recorded": c["recorded"], "ops_executed": c["executed"], "ops_dropped": c["dropped"],
+        "ops_fallback": sum(intercept.fallback_counts.values()), "recorded_whole": whole,
+        "recorded_at_dispatch": dispatched, "segments": tensor.segments_run,
+    }
+
+
+def stats() -> dict[str, Any]:
+    """What the engine did since the start, or since ``reset_stats()``.
+
+    ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nobody could see the result), ``ops_fallback``
+    (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
+    ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
+    ``triggers`` (reason → count). Current state: ``ops_pending``, ``values`` (live values), ``bytes_held`` (every
+    table of the engine, in bytes; not the user's tensors), ``bytes_per_op`` (``bytes_held`` per pending op),
+    ``record_bytes`` (size of one record).
+    """
+    now = _totals()
+    out = {k: v - _zero.get(k, 0) for k, v in now.items()}
+    then = _zero.get("triggers", {})
+    out["triggers"] = {k: v - then.get(k, 0) for k, v in tensor.triggers.items() if v > then.get(k, 0)}
+    then = _zero.get("fallbacks", {})
+    out["fallbacks"] = {k: v - then.get(k, 0) for k, v in intercept.fallback_counts.items() if v > then.get(k, 0)}
+    c = tensor.tape.counters()
+    held = c["bytes_held"] + _context.table_bytes()
+    out.update(
+        ops_pending=c["pending"], values=c["values"], bytes_held=held,
+        bytes_per_op=held / c["pending"] if c["pending"] else 0.0, record_bytes=c["record_bytes"],
+    )
+    return out
+
+
+def reset_stats() -> None:
+    """Count from here. State (pending ops, bytes) is not touched."""
+    _zero.clear()
+    _zero.update(_totals())
+    _zero["triggers"] = dict(tensor.triggers)
+    _zero["fallbacks"] = dict(intercept.fallback_counts)

@@ -1,0 +1,442 @@
+"""LazyTensor: a torch.Tensor whose values are computed when somebody reads them.
+
+The C++ side of a lazy tensor is a wrapper with device ``cpu`` and no data, so autograd, autocast and the C++ argument
+checks work natively; ``.device`` is overridden on the class. The engine's handle sits in a slot (LazyTensor objects
+that calls return) or in ``__dict__`` (LazyParameter, which must have the object layout of ``torch.nn.Parameter`` so
+that ``Module.to`` can keep a parameter's identity).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import config, intercept, ops
+from ._ext import context as _context
+from ._ext import intercept as _core
+from ._ext import intern as _intern
+from ._ext import tape as _tape
+from .errors import LazyTensorError
+from .metadata import TensorMetadata
+
+DEVICE_TYPE = "remote_accelerator"
+_base = torch._C.TensorBase
+
+
+class _LazyMeta(torch.nn.parameter._ParameterMeta):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise LazyTensorError(
+            f"{cls.__name__} is made by torch functions: use device='remote_accelerator:0' or .to('remote_accelerator:0')"
+        )
+
+
+class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
+    """A tensor on ``remote_accelerator``. Reads (``item``, ``cpu``, ``numpy``, ``print``, ``bool`` …) compute it."""
+
+    _handle: Any
+
+    __torch_function__ = classmethod(_core.torch_function)  # type: ignore[assignment]
+    __torch_dispatch__ = classmethod(_core.torch_dispatch)  # type: ignore[assignment]
+
+    # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return _core.meta_of(self._handle)[1]
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return _core.meta_of(self._handle)[0]
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return torch_device(_core.device_index(self))
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def get_device(self) -> int:
+        return _core.device_index(self)
+
+    # ---- what was recorded (SPEC L4, L5) -----------------------------------------------------------------------------
+    @property
+    def id(self) -> int:
+        """Unique number of the recorded value in this process."""
+        return self._handle.id
+
+    @property
+    def operation(self) -> str:
+        """Name of the op that makes it, ``aten::add``; ``genie::data`` for values that came from outside."""
+        handle = self._handle
+        return _core.sig_info(handle.sig).name if handle.sig else "genie::data"
+
+    @property
+    def inputs(self) -> list[LazyTensor]:
+        """Tensors the op reads, as lazy tensors; empty once the value was computed (the engine lets go of them)."""
+        record = _core.producer(self._handle)
+        if record is None:
+            return []
+        return [_core.wrap_slot(slot, meta) for slot, meta in zip(record[4], _core.input_metas(record[0]), strict=True)]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the recorded call, constants only; tensors read as None."""
+        handle = self._handle
+        return _core.constants(handle.sig)[1] if handle.sig else {}
+
+    @property
+    def metadata(self) -> TensorMetadata:
+        """A view on what the engine knows about this value; built on demand."""
+        return TensorMetadata(self)
+
+    @property
+    def materialized(self) -> bool:
+        """True once the value has been computed."""
+        return not self._handle.pending
+
+    @property
+    def concrete_value(self) -> torch.Tensor | None:
+        """The executor's tensor, None while pending. Not a copy: do not write to it."""
+        return _core.value(self._handle)
+
+    def materialize(self) -> torch.Tensor:
+        """Compute the value now and return it as a plain tensor (the executor's own: do not write to it)."""
+        return materialize([self], "materialize")[0]
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+    def item(self) -> Any:  # type: ignore[override]
+        return materialize([self], "item")[0].item()
+
+    def tolist(self) -> Any:
+        return materialize([self], "tolist")[0].tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return _copy_out(self.detach(), "numpy").numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
+        return to_plain(self, "cpu", "cpu", memory_format=memory_format)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return to_plain(self, "cuda" if device is None else device, "cuda")
+
+    def __bool__(self) -> bool:
+        return bool(materialize([self], "bool")[0])
+
+    def __int__(self) -> int:
+        return int(materialize([self], "int")[0])
+
+    def __float__(self) -> float:
+        return float(materialize([self], "float")[0])
+
+    def __complex__(self) -> complex:
+        return complex(materialize([self], "complex")[0].item())
+
+    def __index__(self) -> int:
+        return materialize([self], "index")[0].__index__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return _repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return _copy_out(self.detach(), "dlpack").__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0).__dlpack_device__()
+
+    def data_ptr(self) -> int:
+        return materialize([self], "data_ptr")[0].data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return materialize([self], "storage")[0].untyped_storage()
+
+    def storage(self) -> Any:
+        return materialize([self], "storage")[0].storage()
+
+    # ---- copies ------------------------------------------------------------------------------------------------------
+    def __deepcopy__(self, memo: dict) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
+                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            copied = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A saved lazy tensor loads as a plain one (SPEC L7).
+        plain = _copy_out(self.detach(), "pickle").requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+
+_FastLazyTensor = _LazyMeta(
+    "LazyTensor",
+    (LazyTensor,),
+    {"__slots__": ("_handle",), "__module__": __name__, "__doc__": LazyTensor.__doc__},
+)
+# Built by the class statement's machinery, so undo the annotation-only attribute of the base: the slot is the handle.
+
+
+class LazyParameter(LazyTensor, torch.nn.Parameter):
+    """What ``Module.to("remote_accelerator")`` turns a module's parameter into, in place."""
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+_torch_devices: dict[int, Any] = {}
+
+
+def torch_device(index: int) -> Any:
+    """The device object of remote_accelerator ``index``: torch's own where torch can express it."""
+    device = _torch_devices.get(index)
+    if device is None:
+        try:
+            device = torch.device(DEVICE_TYPE, index)
+        except RuntimeError:
+            from .devices import device as mindtorch_device
+
+            return mindtorch_device(DEVICE_TYPE, index)
+        _torch_devices[index] = device
+    return device
+
+
+def is_ours(device: Any) -> bool:
+    """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
+    if isinstance(device, str):
+        return device.startswith(DEVICE_TYPE)
+    return getattr(device, "type", None) == DEVICE_TYPE
+
+
+def index_of(device: Any) -> int:
+    """The index a device names; a bare ``remote_accelerator`` is the current one, 0."""
+    from .devices import device as mindtorch_device
+
+    return mindtorch_device(device).index or 0
+
+
+# ---- materialization -------------------------------------------------------------------------------------------------
+lock = threading.RLock()
+triggers: dict[str, int] = {}
+segments_run = 0
+_submit: Callable[[Any], None] | None = None
+_executor: Any = None
+_default_executor: Callable[[], Any] | None = None
+
+
+def set_executor(executor: Any) -> Any:
+    """Use another executor (see mindtorch.execute.base); returns the previous one. Pending work is run first."""
+    global _executor
+    with lock:
+        if _executor is not None:
+            flush("executor change")
+        previous, _executor = _executor, executor
+    return previous
+
+
+def set_default_executor(make: Callable[[], Any]) -> None:
+    """What to make when the first segment runs and no executor was set."""
+    global _default_executor
+    _default_executor = make
+
+
+def executor() -> Any:
+    """The executor in use."""
+    global _executor
+    if _executor is None:
+        if _default_executor is None:
+            raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
+        _executor = _default_executor()
+    return _executor
+
+
+def _run(segment: Any, reason: str) -> None:
+    global segments_run
+    if not len(segment):
+        return
+    segments_run += 1
+    triggers[reason] = triggers.get(reason, 0) + 1
+    executor().submit(segment)
+
+
+def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), random: bool = False) -> list[Any]:
+    """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``."""
+    handles = [t._handle for t in tensors]
+    with lock:
+        _run(_core.segment(handles, [t._handle for t in written]), reason)
+        if random:
+            _run(_core.rng_segment(), reason)
+        values = executor().fetch(handles)
+    return values
+
+
+def flush(reason: str) -> None:
+    """Compute everything that a live tensor can see."""
+    with lock:
+        _run(_core.segment_all(), reason)
+
+
+class _Runtime:
+    """What mindtorch.intercept needs of this module (imports go one way)."""
+
+    materialize = staticmethod(materialize)
+
+    @staticmethod
+    def device() -> torch.device:
+        return executor().device
+
+    @staticmethod
+    def rng() -> Any:
+        return executor().rng()
+
+
+def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
+    """The value as a plain CPU tensor that shares nothing with the engine's."""
+    value = materialize([t], reason)[0]
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        out = value.to("cpu")
+        return out.clone() if out is value else out
+
+
+class _ToPlain(torch.autograd.Function):
+    """Differentiable read: lazy → plain; the gradient goes back as a lazy tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, t: LazyTensor, reason: str) -> torch.Tensor:
+        ctx.index = _core.device_index(t)
+        return _copy_out(t, reason)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return from_plain(grad, ctx.index), None
+
+
+class _FromPlain(torch.autograd.Function):
+    """Differentiable upload: plain → lazy; the gradient comes back as a plain tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, index: int) -> Any:
+        ctx.device = t.device
+        return _upload(t, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: LazyTensor) -> Any:  # type: ignore[override]
+        return to_plain(grad, ctx.device, "backward"), None
+
+
+def _upload(t: torch.Tensor, index: int) -> Any:
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return _core.hold(t.detach().to(executor().device, copy=True), index, None, True)
+
+
+def from_plain(t: torch.Tensor, index: int) -> Any:
+    """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
+    if t.requires_grad and torch.is_grad_enabled():
+        return _FromPlain.apply(t, index)
+    return _upload(t, index)
+
+
+def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blocking: bool = False,
+             memory_format: Any = torch.preserve_format) -> torch.Tensor:
+    """A plain tensor on ``device`` with the value of lazy ``t``; differentiable."""
+    if torch.device(device).type == "meta":
+        out = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+        return out if dtype is None else out.to(dtype)
+    out = _ToPlain.apply(t, reason) if t.requires_grad and torch.is_grad_enabled() else _copy_out(t.detach(), reason)
+    if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
+        return out
+    return out.to(device=device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _repr(t: LazyTensor) -> str:
+    value = materialize([t], "print")[0]
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        text = torch._tensor_str._str(value.cpu())
+    prefix = "Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else ""
+    suffix = f", device='{t.device}'"
+    if t.grad_fn is not None:
+        suffix += f", grad_fn=<{type(t.grad_fn).__name__}>"
+    elif t.requires_grad:
+        suffix += ", requires_grad=True"
+    return f"{prefix}{text[:-1]}{suffix})"
+
+
+# ---- wiring ----------------------------------------------------------------------------------------------------------
+def _unsure(args: tuple, kwargs: dict) -> Any:
+    # From here on the tensor may require grad: its ops go through torch's autograd.
+    for t in intercept.lazy_in(list(args)):
+        t._handle.no_grad = False
+    return NotImplemented
+
+
+def _handlers() -> dict[Any, Callable[[tuple, dict], Any]]:
+    T = torch.Tensor
+    return {
+        T.requires_grad_: _unsure,
+        _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
+        _base.data.__set__: _unsure,  # type: ignore[attr-defined]
+        torch._C._VariableFunctions._make_dual: _unsure,
+        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
+        _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
+        _base.dtype.__get__: lambda args, kwargs: args[0].dtype,  # type: ignore[attr-defined]
+        _base.item: lambda args, kwargs: args[0].item(),
+        _base.tolist: lambda args, kwargs: args[0].tolist(),
+        _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
+        _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+    }
+
+
+_BINARY = {
+    "__add__": torch.Tensor.add, "__sub__": torch.Tensor.sub, "__mul__": torch.Tensor.mul,
+    "__truediv__": torch.Tensor.div, "__matmul__": torch.Tensor.matmul,
+    "__lt__": torch.Tensor.lt, "__le__": torch.Tensor.le, "__gt__": torch.Tensor.gt, "__ge__": torch.Tensor.ge,
+    "__eq__": torch.Tensor.eq, "__ne__": torch.Tensor.ne,
+    "__and__": torch.Tensor.bitwise_and, "__or__": torch.Tensor.bitwise_or, "__xor__": torch.Tensor.bitwise_xor,
+}
+_REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
+
+
+def _install() -> _tape.Tape:
+    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops())
+    main.on_limit = lambda: flush("limit")
+    _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, hooks=intercept, torch=torch)
+    intercept.set_runtime(_Runtime)
+    for func, handler in _handlers().items():
+        name = getattr(func, "__name__", "?")
+        _core.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
+    for name, func in _BINARY.items():
+        setattr(LazyTensor, name, _core.make_binary(func, getattr(torch.Tensor, name)))
+    for name, func in _REFLECTED.items():
+        # The scalar is on the left: x + t and t + x are the same call in torch, too.
+        setattr(LazyTensor, name, _core.make_binary(func, getattr(torch.Tensor, name)))
+    LazyTensor.__neg__ = _core.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
+    LazyTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+    _core.set_logging(config.log_intercepts())
+    return main
+
+
+tape = _install()
+location = _context.location
+op_name = ops.op_name
