@@ -116,7 +116,7 @@ def _measure(program: Program, steps: int, warmup: int) -> tuple[Outcome, dict[s
         if outcome.error is not None:
             _explain(program, outcome)
             return outcome, None, None
-        with Profiler() as profiler, status(f"running {program.target}"):
+        with Profiler() as profiler:  # no moving line here: what draws it would be measured too
             outcome = program.run(steps)
         if outcome.error is not None:
             _explain(program, outcome)

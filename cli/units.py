@@ -50,9 +50,9 @@ def amount(value: float | None, zero: str = "") -> str:
 def bytes_text(value: float | None, zero: str = "") -> str:
     if not value:
         return zero
-    for power, prefix in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB")):
+    for power, prefix in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")):
         scaled = value / 1024**power
-        if abs(scaled) < 999.5 or prefix == "PiB":
+        if abs(scaled) < 999.5 or prefix == "EiB":
             return f"{scaled:.0f} B" if power == 0 else f"{_three(scaled)} {prefix}"
     raise AssertionError
 

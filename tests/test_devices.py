@@ -21,6 +21,11 @@ def _default_back():
     set_default_device(None)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in the checkout, "python -c" would import the source folder
+
+
 def torch_can(text: str) -> bool:
     try:
         torch.device(text)

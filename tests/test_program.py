@@ -16,6 +16,12 @@ from mindtorch.errors import UsageError
 from mindtorch.inputs import parse_input
 from mindtorch.program import Program, split_target
 
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in the checkout, "python -c" would import the source folder
+
+
 RUN = """
 from mindtorch.program import Program
 outcome = Program.parse({!r}).run()

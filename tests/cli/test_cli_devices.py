@@ -16,6 +16,11 @@ from mindtorch.cli.main import cli
 TYPES = ["cpu", "cuda", "meta", "npu", "remote_accelerator"]
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in the checkout, "python -c" would import the source folder
+
+
 def genie(*args: str):
     return CliRunner().invoke(cli, ["devices", *args], prog_name="genie")
 

@@ -1,0 +1,256 @@
+"""SPEC C1, C2, C8 and "Bad input": ``genie profile`` from the command line to the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from mindtorch.cli.main import cli
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 128)
+        self.second = nn.Linear(128, 10)
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+def build():
+    return Net()
+
+class Sick(nn.Module):
+    def forward(self, x):
+        raise KeyError("sick")
+"""
+TRAIN = (
+    NET
+    + """
+import sys
+print("argv", sys.argv[1:])
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+print("trained")
+"""
+)
+FLOPS = 2 * 32 * (64 * 128 + 128 * 10)  # one forward of Net on 32 rows: the two matrix products
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def genie(*args: str):
+    return CliRunner().invoke(cli, ["profile", *args], prog_name="genie")
+
+
+def shell(*args: str, **more):
+    """The command in a process of its own."""
+    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+    return subprocess.run([sys.executable, "-c", code, "profile", *args], capture_output=True, text=True, **more)
+
+
+def test_C1_training_script_with_its_own_options(here):
+    result = genie("--json", "out.json", "train.py", "--lr", "0.1", "--help")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("argv ['--lr', '0.1', '--help']\ntrained\n")
+    report = json.loads((here / "out.json").read_text())
+    assert report["schema_version"] == 1 and report["mode"] == "measured" and report["device"] == "cpu"
+    assert report["command"] == ["train.py", "--lr", "0.1", "--help"]
+    assert report["exit_code"] == 0 and report["interrupted"] is False
+    assert {"forward", "backward", "optimizer"} <= {row["name"] for row in report["phases"]}
+    paths = [row["path"] for row in report["modules"]]
+    assert {"Net", "Net.first", "Net.second"} <= set(paths)
+    assert report["model"]["params"] == 64 * 128 + 128 + 128 * 10 + 10
+    forward = next(row for row in report["phases"] if row["name"] == "forward")
+    assert forward["flops"] >= 3 * FLOPS
+    text = result.stdout
+    for word in ("Phases", "forward", "backward", "optimizer", "Modules", "first", "second", "Ops", "addmm", "Next"):
+        assert word in text
+    report_lines = text[text.index("genie profile") - 5 :].splitlines()
+    assert max(map(len, report_lines)) <= 80 and "\x1b" not in text
+
+
+def test_C2_nothing_counted_twice(here):
+    genie("--json", "out.json", "train.py")
+    report = json.loads((here / "out.json").read_text())
+    total = report["totals"]["time_s"]
+    for table in ("modules", "ops"):
+        assert sum(row["self_s"] for row in report[table]) == pytest.approx(total, rel=1e-6, abs=1e-9)
+    assert sum(row["time_s"] for row in report["phases"]) == pytest.approx(total, rel=1e-6, abs=1e-9)
+    assert sum(row["self_flops"] for row in report["modules"]) == report["totals"]["flops"]
+    assert sum(row["flops"] for row in report["ops"]) == report["totals"]["flops"]
+
+
+def test_C1_model_in_a_file(here):
+    result = genie("net.py:build", "--input", "32x64", "--steps", "2", "--warmup", "1", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    report = json.loads((here / "out.json").read_text())
+    assert report["command"] == ["net.py:build"]
+    assert report["totals"]["flops"] >= 2 * FLOPS
+    assert next(row for row in report["modules"] if row["path"] == "Net")["calls"] == 2
+    assert "backward" not in {row["name"] for row in report["phases"] if row["ops"]}
+    assert "--input 32x64" in result.stdout
+
+
+@pytest.mark.parametrize("by", ["op", "module", "line", "phase"])
+def test_C2_by(here, by):
+    result = genie("--by", by, "train.py")
+    assert result.exit_code == 0
+    headings = {"op": "Ops", "module": "Modules", "line": "Lines", "phase": "Phases"}
+    for kind, heading in headings.items():
+        assert (f"\n{heading}" in result.stdout) is (kind == by)
+    if by == "line":
+        assert "net(torch.randn(32, 64)).square().mean().backward()" in result.stdout
+
+
+def test_C2_every_output_at_once(here):
+    result = genie("--json", "a.json", "--csv", "a.csv", "--trace", "a.trace.json", "train.py")
+    assert result.exit_code == 0, result.output
+    json.loads((here / "a.json").read_text())
+    trace = json.loads((here / "a.trace.json").read_text())
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    assert any("addmm" in event.get("name", "") for event in events)
+    assert "," in (here / "a.csv").read_text().splitlines()[0]
+    assert not [name for name in os.listdir(here) if name.startswith(".genie-")]
+
+
+def test_C8_json_on_stdout_is_nothing_but_json(here):
+    (here / "noisy.py").write_text(
+        "import os, subprocess, torch\nprint('said')\nos.write(1, b'written\\n')\n"
+        "subprocess.run(['echo', 'child'])\ntorch.ones(3) + 1\n"
+    )
+    done = shell("--json", "-", "noisy.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["schema_version"] == 1
+    for word in ("said", "written", "child"):
+        assert word in done.stderr
+
+
+def test_C8_script_that_raises(here):
+    (here / "bad.py").write_text("import torch\n\ndef f():\n    torch.ones(2, 3) @ torch.ones(2, 3)\n\nf()\n")
+    plain = subprocess.run([sys.executable, "bad.py"], capture_output=True, text=True)
+    done = shell("bad.py")
+    assert done.returncode == plain.returncode == 1
+    assert done.stderr == plain.stderr + "genie: bad.py ended with exit code 1\n"
+    assert "what follows is what ran until then" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "word"),
+    [("import sys; sys.exit(3)", 3, "exit code 3"), ("import sys; sys.exit('no data')", 1, "no data"),
+     ("x = = 1", 1, "SyntaxError"), ("\0\0", 1, "null bytes"), ("raise KeyboardInterrupt", 130, "interrupted")],
+)  # fmt: skip
+def test_C8_exit_code_is_passed_through(here, source, code, word):
+    (here / "end.py").write_text(source)
+    result = genie("end.py")
+    assert result.exit_code == code
+    assert word in result.stderr
+    assert "mindtorch" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [(["nowhere.py"], "nowhere.py does not exist"), ([], "TARGET"), (["."], "directory"),
+     (["net.py:missing", "--input", "1x64"], "build"), (["net.py:build"], "forward(x)"),
+     (["net.py:build", "--input", "1xx64"], "[NAME=]SHAPE"), (["net.py:build", "--input", "y=1x64"], "forward(x)"),
+     (["--input", "1x64", "train.py"], "--input is for a model"), (["--steps", "2", "train.py"], "--steps"),
+     (["--json", "no/such/dir/x.json", "train.py"], "no directory"), (["--json", ".", "train.py"], "directory"),
+     (["--trace", "train.py", "train.py"], "program to run"),
+     (["--json", "x", "--csv", "x", "train.py"], "two outputs"),
+     (["--json", "-", "--csv", "-", "train.py"], "two outputs"), (["--top", "0", "train.py"], "--top"),
+     (["--nope", "train.py"], "--nope"), (["net.py:build", "extra", "--input", "1x64"], "extra")],
+)  # fmt: skip
+def test_C8_bad_requests_are_one_line_and_exit_code_2(here, args, word):
+    before = sorted(os.listdir(here))
+    result = genie(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and word in result.stderr
+    assert [name for name in sorted(os.listdir(here)) if name != "__pycache__"] == before
+
+
+def test_C8_input_that_does_not_fit_the_model(here):
+    result = genie("net.py:build", "--input", "3x5", "--json", "out.json")
+    assert result.exit_code == 2
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in result.stderr
+    assert result.stderr.splitlines()[-1] == "genie: net.py:build failed when called with 3x5 (float32)"
+    assert not (here / "out.json").exists()
+
+
+def test_C8_model_that_raises_on_its_own(here):
+    result = genie("net.py:Sick", "--input", "1")
+    assert result.exit_code == 2 and "KeyError: 'sick'" in result.stderr
+
+
+def test_C8_interrupt_still_reports(here):
+    (here / "loop.py").write_text(
+        "import torch, time\nx = torch.ones(64, 64)\nfor _ in range(50):\n    x = x @ x * 0.01\n"
+        "open('running', 'w').close()\nwhile True:\n    time.sleep(0.05)\n    x = x + 1\n"
+    )
+    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "profile", "--json", "out.json", "loop.py"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for _ in range(600):
+        if (here / "running").exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stdout and "interrupted" in stderr and "Traceback" not in stderr
+    report = json.loads((here / "out.json").read_text())
+    assert report["interrupted"] and report["exit_code"] == 130
+    assert next(row for row in report["ops"] if row["name"] == "aten::mm")["calls"] >= 50
+
+
+def test_C8_file_that_only_defines_a_model_gets_a_hint(here):
+    result = genie("net.py")
+    assert result.exit_code == 0
+    assert "genie profile net.py:Net --input" in result.stderr
+
+
+def test_C8_option_behind_the_script_gets_a_hint(here):
+    (here / "strict.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    result = genie("strict.py", "--json", "x.json")
+    assert result.exit_code == 2
+    assert "options for genie go before it" in result.stderr
+
+
+def test_C8_script_may_change_directory_and_streams(here):
+    (here / "sub").mkdir()
+    (here / "move.py").write_text(
+        "import os, sys, torch\ntorch.ones(2) + 1\nos.chdir('sub')\nsys.stdout = open(os.devnull, 'w')"
+    )
+    result = genie("--json", "out.json", "move.py")
+    os.chdir(here)
+    assert result.exit_code == 0, result.output
+    assert (here / "out.json").exists() and "genie profile" in result.stdout
+
+
+def test_C8_closed_pipe_is_not_an_error(here):
+    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+    (here / "quiet.py").write_text(NET + "build()(torch.ones(1, 64))")  # one that prints gets the error itself
+    command = f'{sys.executable} -c "{code}" profile quiet.py | head -n 1'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
