@@ -45,7 +45,7 @@ class OutputFile:
         except OSError as error:
             raise click.UsageError(f"cannot write {self.name}: {error.strerror or error}") from error
 
-    def write(self, produce: Callable[[str], None]) -> None:
+    def write(self, produce: Callable[[str], object]) -> None:
         """Let ``produce(path)`` write a temporary file, then put it in place in one step (or copy it to stdout)."""
         direct = self.is_stdout or self._is_special()
         temporary = self._temporary(None if not direct else tempfile.gettempdir())

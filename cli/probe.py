@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import platform
@@ -141,14 +142,10 @@ def _npu(index: int | None) -> _Answer:
 def _torch_npu(index: int | None, details: dict[str, Any]) -> _Answer:
     """With torch_npu installed, its own word counts."""
     try:
-        import torch
-        import torch_npu  # type: ignore[import-not-found]  # noqa: F401
-
-        count = torch.npu.device_count() if torch.npu.is_available() else 0  # type: ignore[attr-defined]
-        details["devices"] = [
-            {"index": i, "name": torch.npu.get_device_name(i)}  # type: ignore[attr-defined]
-            for i in range(count)
-        ]
+        torch: Any = importlib.import_module("torch")
+        importlib.import_module("torch_npu")
+        count = torch.npu.device_count() if torch.npu.is_available() else 0
+        details["devices"] = [{"index": i, "name": torch.npu.get_device_name(i)} for i in range(count)]
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         return False, f"torch_npu {details['torch_npu']} does not start: {why}", _ENABLE_NPU, details
