@@ -1,0 +1,72 @@
+from collections.abc import Callable
+from typing import Any
+
+def now_ns() -> int: ...
+
+class Op:
+    func: Any
+    call: Any
+    name: str
+    category: str
+    has_formula: bool
+    is_free: bool
+    allocates: bool
+    writes: bool
+    def __init__(
+        self,
+        func: Any,
+        call: Any,
+        name: str,
+        category: str,
+        has_formula: bool,
+        is_free: bool,
+        allocates: bool,
+        writes: bool,
+    ) -> None: ...
+
+class Collector:
+    cost_in: int
+    cost_out: int
+    cost_module: int
+    max_events: int
+    dropped_events: int
+    overhead: int
+    peak: int
+    sig_ops: list[Op | None]
+    sig_flops: list[tuple[int, int] | None]
+    enabled: bool
+    other_thread: bool
+    mark_error: BaseException | None
+    depth: int
+    n_ops: int
+    failed: int
+    started: int
+    stopped: int
+    first_op: int
+    def __init__(
+        self,
+        describe: Callable[[Any], Op],
+        count: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], tuple[int, int] | None],
+        tensor_type: type,
+        on_mark: Callable[[str, int], None],
+        max_events: int = ...,
+        synchronize: Callable[[Any], None] | None = None,
+    ) -> None: ...
+    def start(self, at: int = 0) -> None: ...
+    def stop(self) -> None: ...
+    def disable(self) -> None: ...
+    def take_rows(self) -> list[tuple[int, ...]]: ...
+    def split(self, at: int) -> tuple[list[tuple[int, ...]], int, dict[int, int], int]: ...
+    def module_calls(self) -> dict[int, int]: ...
+    def module_peaks(self) -> dict[int, int]: ...
+    def phase_peak(self, phase: int) -> int: ...
+    @property
+    def live_bytes(self) -> int: ...
+    def dispatch(
+        self, func: Any, types: Any, args: tuple[Any, ...] = ..., kwargs: dict[str, Any] | None = None
+    ) -> Any: ...
+    def hold_tensor(self, tensor: Any) -> None: ...
+    def event_count(self) -> int: ...
+    def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int]: ...
+
+def ignore(kind: str, now: int) -> None: ...

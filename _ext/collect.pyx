@@ -1,0 +1,540 @@
+"""Measures every op of a program from inside a dispatch mode: time, FLOPs per signature, bytes, live memory.
+
+One clock reading ends one interval and starts the next, and every interval is added to exactly one row, so rows sum
+to the measured time to the nanosecond. FLOPs are asked for once per signature and kept.
+"""
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+
+from mindtorch._ext.context cimport (
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
+    current_location, current_module, current_phase, set_transition_hook,
+)
+
+import weakref
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #if defined(_WIN32)
+    #include <windows.h>
+    static inline uint64_t mt_now(void) {
+        LARGE_INTEGER c, f;
+        QueryPerformanceCounter(&c); QueryPerformanceFrequency(&f);
+        return (uint64_t)((double)c.QuadPart * 1e9 / (double)f.QuadPart);
+    }
+    #else
+    #include <time.h>
+    static inline uint64_t mt_now(void) {      /* the clock of time.perf_counter_ns */
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    #endif
+    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
+    """
+    uint64_t mt_now() noexcept nogil
+    void MT_ASSERT(bint) noexcept nogil
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+MT_ASSERT(sizeof(Row) == 40)
+MT_ASSERT(sizeof(Event) == 40)
+
+cdef enum:
+    EVENT_OP = 0
+    SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
+
+
+def now_ns():
+    """The clock of every time here, nanoseconds."""
+    return mt_now()
+
+
+@cython.final
+cdef class Op:
+    """What is the same for all calls of one operator."""
+    cdef readonly object func
+    cdef readonly object call                  # the callable beneath OpOverload.__call__
+    cdef readonly str name
+    cdef readonly str category
+    cdef readonly bint has_formula             # ask for FLOPs; else 0 by definition, or unknown
+    cdef readonly bint is_free                 # computes nothing by definition
+    cdef readonly bint allocates               # has outputs that are neither views nor written arguments
+    cdef readonly bint writes                  # writes into an argument
+    cdef dict sigs                             # signature -> index
+    cdef uint32_t plain                        # index used when the signature does not matter
+
+    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes):
+        self.func = func
+        self.call = call
+        self.name = name
+        self.category = category
+        self.has_formula = has_formula
+        self.is_free = is_free
+        self.allocates = allocates
+        self.writes = writes
+        self.sigs = {}
+        self.plain = 0
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Death:
+    """Callback of a storage's weak reference: takes its bytes off the balance."""
+    cdef Collector collector
+    cdef object key
+    cdef uint64_t nbytes
+
+    def __call__(self, reference):
+        cdef Collector c = self.collector
+        if c.storages.pop(self.key, None) is not None:
+            c.live -= self.nbytes
+
+
+cdef inline void append_shape(list key, object value, object tensor_type):
+    if isinstance(value, tensor_type):
+        key.append(value.shape)
+    elif type(value) is float:
+        key.append(None)                       # a learning rate that changes every step changes no FLOPs
+    elif type(value) is list or type(value) is tuple:
+        key.append(len(value))
+        for item in value:
+            append_shape(key, item, tensor_type)
+    else:
+        key.append(value)
+
+
+cdef class Collector:
+    """Everything recorded about one run; `dispatch` is the body of a dispatch mode.
+
+    Not final: the mode itself is a subclass, because torch insists that ``__torch_dispatch__`` is bound to the mode.
+
+    Not thread-safe beyond the GIL: one timeline, that of the thread which calls `start`.
+    """
+    cdef Row *rows
+    cdef uint32_t row_mask, n_rows
+    cdef Event *events
+    cdef uint32_t n_events, cap_events
+    cdef readonly uint32_t max_events
+    cdef readonly uint64_t dropped_events
+    cdef uint64_t last                         # end of the interval accounted for last
+    cdef readonly uint64_t overhead            # ns of interception taken off the rows
+    cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
+    cdef uint64_t live
+    cdef uint64_t *peaks                       # by module id
+    cdef uint64_t *entries                     # calls by module id
+    cdef uint32_t cap_modules
+    cdef uint64_t phase_peaks[4]
+    cdef readonly uint64_t peak
+    cdef dict storages                         # id -> (weak reference)
+    cdef dict ops                              # id of function -> Op
+    cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
+    cdef readonly list sig_flops               # signature index -> (flops, macs) or None
+    cdef object describe, count, tensor_type, on_mark, synchronize
+    cdef unsigned long thread
+    cdef readonly bint enabled, other_thread
+    cdef bint in_op                            # an op written in Python may call modules: part of the op
+    cdef readonly object mark_error
+    cdef readonly uint32_t depth
+    cdef readonly uint64_t n_ops, failed
+    cdef readonly uint64_t started, stopped, first_op
+    cdef object __weakref__
+
+    def __cinit__(self, describe, count, tensor_type, on_mark, max_events=1 << 20, synchronize=None):
+        """`describe(func) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
+        `on_mark(kind, now)` is told about outermost calls ("enter", "exit") and the end of an optimizer step ("step").
+        """
+        self.describe = describe
+        self.count = count
+        self.tensor_type = tensor_type
+        self.on_mark = on_mark
+        self.synchronize = synchronize
+        self.max_events = max_events
+        self.storages = {}
+        self.ops = {}
+        self.sig_ops = [None]
+        self.sig_flops = [(0, 0)]
+        self.cap_modules = 256
+        self.row_mask = 1023
+        self.rows = <Row *> calloc(1024, sizeof(Row))
+        self.peaks = <uint64_t *> calloc(256, 8)
+        self.entries = <uint64_t *> calloc(256, 8)
+        if self.rows == NULL or self.peaks == NULL or self.entries == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.rows)
+        free(self.events)
+        free(self.peaks)
+        free(self.entries)
+
+    # ------------------------------------------------------------ start and stop
+
+    def start(self, at=0):
+        """Begin the timeline, `at` ns on the clock or now. The semantics must be installed."""
+        self.thread = PyThread_get_thread_ident()
+        self.enabled = True
+        set_transition_hook(on_transition, <void *> self)
+        self.started = self.last = at if at else mt_now()
+
+    def stop(self):
+        """End the timeline; time since the last op goes to the module and phase of now."""
+        if not self.enabled:
+            return
+        self.stopped = mt_now()
+        if PyThread_get_thread_ident() == self.thread:
+            self.gap(self.stopped, 0, current_module(), current_phase())
+        self.enabled = False
+        set_transition_hook(NULL, NULL)
+
+    def disable(self):
+        """Ignore what follows (in a forked child, where the timeline means nothing)."""
+        self.enabled = False
+        set_transition_hook(NULL, NULL)
+
+    # ------------------------------------------------------------ rows
+
+    cdef Row *row(self, uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept:
+        cdef uint64_t h = (<uint64_t> sig * <uint64_t> 0x9E3779B97F4A7C15
+                           ^ <uint64_t> module * <uint64_t> 0xC2B2AE3D27D4EB4F
+                           ^ <uint64_t> location * <uint64_t> 0x165667B19E3779F9) + phase
+        cdef uint32_t i
+        cdef Row *r
+        if (self.n_rows + 1) * 3 > (self.row_mask + 1) * 2:
+            self.grow_rows()
+        i = <uint32_t> ((h ^ h >> 29) * <uint64_t> 0xBF58476D1CE4E5B9 >> 32) & self.row_mask
+        while True:
+            r = &self.rows[i]
+            if r.calls == 0:
+                r.sig = sig
+                r.module = module
+                r.location = location
+                r.phase = phase
+                self.n_rows += 1
+                return r
+            if r.sig == sig and r.module == module and r.location == location and r.phase == phase:
+                return r
+            i = (i + 1) & self.row_mask
+
+    cdef void grow_rows(self) noexcept:
+        cdef Row *old = self.rows
+        cdef uint32_t size = self.row_mask + 1, i
+        cdef Row *new = <Row *> calloc(2 * size, sizeof(Row))
+        cdef Row *r
+        if new == NULL:
+            return                             # a fuller table is slower, not wrong
+        self.rows = new
+        self.row_mask = 2 * size - 1
+        self.n_rows = 0
+        for i in range(size):
+            if old[i].calls:
+                r = self.row(old[i].sig, old[i].module, old[i].location, old[i].phase)
+                r[0] = old[i]
+        free(old)
+
+    cdef void gap(self, uint64_t until, uint64_t cost, uint32_t module, uint32_t phase) noexcept:
+        """The time since the last interval was the program's own; up to `cost` ns of it were ours."""
+        cdef uint64_t ns = until - self.last if until > self.last else 0
+        cdef uint64_t ours = cost if cost < ns else ns
+        cdef Row *r = self.row(0, module, 0, phase)
+        r.ns += ns - ours
+        r.calls += 1
+        self.overhead += ours
+        self.last = until
+
+    def take_rows(self):
+        """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
+        cdef list found = []
+        cdef uint32_t i
+        for i in range(self.row_mask + 1):
+            if self.rows[i].calls:
+                r = self.rows[i]
+                found.append((r.sig, r.module, r.location, r.phase, r.calls, r.ns, r.nbytes))
+                self.rows[i].calls = self.rows[i].ns = self.rows[i].nbytes = 0
+        self.n_rows = 0
+        return found
+
+    def split(self, at):
+        """End the interval at `at` ns and return what was recorded so far: rows, overhead, module calls.
+
+        Peaks start again from what is live.
+        """
+        cdef uint32_t i
+        if self.enabled and <uint64_t> at > self.last:
+            self.gap(at, 0, current_module(), current_phase())
+        taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
+        self.overhead = 0
+        self.peak = self.live
+        for i in range(4):
+            self.phase_peaks[i] = 0
+        for i in range(self.cap_modules):
+            self.peaks[i] = self.entries[i] = 0
+        return taken
+
+    def module_calls(self):
+        """{module id: calls} of the modules entered."""
+        cdef uint32_t i
+        return {i: self.entries[i] for i in range(self.cap_modules) if self.entries[i]}
+
+    def module_peaks(self):
+        """{module id: most bytes live while the module itself ran}."""
+        cdef uint32_t i
+        return {i: self.peaks[i] for i in range(self.cap_modules) if self.peaks[i]}
+
+    def phase_peak(self, phase):
+        return self.phase_peaks[<uint32_t> phase]
+
+    @property
+    def live_bytes(self):
+        return self.live
+
+    # ------------------------------------------------------------ one op
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        """Run one op and account for it. The signature of ``__torch_dispatch__``."""
+        cdef uint64_t t_in = mt_now(), t0, t1, ns, ours
+        cdef uint32_t module, location, phase, sig
+        cdef uint64_t nbytes = 0
+        cdef Op op
+        cdef Row *r
+        found = self.ops.get(<uintptr_t> <void *> func)
+        op = <Op> found if found is not None else self.new_op(func)
+        if not self.enabled:
+            return op.call(*args, **kwargs) if kwargs else op.call(*args)
+        phase = current_phase()
+        if PyThread_get_thread_ident() != self.thread and phase != PHASE_BACKWARD:
+            self.other_thread = True           # a mode put there by somebody else; its time is not ours to sum
+            return op.call(*args, **kwargs) if kwargs else op.call(*args)
+        if self.first_op == 0:
+            self.first_op = t_in
+            self.mark("op", t_in)
+        module = current_module()
+        location = current_location()
+        self.gap(t_in, self.cost_out, module, phase)
+        t0 = mt_now()
+        self.in_op = True
+        try:
+            if kwargs:
+                out = op.call(*args, **kwargs)
+            else:
+                out = op.call(*args)
+            if self.synchronize is not None:
+                self.synchronize(out)
+        except BaseException:
+            self.failed += 1
+            self.overhead += t0 - t_in
+            self.last = t0                     # the time it took is between ops
+            raise
+        finally:
+            self.in_op = False
+        t1 = mt_now()
+        self.n_ops += 1
+        sig = self.signature(op, args, kwargs, out)
+        if op.allocates:
+            nbytes = self.track(out, module, phase)
+        elif op.writes:
+            nbytes = self.written(out)
+        ns = t1 - t0
+        ours = self.cost_in if self.cost_in < ns else ns
+        r = self.row(sig, module, location, phase)
+        r.calls += 1
+        r.ns += ns - ours
+        r.nbytes += nbytes
+        self.note(EVENT_OP, t0, ns, sig, module, location, phase)
+        self.last = mt_now()
+        self.overhead += (t0 - t_in) + ours + (self.last - t1)
+        return out
+
+    cdef Op new_op(self, func):
+        cdef Op op = self.describe(func)
+        self.ops[<uintptr_t> <void *> func] = op           # op.func keeps the function, so the address stays its own
+        op.plain = self.new_sig(op, None if not op.is_free else (0, 0))
+        return op
+
+    cdef uint32_t new_sig(self, Op op, flops) except? 0:
+        self.sig_ops.append(op)
+        self.sig_flops.append(flops)
+        return <uint32_t> (len(self.sig_ops) - 1)
+
+    cdef uint32_t signature(self, Op op, tuple args, kwargs, out) except? 0:
+        cdef list key
+        if not op.has_formula:
+            return op.plain
+        key = []
+        for value in args:
+            append_shape(key, value, self.tensor_type)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                append_shape(key, value, self.tensor_type)
+        signature = tuple(key)
+        try:
+            found = op.sigs.get(signature)
+        except TypeError:                      # an argument that can't be hashed: counted every time
+            return self.new_sig(op, self.count(op.func, args, kwargs, out))
+        if found is not None:
+            return found
+        index = self.new_sig(op, self.count(op.func, args, kwargs, out))
+        if len(op.sigs) < SIGS_PER_OP:
+            op.sigs[signature] = index
+        return index
+
+    # ------------------------------------------------------------ memory
+
+    cdef uint64_t track(self, out, uint32_t module, uint32_t phase) except? 0:
+        """Note the storages of an op's outputs; the bytes that are new."""
+        cdef uint64_t before = self.live
+        if isinstance(out, self.tensor_type):
+            self.hold(out)
+        elif type(out) is tuple or type(out) is list:
+            for item in out:
+                if isinstance(item, self.tensor_type):
+                    self.hold(item)
+                elif type(item) is tuple or type(item) is list:
+                    for inner in item:
+                        if isinstance(inner, self.tensor_type):
+                            self.hold(inner)
+        if self.live > before:
+            if self.live > self.peak:
+                self.peak = self.live
+            if self.live > self.phase_peaks[phase]:
+                self.phase_peaks[phase] = self.live
+            self.module_peak(module)
+            return self.live - before
+        return 0
+
+    cdef int hold(self, tensor) except -1:
+        cdef Death death
+        try:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self.storages or tensor.is_meta:
+                return 0
+            nbytes = storage.nbytes()
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return 0                           # sparse and opaque tensors have no storage to ask
+        death = Death.__new__(Death)
+        death.collector = self
+        death.key = key
+        death.nbytes = nbytes
+        self.storages[key] = weakref.ref(storage, death)
+        self.live += death.nbytes
+        return 0
+
+    cdef uint64_t written(self, out) except? 0:
+        if isinstance(out, self.tensor_type):
+            return out.nbytes
+        return 0
+
+    def hold_tensor(self, tensor):
+        """Count a tensor that existed before (a parameter of a model built elsewhere)."""
+        self.hold(tensor)
+        if self.live > self.peak:
+            self.peak = self.live
+
+    cdef void module_peak(self, uint32_t module) noexcept:
+        cdef uint64_t *peaks
+        cdef uint64_t *entries
+        cdef uint32_t cap = self.cap_modules, i
+        if module >= cap:
+            while cap <= module:
+                cap *= 2
+            peaks = <uint64_t *> realloc(self.peaks, cap * 8)
+            if peaks == NULL:
+                return
+            self.peaks = peaks
+            entries = <uint64_t *> realloc(self.entries, cap * 8)
+            if entries == NULL:
+                return
+            self.entries = entries
+            for i in range(self.cap_modules, cap):
+                peaks[i] = entries[i] = 0
+            self.cap_modules = cap
+        if self.live > self.peaks[module]:
+            self.peaks[module] = self.live
+
+    # ------------------------------------------------------------ events
+
+    cdef void note(self, uint8_t kind, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module,
+                   uint32_t location, uint32_t phase) noexcept:
+        cdef uint32_t cap
+        cdef Event *bigger
+        cdef Event *e
+        if self.n_events == self.cap_events:
+            cap = 2 * self.cap_events if self.cap_events else 4096
+            if cap > self.max_events:
+                cap = self.max_events
+            bigger = NULL if cap == self.n_events else <Event *> realloc(self.events, cap * sizeof(Event))
+            if bigger == NULL:
+                self.dropped_events += 1
+                return
+            self.events = bigger
+            self.cap_events = cap
+        e = &self.events[self.n_events]
+        e.start = start
+        e.ns = ns
+        e.live = self.live
+        e.sig = sig
+        e.module = module
+        e.location = location
+        e.kind = kind
+        e.phase = <uint8_t> phase
+        self.n_events += 1
+
+    def event_count(self):
+        return self.n_events
+
+    def event(self, index):
+        """(kind, start ns, ns, signature, module, location, phase, live bytes)"""
+        if not 0 <= index < self.n_events:
+            raise IndexError(f"[event] expected an index below {self.n_events}, got {index}")
+        cdef Event *e = &self.events[<uint32_t> index]
+        return e.kind, e.start, e.ns, e.sig, e.module, e.location, e.phase, e.live
+
+    cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
+        cdef uint64_t now = mt_now()
+        if not self.enabled or self.in_op:
+            return
+        if PyThread_get_thread_ident() != self.thread:
+            if current_phase() != PHASE_BACKWARD:
+                self.other_thread = True
+            return
+        if kind == MODULE_ENTER and self.depth == 0:
+            self.mark("enter", now)
+            if not self.enabled:
+                return
+        self.gap(now, self.cost_module, current_module(), current_phase())
+        self.note(<uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
+        if kind == MODULE_ENTER:
+            self.depth += 1
+            self.module_peak(module)
+            self.entries[module] += 1
+            if self.live > self.phase_peaks[phase]:
+                self.phase_peaks[phase] = self.live
+        elif kind == MODULE_EXIT:
+            self.depth -= self.depth > 0       # 0: entered before the timeline began
+            if self.depth == 0:
+                self.mark("exit", now)
+        elif current_phase() == PHASE_OPTIMIZER:
+            self.mark("step", now)
+        elif phase == PHASE_BACKWARD:
+            self.mark("backward", now)
+        self.last = mt_now()
+        self.overhead += self.last - now
+
+    cdef void mark(self, str kind, uint64_t now) noexcept:
+        try:
+            self.on_mark(kind, now)
+        except Exception as error:             # a C caller can't raise; the report says that it happened
+            self.failed += 1
+            self.on_mark = ignore
+            self.mark_error = error
+
+
+def ignore(kind, now):
+    """Stands in for a mark handler that failed."""
+
+
+cdef void on_transition(void *data, int kind, uint32_t module, uint8_t phase) noexcept:
+    (<Collector> data).transition(kind, module, phase)

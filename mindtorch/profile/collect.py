@@ -1,0 +1,230 @@
+"""`Profiler`: a context manager that records what a plain torch program does, without changing what it computes.
+
+It sees every op at the dispatch level: backward, optimizers, checkpointing, autocast and inference mode included.
+It does not see: other threads' ops, other processes' (DataLoader workers), and the insides of compiled functions and
+of ops written in Python, which count as one op or as time between ops. Where it can tell, it says so in a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import weakref
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mindtorch import ops, semantics
+from mindtorch._ext.collect import Collector, Op
+from mindtorch.profile import calibrate
+from mindtorch.profile.model import ModelBook
+from mindtorch.semantics import modules
+
+log = logging.getLogger(__name__)
+
+#: Tags of ops that compute nothing by definition.
+FREE = frozenset({"data movement", "view", "creation", "embedding"})
+#: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
+ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
+
+_active: weakref.WeakSet[Profiler] = weakref.WeakSet()
+
+
+class Mode(TorchDispatchMode, Collector):
+    """A collector that torch hands every op to, without a Python frame in between."""
+
+    supports_higher_order_operators = True
+    __torch_dispatch__ = Collector.dispatch
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()  # the arguments went to Collector.__cinit__
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a C method can't be traced anyway, and the wrapper would import Dynamo
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled functions stay compiled: a profile must measure the program as it runs
+
+
+class Profiler:
+    """Record everything that runs in this thread within the ``with`` block.
+
+    warmup: iterations left out of the report. An iteration ends with an optimizer's step, or with an outermost module
+        call in no-grad or inference mode.
+    steps: stop recording after this many iterations; the program goes on at full speed.
+    begun_ns: when the program began, on the clock of ``time.perf_counter_ns``; imports done since then on the
+        program's behalf count as its start-up.
+    max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup: int = 0,
+        steps: int | None = None,
+        begun_ns: int | None = None,
+        max_events: int = 1 << 20,
+    ) -> None:
+        if warmup < 0 or (steps is not None and steps < 1):
+            raise ValueError(f"[Profiler] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+        self.warmup, self.steps = warmup, steps
+        self.interrupted = False
+        self.exit_code = 0
+        self.book = ModelBook()
+        self.marks: list[int] = []  # ends of iterations, ns
+        self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
+        self.peaks: dict[int, int] = {}
+        self.phase_peaks: list[int] = [0, 0, 0, 0]
+        self.forks = 0
+        self.compiled = False
+        self.frozen_ns = 0
+        self._begun_ns = begun_ns
+        self._stage = "import"  # then init, warmup, main, rest
+        self._used = False
+        synchronize = _synchronize if torch.cuda.is_available() else None
+        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
+        self.costs = calibrate.Costs(0, 0, 0)
+
+
+    # ---------------------------------------------------------------- the block
+
+    def __enter__(self) -> Profiler:
+        if self._used:
+            raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
+        self._used = True
+        start = time.perf_counter_ns()
+        self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda kind, now: None, 0))
+        collector = self.collector
+        collector.cost_in, collector.cost_out, collector.cost_module = self.costs
+        self._frames = _compiled_frames()
+        semantics.install()
+        modules.add_listener(self._saw_root)
+        for root, path in modules.roots():
+            self._saw_root(root, path)
+        _active.add(self)
+        now = time.perf_counter_ns()
+        begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
+        collector.start(begun)
+        collector.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.collector.stop()
+        self.collector.__exit__(kind, error, trace)
+        _active.discard(self)
+        modules.remove_listener(self._saw_root)
+        semantics.uninstall()
+        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
+        self.compiled = _compiled_frames() != self._frames
+        self.book.refresh()
+        self._end_part()
+        if self.collector.mark_error is not None:
+            log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
+
+    def report(self, **facts: Any) -> dict[str, Any]:
+        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        from mindtorch.profile.report import build_report
+
+        return build_report(self, **facts)
+
+    # ---------------------------------------------------------------- parts of the run
+
+    def _end_part(self, at: int = 0) -> None:
+        """What was recorded since the last call belongs to the stage that ends here."""
+        if self._stage in ("main", "import", "init"):
+            self.peaks = self.collector.module_peaks()
+            self.phase_peaks = [self.collector.phase_peak(i) for i in range(4)]
+        part = self.collector.split(at)
+        self.parts[self._stage] = part
+
+    def _on_mark(self, kind: str, now: int) -> None:
+        if kind == "op":
+            if self._stage == "import":
+                self._end_part(now)
+                self._stage = "init"
+        elif kind == "enter":
+            if self._stage in ("import", "init"):
+                self._end_part(now)
+                self._stage = "warmup" if self.warmup else "main"
+        elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
+            self._end_iteration(now)
+
+    def _end_iteration(self, now: int) -> None:
+        self.marks.append(now)
+        if self._stage == "warmup" and len(self.marks) == self.warmup:
+            self._end_part(now)
+            self._stage = "main"
+        elif self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
+            self._end_part(now)
+            self._stage = "rest"
+            self.frozen_ns = now
+            self.collector.stop()
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        self.book.add(root, path)
+        for tensor in (*root.parameters(), *root.buffers()):
+            self.collector.hold_tensor(tensor)
+
+
+# -------------------------------------------------------------------- what the collector asks
+
+
+def describe(func: Any) -> Op:
+    """What is the same for all calls of `func`; asked once per operator."""
+    name = ops.op_name(func)
+    row = ops.row(name)
+    schema = getattr(func, "_schema", None)
+    allocates = writes = False
+    is_view = False
+    if schema is not None:
+        returns = [r.alias_info for r in schema.returns]
+        allocates = any(info is None for info in returns) or name in ADOPTS
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        is_view = bool(returns) and all(info is not None and not info.is_write for info in returns)
+    else:  # a higher-order operator
+        allocates = True
+    category = row.tag if row is not None else ("view" if is_view else "other")
+    free = category in FREE
+    call = func._op if type(func) is torch._ops.OpOverload else func
+    has_formula = not free and row is not None and row.flops is not None
+    return Op(func, call, name, category, has_formula, free, allocates, writes)
+
+
+def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> tuple[int, int] | None:
+    """(FLOPs, MACs) of one call, None without a formula; asked once per signature."""
+    found = ops.count_flops(func, args, kwargs, out)
+    return None if found is None else (found.flops, found.macs)
+
+
+def _synchronize(out: Any) -> None:
+    """Kernels on a GPU are queued: wait, so that their time is theirs."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _compiled_frames() -> int:
+    """How many functions Dynamo has compiled so far, without importing it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+
+
+def _in_child() -> None:
+    for profiler in list(_active):
+        profiler.collector.disable()
+
+
+def _in_parent() -> None:
+    for profiler in list(_active):
+        profiler.forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)

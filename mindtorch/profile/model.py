@@ -1,0 +1,88 @@
+"""Parameters of the modules that ran: who owns how many, tied ones counted once."""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from mindtorch.semantics import modules
+
+
+class Owned(NamedTuple):
+    """Parameters that a module holds itself: (token, elements, bytes) of each; equal tokens are one parameter."""
+
+    path: int
+    parameters: tuple[tuple[int, int, int], ...]
+
+
+class ModelBook:
+    """What the outermost modules own. Sizes are noted when a module is first called, as the program may drop it."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._next = 1
+        self.roots: dict[int, tuple[str, list[Owned]]] = {}
+        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, int]] = []
+
+    def add(self, root: torch.nn.Module, path: int) -> None:
+        """Note a root's parameters; a root of the same path as another adds to it."""
+        self._seen.append((weakref.ref(root), path, len(self._seen)))
+        name, owned = self.roots.setdefault(path, (type(root).__name__, []))
+        owned.extend(self._look(root, path))
+
+    def refresh(self) -> None:
+        """Look again at what is still alive: lazy modules get their parameters in their first forward."""
+        for ref, path, _ in self._seen:
+            root = ref()
+            if root is not None:
+                self.roots[path][1].extend(self._look(root, path))
+
+    def _look(self, root: torch.nn.Module, path: int) -> list[Owned]:
+        found = []
+        for module, module_path in modules.walk(root, path):
+            own = []
+            for parameter in module._parameters.values():
+                if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
+                    nbytes = parameter.numel() * parameter.element_size()
+                    own.append((self._token(parameter), parameter.numel(), nbytes))
+            if own:
+                found.append(Owned(module_path, tuple(own)))
+        return found
+
+    def _token(self, parameter: torch.Tensor) -> int:
+        entry = self._tokens.get(id(parameter))
+        if entry is not None and entry[0]() is parameter:
+            return entry[1]
+        self._tokens[id(parameter)] = (weakref.ref(parameter), self._next)
+        self._next += 1
+        return self._next - 1
+
+    def own(self) -> dict[int, int]:
+        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first."""
+        counts: dict[int, int] = {}
+        for _, owned in self.roots.values():
+            counted: set[int] = set()
+            for path, parameters in owned:
+                for token, elements, _ in parameters:
+                    if token not in counted:
+                        counted.add(token)
+                        counts[path] = counts.get(path, 0) + elements
+        return counts
+
+    def total(self) -> tuple[int, int]:
+        """(elements, bytes) of all distinct parameters."""
+        return _sum(owned for _, owned in self.roots.values())
+
+    def main(self) -> dict[str, object] | None:
+        """Name and size of the model: the root with most parameters, the first one if none has any."""
+        best: dict[str, object] | None = None
+        for name, owned in self.roots.values():
+            elements, nbytes = _sum([owned])
+            if best is None or elements > best["params"]:  # type: ignore[operator]
+                best = {"name": name, "params": elements, "param_bytes": nbytes}
+        return best
+
+
+def _sum(groups) -> tuple[int, int]:  # type: ignore[no-untyped-def]
+    distinct = {token: (n, b) for owned in groups for _, parameters in owned for token, n, b in parameters}
+    return sum(n for n, _ in distinct.values()), sum(b for _, b in distinct.values())

@@ -1,0 +1,201 @@
+"""The report: one plain dict of seconds, bytes and FLOPs, in which nothing is counted twice.
+
+Every nanosecond between start and stop is in exactly one of: start-up, warm-up, interception (`overhead_s`), and the
+rows of `ops` (equally: of `modules`, of `phases`), whose self times sum to `totals.time_s`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import linecache
+import platform
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch.profile.tree import module_rows
+
+if TYPE_CHECKING:
+    from mindtorch.profile.collect import Profiler
+
+SCHEMA_VERSION = 1
+
+#: (sig, module, location, phase, calls, ns, bytes)
+Row = tuple[int, ...]
+
+
+def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
+    """Sum up a profile that has ended. `facts` replace or add top-level entries, as ``command=[...], exit_code=1``."""
+    main, rows, overhead_ns = _stages(profiler)
+    collector = profiler.collector
+    costs = [_cost(profiler, row) for row in rows]
+    op_rows = [(row, cost) for row, cost in zip(rows, costs) if row[0]]
+    params, _ = profiler.book.total()
+    counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)
+    uncounted = _uncounted(profiler, op_rows)
+    missing = sum(entry["calls"] for entry in uncounted)
+    startup_rows = [row for name in ("import", "init") if name != main for row in profiler.parts.get(name, ([],))[0]]
+    report: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
+        "mode": "measured",
+        "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+        "command": list(sys.argv),
+        "model": profiler.book.main(),
+        "startup": {
+            "import_s": _seconds(profiler, "import", main),
+            "init_s": _seconds(profiler, "init", main),
+            "ops": sum(row[4] for row in startup_rows if row[0]),
+        },
+        "totals": {
+            "ops": sum(row[4] for row, _ in op_rows),
+            "flops": sum(row[4] * cost[0] for row, cost in op_rows if cost),
+            "macs": sum(row[4] * cost[1] for row, cost in op_rows if cost),
+            "params": params,
+            "peak_bytes": profiler.parts[main][3],
+            "time_s": sum(row[5] for row in rows) / 1e9,
+            "overhead_s": overhead_ns / 1e9,
+            "wall_s": ((profiler.frozen_ns or collector.stopped) - collector.started) / 1e9,
+            "counted_ops": counted,
+            "coverage": counted / (counted + missing) if counted + missing else 1.0,
+        },
+        "steps": _steps(profiler, main),
+        "phases": _phases(profiler, rows, costs),
+        "modules": module_rows(profiler, main, rows, costs),
+        "ops": _ops(profiler, rows, costs),
+        "lines": _lines(op_rows),
+        "uncounted": uncounted,
+        "assumed": [],
+        "warnings": _warnings(profiler, main, uncounted),
+        "interrupted": profiler.interrupted,
+        "exit_code": profiler.exit_code,
+    }
+    report.update(facts)
+    return report
+
+
+def _stages(profiler: Profiler) -> tuple[str, list[Row], int]:
+    """(name of the stage reported, its rows, interception in all stages, ns)."""
+    # A run that called no module, or ended early, is reported from the furthest stage that it reached.
+    main = next(name for name in ("main", "warmup", "init", "import") if name in profiler.parts)
+    return main, list(profiler.parts[main][0]), sum(p[1] for name, p in profiler.parts.items() if name != "rest")
+
+
+def _op(profiler: Profiler, row: Row) -> Any:
+    return profiler.collector.sig_ops[row[0]]
+
+
+def _cost(profiler: Profiler, row: Row) -> tuple[int, int] | None:
+    """(FLOPs, MACs) of one call; None without a formula."""
+    return profiler.collector.sig_flops[row[0]]
+
+
+def _seconds(profiler: Profiler, stage: str, main: str) -> float:
+    if stage == main or stage not in profiler.parts:
+        return 0.0
+    return sum(row[5] for row in profiler.parts[stage][0]) / 1e9
+
+
+def _steps(profiler: Profiler, main: str) -> dict[str, Any]:
+    """Iterations: how many ended, how many of them are left out as warm-up, and what those cost."""
+    warmup = _seconds(profiler, "warmup", main)
+    return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup}
+
+
+def _phases(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[str, Any]]:
+    found = []
+    for phase in (1, 2, 3, 0):
+        mine = [(row, cost) for row, cost in zip(rows, costs) if row[3] == phase]
+        if not mine:
+            continue
+        found.append({
+            "name": context.phase_name(phase),
+            "ops": sum(row[4] for row, _ in mine if row[0]),
+            "time_s": sum(row[5] for row, _ in mine) / 1e9,
+            "flops": sum(row[4] * cost[0] for row, cost in mine if cost),
+            "macs": sum(row[4] * cost[1] for row, cost in mine if cost),
+            "peak_bytes": profiler.phase_peaks[phase],
+        })  # fmt: skip
+    return found
+
+
+def _ops(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[str, Any]]:
+    """By op name, longest first, with the time between ops as "(python)"."""
+    table: dict[str, dict[str, Any]] = {}
+    for row, cost in zip(rows, costs):
+        op = _op(profiler, row)
+        name = "(python)" if op is None else op.name
+        entry = table.setdefault(name, {
+            "name": name, "calls": 0, "self_s": 0, "total_s": 0, "flops": 0, "macs": 0, "bytes": 0,
+            "category": "python" if op is None else op.category,
+        })  # fmt: skip
+        entry["calls"] += row[4]
+        entry["self_s"] += row[5]
+        entry["bytes"] += row[6]
+        if cost:
+            entry["flops"] += row[4] * cost[0]
+            entry["macs"] += row[4] * cost[1]
+    for entry in table.values():
+        entry["self_s"] /= 1e9
+        entry["total_s"] = entry["self_s"]  # ops are leaves: what one calls below the dispatcher is its own
+    return sorted(table.values(), key=lambda entry: -entry["self_s"])
+
+
+def _lines(op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:
+    """By source line of the user's program, longest first; ops only."""
+    table: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row, cost in op_rows:
+        entry = table[context.location(row[2]) or ("", 0, "")]
+        entry[0] += row[4]
+        entry[1] += row[5]
+        entry[2] += row[4] * cost[0] if cost else 0
+    return [
+        {"file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip(),
+         "calls": calls, "self_s": ns / 1e9, "flops": flops}
+        for (file, line, function), (calls, ns, flops) in sorted(table.items(), key=lambda item: -item[1][1])
+    ]  # fmt: skip
+
+
+def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:
+    """Ops that compute something we have no formula for, longest first."""
+    table: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row, cost in op_rows:
+        if cost is None:
+            table[_op(profiler, row).name][0] += row[4]
+            table[_op(profiler, row).name][1] += row[5]
+    ordered = sorted(table.items(), key=lambda item: -item[1][1])
+    return [{"name": name, "calls": calls, "self_s": ns / 1e9} for name, (calls, ns) in ordered]
+
+
+def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) -> list[str]:
+    found = []
+    if uncounted:
+        calls = sum(entry["calls"] for entry in uncounted)
+        names = ", ".join(entry["name"] for entry in uncounted[:5])
+        more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
+        found.append(f"FLOPs leave out {calls} calls of ops without a formula: {names}{more}")
+    if profiler.collector.other_thread:
+        found.append("modules ran in other threads; the ops of other threads are not counted")
+    if profiler.compiled:
+        found.append("compiled functions ran: their fused kernels count as time between ops, without FLOPs")
+    if profiler.forks:
+        found.append(f"{profiler.forks} child processes were started; what they ran is not counted")
+    if profiler.warmup and main == "warmup":
+        found.append(f"the program ended within the {profiler.warmup} warm-up iterations; the report covers them")
+    if profiler.frozen_ns:
+        found.append(f"recording stopped after {profiler.steps} iterations, as asked")
+    if main in ("init", "import"):
+        found.append("no nn.Module was called; everything after the first op is reported")
+    if profiler.collector.mark_error is not None:
+        found.append(f"start-up and iterations could not be told apart: {profiler.collector.mark_error!r}")
+    return found
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mindtorch-genie")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
