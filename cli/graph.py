@@ -40,9 +40,7 @@ def command(
     with claimed_stdout(any(file.is_stdout for file in files)):
         import mindtorch
 
-        bootstrap = getattr(mindtorch, "_bootstrap", None)
-        if bootstrap is not None:
-            bootstrap()
+        mindtorch._bootstrap()
         from mindtorch.graph import capture
 
         outcome = program.load()

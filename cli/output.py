@@ -74,7 +74,9 @@ class OutputFile:
         return os.path.exists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode)
 
     def _temporary(self, folder: str | None = None) -> str:
-        handle, path = tempfile.mkstemp(prefix=".genie-", suffix=".tmp", dir=folder or os.path.dirname(self.path))
+        # The name ends as the target's does: ".gz" means something to who writes it.
+        ending = "" if self.is_stdout else os.path.basename(self.path)[-100:]
+        handle, path = tempfile.mkstemp(prefix=".genie-", suffix=ending, dir=folder or os.path.dirname(self.path))
         os.close(handle)
         return path
 

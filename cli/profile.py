@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,8 +40,17 @@ Examples:
     type=click.Choice(["self", "total", "flops", "calls", "bytes", "name"]),
     help="Order of the tables (default: self time; the module tree in program order).",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=None, help="Call a model this often (default 1).")
-@click.option("--warmup", type=click.IntRange(min=0), default=None, help="Unmeasured calls before (default 1).")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Iterations to measure: optimizer steps, or calls of a model without gradients (default: all of a script, "
+    "1 of a model).",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    help="Iterations to leave out at the start (default: 0 for a script, 1 for a model).",
+)
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
 @click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
 @click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
@@ -67,12 +77,10 @@ def command(
     """
     files = (json_file, csv_file, trace_file)
     program = parse_target(target, script_args, inputs, *files)
-    if program.kind == "script" and (steps is not None or warmup is not None):
-        raise click.UsageError("--steps and --warmup repeat a model; a script decides itself how often it runs")
     to_stdout = any(file is not None and file.is_stdout for file in files)
 
     with claimed_stdout(to_stdout):
-        outcome, report, profiler = _measure(program, steps or 1, 1 if warmup is None else warmup)
+        outcome, report, profiler = _measure(program, steps, warmup)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -93,45 +101,46 @@ def command(
     return _finish(program, outcome, report)
 
 
-def _measure(program: Program, steps: int, warmup: int) -> tuple[Outcome, dict[str, Any] | None, Any]:
-    """Run it under the profiler. The report is None when a model could not even be built or warmed up."""
+def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[Outcome, dict[str, Any] | None, Any]:
+    """Run it under the profiler. The report is None when a model could not be built or called at all."""
+    begun = time.perf_counter_ns()
+    import torch  # noqa: F401  # the program would have to wait for this one too: part of its start-up
+
+    waited = time.perf_counter_ns() - begun
     import mindtorch
 
-    bootstrap = getattr(mindtorch, "_bootstrap", None)
-    if bootstrap is not None:
-        bootstrap()
+    mindtorch._bootstrap()
     from mindtorch.profile import Profiler
 
     if program.kind == "script":
-        with Profiler() as profiler:
+        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=time.perf_counter_ns() - waited)
+        with profiler:
             outcome = program.run()
     else:
-        from .render import status
-
-        with status(f"building {program.target}"):
-            outcome = program.load()
-        if outcome.error is None and warmup:
-            with status(f"warming up {program.target}"):
-                outcome = program.run(warmup)
-        if outcome.error is not None:
+        before, calls = 1 if warmup is None else warmup, steps or 1
+        profiler = Profiler(warmup=before, begun_ns=time.perf_counter_ns() - waited)
+        # No moving progress line here: whatever draws it would be measured too.
+        _note(f"building and running {program.target} ...")
+        with profiler:
+            outcome = program.run(before + calls)
+        if outcome.error is not None and not outcome.interrupted:
             _explain(program, outcome)
             return outcome, None, None
-        with Profiler() as profiler:  # no moving line here: what draws it would be measured too
-            outcome = program.run(steps)
-        if outcome.error is not None:
-            _explain(program, outcome)
-    report = profiler.report()
-    report["command"] = program.command
-    report["exit_code"] = outcome.exit_code
-    report["interrupted"] = outcome.interrupted
-    return outcome, report, profiler
+    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
+    return outcome, profiler.report(**facts), profiler
+
+
+def _note(text: str) -> None:
+    """One line on stderr for whoever is waiting at a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"genie: {text}", err=True)
 
 
 def _explain(program: Program, outcome: Outcome) -> None:
     """After the model's own error, one line with what it was called with; a request that failed exits with 2."""
-    if outcome.interrupted or isinstance(outcome.error, SystemExit):
-        return
     outcome.show()
+    if isinstance(outcome.error, SystemExit):
+        return
     if program.model is not None:
         click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
         outcome.exit_code = 2

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.box import ASCII, ROUNDED
@@ -17,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade", "status"]
+__all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade"]
 
 _PLAIN = str.maketrans("─│├└╭╮╰╯█░·×µ…●○▸–", "-||`++++#.,xu~*o>-")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -148,14 +147,3 @@ def canvas(width: int | None = None) -> Canvas:
         width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if terminal else 80
     encoding = (getattr(out, "encoding", None) or "utf-8").lower()
     return Canvas(width, color, plain="utf" not in encoding)
-
-
-@contextlib.contextmanager
-def status(text: str) -> Iterator[None]:
-    """A moving line on stderr while something long runs; nothing when stderr is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal or os.environ.get("TERM") == "dumb":
-        yield
-        return
-    with console.status(text):
-        yield

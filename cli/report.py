@@ -73,22 +73,24 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     facts.append(("ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
     text = f"{seconds(time_s)} in {count(totals.get('ops') or 0)} ops"
-    before = (startup.get("import_s") or 0.0) + (startup.get("init_s") or 0.0)
     if wall is not None:
         text += f" · whole run {seconds(wall)}"
-    if before:
-        text += (
-            f" · start-up kept apart: {seconds(startup.get('import_s') or 0.0)} imports, "
-            f"{seconds(startup.get('init_s') or 0.0)} construction"
-        )
     facts.append(("time", text))
+    imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
+    if imports or construction:
+        facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
+    steps = report.get("steps") or {}
+    if steps.get("count", 0) > 1:
+        left_out = f", the first {steps['warmup']} left out as warm-up ({seconds(steps.get('warmup_s'))})"
+        facts.append(("steps", f"{steps['count']}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     text = f"{amount(flops, '0 ')}FLOP ({amount(totals.get('macs'), '0 ')}MAC)"
     if flops and time_s:
         text += f" · {amount(flops / time_s)}FLOP/s"
-    if totals.get("coverage") is not None:
-        text += f" · formulas for {100 * totals['coverage']:.1f} % of compute calls"
     facts.append(("work", text))
+    if totals.get("coverage") is not None:
+        # Rounded down: 100 % is said only of everything.
+        facts.append(("coverage", f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"))
     if totals.get("peak_bytes"):
         facts.append(("memory", f"peak {bytes_text(totals['peak_bytes'])}"))
     overhead = totals.get("overhead_s")
@@ -192,7 +194,7 @@ def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, column
     time_s, flops = row.get("self_s") or 0.0, row.get("flops") or 0
     label = "(Python, between ops)" if name == "(python)" else name
     cells = [
-        count(row.get("calls")) if row.get("calls") else "",
+        count(row.get("calls")) if name != "(python)" else "",
         seconds(time_s),
         percent(time_s, total),
         amount(flops),
@@ -251,6 +253,8 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
     if assumed:
         canvas.paragraph(f"{len(assumed)} decisions assumed: {', '.join(map(str, assumed))}", "yellow", "  · ")
     for warning in warnings:
+        if warning.startswith("FLOPs leave out") and uncounted:  # the ledger above says it with every name and count
+            continue
         canvas.paragraph(warning, "yellow", "  · ")
 
 

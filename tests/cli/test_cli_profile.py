@@ -172,7 +172,7 @@ def test_C8_exit_code_is_passed_through(here, source, code, word):
     [(["nowhere.py"], "nowhere.py does not exist"), ([], "TARGET"), (["."], "directory"),
      (["net.py:missing", "--input", "1x64"], "build"), (["net.py:build"], "forward(x)"),
      (["net.py:build", "--input", "1xx64"], "[NAME=]SHAPE"), (["net.py:build", "--input", "y=1x64"], "forward(x)"),
-     (["--input", "1x64", "train.py"], "--input is for a model"), (["--steps", "2", "train.py"], "--steps"),
+     (["--input", "1x64", "train.py"], "--input is for a model"), (["--steps", "0", "train.py"], "--steps"),
      (["--json", "no/such/dir/x.json", "train.py"], "no directory"), (["--json", ".", "train.py"], "directory"),
      (["--trace", "train.py", "train.py"], "program to run"),
      (["--json", "x", "--csv", "x", "train.py"], "two outputs"),
