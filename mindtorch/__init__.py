@@ -10,7 +10,24 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .errors import LazyTensorError, MaterializationError, UnsupportedOperationError, UsageError
+
+def _find_compiled() -> None:
+    """Take the rest from the installed package where this file's folder has no ``_ext``.
+
+    That is a checkout that comes first on the path, as with ``python -c`` in its root.
+    """
+    if os.path.isdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ext")):
+        return
+    for entry in sys.path:
+        folder = os.path.join(os.path.abspath(entry or os.curdir), "mindtorch")
+        if os.path.isdir(os.path.join(folder, "_ext")):
+            __path__[:] = [folder]
+            return
+
+
+_find_compiled()
+
+from .errors import LazyTensorError, MaterializationError, UnsupportedOperationError, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from .devices import device, get_default_device, set_default_device
