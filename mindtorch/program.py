@@ -228,9 +228,10 @@ def _interpreter_state(argv: list[str], path: str) -> Iterator[None]:
 
 
 def _compiled(path: str) -> types.CodeType:
-    with io.open_code(os.path.abspath(path)) as file:
+    absolute = os.path.abspath(path)  # what Python shows in a traceback, and what survives a change of directory
+    with io.open_code(absolute) as file:
         source = file.read()
-    return compile(source, path, "exec", dont_inherit=True)
+    return compile(source, absolute, "exec", dont_inherit=True)
 
 
 def _new_main(path: str) -> types.ModuleType:
