@@ -24,7 +24,7 @@ from .intern cimport (
 )
 from .replay cimport Segment, decode_call, hole_metas, plan_segment
 from .structs cimport (
-    SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot,
+    REC_GRAD, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot,
 )
 from .tape cimport Handle, Tape, new_handle, rec_ins, rec_outs
 
@@ -58,6 +58,7 @@ cdef extern from "Python.h":
     PyObject* LIST "(PyObject*)&PyList_Type"
     PyObject* UNICODE "(PyObject*)&PyUnicode_Type"
     PyObject* COMPLEX "(PyObject*)&PyComplex_Type"
+    PyObject* Py_True
     double PyComplex_RealAsDouble(object o)
     double PyComplex_ImagAsDouble(object o)
 
@@ -347,7 +348,7 @@ cdef int _encode(PyObject* o, int depth) except -1:
         _byte(c'N')
         return OK
     if ty == BOOL:
-        _byte(c't' if o == <PyObject*>True else c'f')
+        _byte(c't' if o == Py_True else c'f')
         return OK
     if ty == FLOAT:
         d = PyFloat_AS_DOUBLE(<object>o)
@@ -484,7 +485,10 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) exce
 
 
 cdef object _finish(uint32_t sid, bint no_grad):
-    """Append the call whose key and inputs are in the static buffers, and wrap its outputs."""
+    """Append the call whose key and inputs are in the static buffers, and wrap its outputs.
+
+    `grad_on` must hold torch's grad mode: some kernels (oneDNN's LSTM) compute differently with it.
+    """
     cdef SigS* s = tape.interner.sigs[sid]
     cdef PyObject* small[8]
     cdef uint32_t i
@@ -499,6 +503,8 @@ cdef object _finish(uint32_t sid, bint no_grad):
         # The return value names inputs: keep them, since wrapping runs torch code and may reuse the buffers.
         inputs = [<object>in_objs[i] for i in range(ins_n)]
     r = tape.append(sid, ins, current_module(), current_location(), current_phase())
+    if grad_on:
+        r.flags |= REC_GRAD
     if not s.ret:
         single = _wrap(rec_outs(r, s)[0], sig_out_meta(s)[0], no_grad, r)
         if tape.n_pending >= tape.sweep_at:
@@ -545,14 +551,13 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     if status:
         return NOT_RECORDED
     sid = tape.interner.find_sig(buf, <uint32_t>buf_n, hash_key(buf, <uint32_t>buf_n))
-    cdef bint no_grad
-    if not dispatch and uncertain and not _grad_is_off():
+    cdef bint no_grad = _grad_is_off() or not uncertain
+    if not dispatch and not no_grad:
         return NOT_RECORDED
     if sid == 0:
         sid = _new_sig(info, args, kwargs, dispatch)
         if sid == 0:
             return NOT_RECORDED
-    no_grad = not uncertain or _grad_is_off()
     if logging:
         on_record(info.name, args)
         if _encode_call(info, args, kwargs):
@@ -560,9 +565,15 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     return _finish(sid, no_grad)
 
 
+cdef bint grad_on = False
+
+
 cdef bint _grad_is_off() except -1:
-    # Builtins that run no Python code: the static buffers survive the call.
-    return not PyObject_CallNoArgs(grad_enabled) and <object>forward_ad._current_level < 0
+    """Read torch's grad mode; True when no result can require grad or carry a tangent."""
+    # Builtins that run no Python code: the static buffers survive the calls.
+    global grad_on
+    grad_on = PyObject_CallNoArgs(grad_enabled)
+    return not grad_on and (not uncertain or <object>forward_ad._current_level < 0)
 
 
 cdef inline bint _plain_call() except -1:
@@ -649,7 +660,7 @@ def make_binary(func, fallback, bint reflected=False):
             status = _encode(<PyObject*>other if reflected else <PyObject*>self, 0)
             if not status:
                 status = _encode(<PyObject*>self if reflected else <PyObject*>other, 0)
-            if not status and (not uncertain or _grad_is_off()) and not logging:
+            if not status and (_grad_is_off() or not uncertain) and not logging:
                 sid = tape.interner.find_sig(buf, <uint32_t>buf_n, hash_key(buf, <uint32_t>buf_n))
                 if sid:
                     n_whole += 1
@@ -689,6 +700,7 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
         on_record(info.name, args)
         if _encode_call(info, args, kwargs):
             return None
+    _grad_is_off()
     return _finish(sid, True)
 
 

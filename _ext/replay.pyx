@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
 from .structs cimport (
-    REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, MetaS, Record, Slot,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, MetaS, Record, Slot,
 )
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
 
@@ -206,9 +206,10 @@ cdef class Segment:
     def sequence_numbers(self):
         return [self.seqs.data[k] for k in range(self.seqs.n)]
 
-    def run(self, device, verify, on_error):
+    def run(self, device, verify, on_error, set_grad):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
+        set_grad(bool) sets torch's grad mode; the caller restores it;
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
         An op that fails leaves everything before it computed and everything after it pending.
@@ -224,6 +225,7 @@ cdef class Segment:
         cdef uint32_t i
         cdef uint64_t seq
         cdef object result, failure
+        cdef int grad = -1
         big.data = NULL
         big.n = big.cap = 0
         try:
@@ -249,6 +251,9 @@ cdef class Segment:
                     if not slot.concrete:
                         failure = SystemError(f"record {seq}: input {i} was never computed")
                         break
+                if grad != (r.flags & REC_GRAD):
+                    grad = r.flags & REC_GRAD
+                    set_grad(grad != 0)
                 if failure is None:
                     try:
                         result = _invoke(s, inputs, device)

@@ -63,6 +63,7 @@ cdef enum RecState:
 cdef enum RecFlag:
     REC_OVERFLOW = 1       # inputs and outputs live in a side array, its pointer over in0/in1
     REC_NEEDED = 2         # planner scratch
+    REC_GRAD = 4           # torch's grad mode was on
 
 
 # One recorded operation.

@@ -210,7 +210,7 @@ cdef class Tape:
             if not side:
                 raise MemoryError()
             (<uint32_t**>&r.in0)[0] = side
-            r.flags = REC_OVERFLOW
+            r.flags |= REC_OVERFLOW
             self.bytes_records += (n_in + n_out) * sizeof(uint32_t)
             memcpy(side, ins, n_in * sizeof(uint32_t))
             outs = side + n_in
@@ -286,7 +286,7 @@ cdef class Tape:
         if r.flags & REC_OVERFLOW:
             free((<void**>&r.in0)[0])
             self.bytes_records -= (s.n_in + s.n_out) * sizeof(uint32_t)
-            r.flags = 0
+            r.flags &= ~REC_OVERFLOW
 
     cdef void _retire(self, uint64_t seq) noexcept:
         # Chunk bookkeeping, apart from finish() so that a record's memory outlives its use.

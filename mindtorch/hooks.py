@@ -47,6 +47,7 @@ def enable() -> None:
     _patch(torch.random, "manual_seed", _manual_seed)
     _patch(torch, "manual_seed", _manual_seed)
     _patch(torch, "set_default_dtype", _set_default_dtype)
+    _patch(torch.overrides, "has_torch_function", _has_torch_function)
     if config.enable_aten_impl():
         _register_aten()
 
@@ -158,6 +159,7 @@ _torch_module_to = torch.nn.Module.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_manual_seed = torch.random.manual_seed
 _torch_set_default_dtype = torch.set_default_dtype
+_torch_has_function = torch.overrides.has_torch_function
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
@@ -285,6 +287,18 @@ def _set_default_dtype(d: torch.dtype) -> None:
         tensor.flush("set_default_dtype")
         _core.forget_calls()
     _torch_set_default_dtype(d)
+
+
+@functools.wraps(_torch_has_function)
+def _has_torch_function(relevant_args: Any) -> bool:
+    # nn.TransformerEncoderLayer and nn.MultiheadAttention ask this before they take the fused path that eager takes.
+    if not _torch_has_function(relevant_args):
+        return False
+    return not all(_core.get_handle(a) is not None for a in relevant_args if type(a) not in _PLAIN and
+                   isinstance(a, torch.Tensor)) or bool(torch._C._len_torch_function_stack())
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

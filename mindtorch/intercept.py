@@ -28,7 +28,6 @@ _CPU = torch.device("cpu")
 # depend on state that is not part of the call.
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
-    "aten::scaled_dot_product_attention",
 })
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
@@ -60,11 +59,13 @@ def _name(func: Any) -> str | None:
 
 def _can_record_whole(func: Any, name: str) -> bool:
     row = ops.row(name)
-    if name in _NEVER_WHOLE and name != "aten::scaled_dot_product_attention":
+    if name in _NEVER_WHOLE:
         return False
     if row is not None and (row.writes or row.eager):
         return False
-    if isinstance(func, types.FunctionType) and (row is None or func.__name__ not in row.python):
+    if isinstance(func, types.FunctionType) and (
+        row is None or func.__name__ not in row.python or func.__name__.startswith("embedding")  # max_norm writes
+    ):
         return False
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if packet is None:
@@ -124,7 +125,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
     if kwargs.get("generator") is not None:
         return None
     with ExitStack() as stack:
-        _quiet(stack)
+        quiet(stack)
         metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
         holes = iter(metas)
@@ -222,8 +223,11 @@ def _meta_tensor(handle: Any) -> torch.Tensor:
     return torch.empty(max(length, offset), dtype=dtype, device="meta").as_strided(size, stride, offset)
 
 
-def _quiet(stack: ExitStack) -> None:
-    """Run torch code of our own: no autograd, no modes of the user, no autocast, no functorch, normal tensors."""
+def quiet(stack: ExitStack, grad: bool = False) -> None:
+    """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
+
+    ``grad``: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
+    """
     stack.enter_context(torch._C.DisableTorchFunction())
     if torch._C._len_torch_dispatch_stack():
         stack.enter_context(_python_dispatch._disable_current_modes())
@@ -233,10 +237,8 @@ def _quiet(stack: ExitStack) -> None:
         stack.enter_context(torch._C._DisableFuncTorch())
     if torch.is_inference_mode_enabled():
         stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-
-
-quiet = _quiet
+    if not grad:
+        stack.enter_context(torch.no_grad())
 
 
 # ---- when it cannot be recorded --------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
                 return a
             found = True
             with ExitStack() as stack:
-                _quiet(stack)
+                quiet(stack)
                 return _core.hold(a.detach().clone().to(_runtime.device()), device, None, not a.requires_grad)
         if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
             return type(a)(turn(item, write) for item in a)
@@ -286,7 +288,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     before = [t for t, w in zip(inputs, written, strict=True) if w]
     values = _runtime.materialize(inputs, info.name, before, random=info.random)
     with ExitStack() as stack:
-        _quiet(stack)
+        quiet(stack, grad=True)
         if info.random:
             stack.enter_context(_runtime.rng())
         holes = iter(values)

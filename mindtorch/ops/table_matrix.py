@@ -71,11 +71,12 @@ ROWS: list[OpRow] = [
     op("convolution_backward_overrideable", "conv", None),
     op("_slow_conv2d_backward", "conv", mat.slow_conv2d_backward),
     *ops("conv", None, "_convolution_double_backward conv_tbc_backward mps_convolution_backward"),
-    # attention
+    # attention; the composite's result is laid out as the kernel chosen likes it, and meta chooses another one
+    op("scaled_dot_product_attention", "attention", attn.sdpa, eager=True),
     *ops(
         "attention",
         attn.sdpa,
-        "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
         "_scaled_dot_product_attention_math_for_mps _triton_scaled_dot_attention higher_order::flex_attention",
@@ -103,8 +104,8 @@ ROWS: list[OpRow] = [
     # recurrent networks
     *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu"),
     *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
-    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer),
-    op("mkldnn_rnn_layer_backward", "rnn", mat.mkldnn_rnn_layer_backward),
+    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True),
+    op("mkldnn_rnn_layer_backward", "rnn", mat.mkldnn_rnn_layer_backward, eager=True),
     op("_cudnn_rnn", "rnn", mat.backend_rnn),
     op("miopen_rnn", "rnn", mat.backend_rnn),
     op("_cudnn_rnn_backward", "rnn", mat.backend_rnn_backward),
