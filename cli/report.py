@@ -95,8 +95,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("memory", f"peak {bytes_text(totals['peak_bytes'])}"))
     overhead = totals.get("overhead_s")
     if overhead is not None:
-        share = f" ({100 * overhead / (time_s + overhead):.1f} %)" if time_s else ""
-        facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and already subtracted"))
+        share = f" ({100 * overhead / wall:.1f} % of the run)" if wall else ""
+        facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and subtracted"))
     if report.get("interrupted"):
         facts.append(("ended", "interrupted; what follows is what ran until then"))
     elif report.get("exit_code"):
@@ -129,7 +129,7 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
 
 def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
-    roots = tree.fold(tree.build(report.get("modules") or []), total)
+    roots = tree.collapse(tree.fold(tree.build(report.get("modules") or []), total))
     if not roots:
         return
     if view.sort:

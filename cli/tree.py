@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Node", "build", "fold", "rows", "shown_depth"]
+__all__ = ["Node", "build", "collapse", "fold", "order", "rows", "shown_depth"]
 
 _SUMMED = ("self_s", "total_s", "self_flops", "flops", "macs", "self_params", "params", "calls", "ops")
 _INDEXED = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
@@ -115,6 +115,20 @@ def _join_same(run: list[Node]) -> Node:
     joined = _join(run)
     joined.label, joined.repeated = run[0].label, run[0].repeated
     return joined
+
+
+def collapse(nodes: list[Node]) -> list[Node]:
+    """Put a container that did nothing itself (a ``ModuleList``) and its only child on one line: ``h.0-11``."""
+    result = []
+    for node in nodes:
+        node.children = collapse(node.children)
+        idle = not any(node.values.get(key) for key in ("calls", "self_s", "self_flops", "self_params"))
+        if idle and node.label and len(node.children) == 1:
+            child = node.children[0]
+            child.label = f"{node.label}.{child.label}"
+            node = child
+        result.append(node)
+    return result
 
 
 def order(nodes: list[Node], key: Callable[[Node], Any]) -> None:

@@ -123,6 +123,15 @@ def test_C2_fold_keeps_every_sum():
         assert sum(n.values[key] for n in everything) == pytest.approx(sum(r[key] for r in rows))
 
 
+def test_C2_a_list_of_layers_shares_the_line_of_its_layers():
+    rows = [module("Net", "Net", 0), module("Net.h", "ModuleList", 1, self_s=0.0, total_s=0.15, calls=0)]
+    rows += [module(f"Net.h.{i}", "Block", 2, 0.05) for i in range(3)]
+    text = render(dict(make_report(), modules=rows), View(by="module"))
+    assert "└─ h.0-2 ×3 Block" in text and "ModuleList" not in text
+    rows[1]["self_s"] = 0.01  # it did something: then it keeps its line
+    assert "ModuleList" in render(dict(make_report(), modules=rows), View(by="module"))
+
+
 def test_C2_depth_counts_what_it_hides():
     report = make_report(layers=12)
     text = render(report, View(by="module", depth=1))
