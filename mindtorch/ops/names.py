@@ -107,6 +107,9 @@ def _resolve(func: Any) -> str:
         if known is not None:
             return known
     if module and module != "torch" and not module.startswith("torch."):
+        wrapped = getattr(func, "__wrapped__", None)  # a hook around torch's own function is still that function
+        if wrapped is not None:
+            return op_name(wrapped)
         return f"python::{module}.{getattr(func, '__qualname__', name)}"
     if isinstance(func, FunctionType) and not module.startswith(_OP_MODULES):
         return f"torch::{name}"

@@ -32,7 +32,9 @@ class OpRow(NamedTuple):
     tag: one of `TAGS`.
     flops: FLOP rule, or None where we have no formula (the profile lists such calls as uncounted).
     writes: positions, in the ATen schema, of arguments the kernel mutates although the schema does not say so.
-    eager: must not be recorded from torch's meta prediction, because that prediction is known to be wrong on CPU.
+    eager: must not be recorded from torch's meta prediction, which is known to differ from what the CPU kernel
+        returns (or the op computes something else when handed a tensor subclass). Where ``_ext.shapes`` has an answer
+        that may be used; otherwise the op has to run at the call.
     python: names in ``torch.nn.functional`` of Python functions that are one call of this op. Their argument order
         may differ from the op's (``batch_norm``, ``embedding``), so `writes` does not apply to their arguments.
     """

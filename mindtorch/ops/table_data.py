@@ -37,7 +37,7 @@ ROWS: list[OpRow] = [
         "slice_backward diagonal_backward unfold_backward value_selecting_reduction_backward cummaxmin_backward "
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
         "replication_pad3d _pad_circular _pad_enum channel_shuffle native_channel_shuffle pixel_shuffle "
-        "pixel_unshuffle tril triu diag diag_embed diagflat fill_diagonal_ nonzero nonzero_static nonzero_numpy "
+        "pixel_unshuffle tril triu diag diag_embed diagflat fill_diagonal_ nonzero nonzero_numpy "
         "argwhere cartesian_prod combinations meshgrid flatten_dense_tensors fft_fftshift fft_ifftshift "
         "trace_backward resize resize_as _resize_output _lazy_clone _reshape_copy coalesce _coalesce sparse_mask "
         "dequantize quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel int_repr "
@@ -53,6 +53,7 @@ ROWS: list[OpRow] = [
         "split_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy "
         "values_copy view_as_complex_copy view_as_real_copy view_copy",
     ),
+    op("nonzero_static", "data movement", eager=True),
     # writes that add up: one addition per source element at most
     *ops("reduction", elementwise, "scatter_add scatter_reduce index_add index_reduce"),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),

@@ -81,23 +81,28 @@ ROWS: list[OpRow] = [
     *ops(
         "other",
         None,
-        "cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr svd "
-        "geqrf orgqr ormqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
-        "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eigh linalg_eigvals linalg_eigvalsh "
+        "cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr "
+        "orgqr ormqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
+        "linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh "
         "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
-        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_matrix_rank "
-        "linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd "
-        "linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
-        "_linalg_slogdet _linalg_solve_ex _linalg_svd _linalg_check_errors nuclear_norm vander corrcoef cov "
+        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
+        "linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular "
+        "linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
+        "_linalg_slogdet _linalg_solve_ex _linalg_check_errors vander corrcoef cov "
         "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
         "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
     ),
-    *ops("other", None, "linalg_eig linalg_lstsq", eager=True),
-    # Fourier transforms: the libraries differ in what they do
+    *ops("other", None, "linalg_eig linalg_lstsq linalg_svd _linalg_svd svd geqrf", eager=True),
+    # these take another decomposition, with other last bits, when handed a tensor subclass
+    *ops("other", None, "linalg_cond linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank", eager=True),
+    *ops("reduction", None, "nuclear_norm", eager=True),
+    # Fourier transforms: the libraries differ in what they do; of the real ones in several dimensions, in strides too
+    *ops("other", None, "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn _fft_c2c stft istft"),
     *ops(
         "other",
         None,
-        "fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2 "
-        "fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn _fft_c2c _fft_c2r _fft_r2c stft istft",
+        "fft_hfft fft_hfft2 fft_hfftn fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft "
+        "fft_rfft2 fft_rfftn _fft_c2r _fft_r2c",
+        eager=True,
     ),
 ]

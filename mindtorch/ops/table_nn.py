@@ -22,20 +22,21 @@ ROWS: list[OpRow] = [
     # normalization
     op("batch_norm", "norm", norm, writes=_RUNNING, python=("batch_norm",)),
     op("_batch_norm_impl_index", "norm", norm, writes=_RUNNING),
-    op("native_batch_norm", "norm", norm, writes=_RUNNING),
+    op("native_batch_norm", "norm", norm, writes=_RUNNING, eager=True),  # eval: meta invents the statistics
     op("cudnn_batch_norm", "norm", norm, writes=_RUNNING),
     op("miopen_batch_norm", "norm", norm, writes=_RUNNING),
     op("instance_norm", "norm", norm, writes=_RUNNING, python=("instance_norm",)),
     op("batch_norm_update_stats", "norm", PerInput(3), writes=(1, 2)),
     op("batch_norm_gather_stats", "norm", PerInput(3), writes=_RUNNING),
     op("batch_norm_gather_stats_with_counts", "norm", PerInput(3), writes=_RUNNING),
+    op("_native_batch_norm_legit", "norm", norm, eager=True),
     op("layer_norm", "norm", norm, python=("layer_norm",)),
     op("group_norm", "norm", norm, python=("group_norm",)),
     op("rms_norm", "norm", norm, python=("rms_norm",)),
     *ops(
         "norm",
         norm,
-        "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
         "_batch_norm_with_update _batch_norm_with_update_functional _batch_norm_no_update batch_norm_elemt "
         "batch_norm_stats native_layer_norm native_group_norm _fused_rms_norm _weight_norm _weight_norm_interface "
         "quantized_batch_norm norm_except_dim",
@@ -97,7 +98,7 @@ ROWS: list[OpRow] = [
         "fractional_max_pool2d_backward fractional_max_pool3d_backward mkldnn_max_pool2d_backward "
         "mkldnn_max_pool3d_backward mkldnn_adaptive_avg_pool2d_backward",
     ),
-    op("max_unpool2d", "data movement", python=("max_unpool2d",)),
+    op("max_unpool2d", "data movement", eager=True, python=("max_unpool2d",)),
     op("max_unpool3d", "data movement", python=("max_unpool3d",)),
     # interpolation: a multiply-add per tap; nearest copies
     *ops("elementwise", PerOutput(4), "upsample_linear1d upsample_linear1d_backward"),
@@ -164,10 +165,11 @@ ROWS: list[OpRow] = [
     ),
     # these do arithmetic that depends on the offsets (bags) or on the norms (renorm)
     op("embedding_bag", "reduction", None, python=("embedding_bag",)),
+    op("_embedding_bag", "reduction", None, eager=True),
     *ops(
         "reduction",
         None,
-        "_embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward "
+        "_embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward "
         "_embedding_bag_sparse_backward _embedding_bag_per_sample_weights_backward embedding_renorm",
     ),
     # dropout: a multiplication per element; the draw is not arithmetic

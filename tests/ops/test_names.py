@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 
@@ -89,6 +90,15 @@ def test_L4_higher_order_and_custom_ops():
         return 2 * x
 
     assert op_name(torch.ops.mindtorch_names.twice.default) == "mindtorch_names::twice"
+
+
+def test_L4_a_hook_has_the_name_of_what_it_wraps():
+    @functools.wraps(torch.Tensor.to)
+    def hook(*args, **kwargs):
+        return torch.Tensor.to(*args, **kwargs)
+
+    hook.__module__ = "some.package"
+    assert op_name(hook) == "aten::to"
 
 
 def test_L4_names_keep_no_tensor_alive():

@@ -1,0 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
+RULES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+
+def init(torch_module: Any) -> None: ...

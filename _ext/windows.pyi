@@ -1,0 +1,4 @@
+from collections.abc import Callable
+from typing import Any
+
+RULES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
