@@ -63,10 +63,7 @@ class Canvas:
             self._console.print(part, soft_wrap=False)
 
     def heading(self, title: str, note: str = "") -> None:
-        line = Text(title, style="bold cyan")
-        if note:
-            line.append(f"  {note}", style="dim")
-        self.add("", line)
+        self.add("", Text.assemble((title, "bold cyan"), (f"  {note}" if note else "", "dim")))
 
     def facts(self, title: str, subject: str, facts: Sequence[tuple[str, str]]) -> None:
         """A box of label and value; values wrap."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import tree
 from .render import Canvas, Column, Text, clean, grade
-from .units import amount, bytes_text, count, percent, seconds
+from .units import amount, bytes_text, count, percent, seconds, work
 
 __all__ = ["SORT_KEYS", "View", "render_report"]
 
@@ -84,9 +84,9 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         left_out = f", the first {steps['warmup']} left out as warm-up ({seconds(steps.get('warmup_s'))})"
         facts.append(("steps", f"{steps['count']}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
-    text = f"{amount(flops, '0 ')}FLOP ({amount(totals.get('macs'), '0 ')}MAC)"
+    text = f"{work(flops, 'FLOP')} ({work(totals.get('macs'), 'MAC')})"
     if flops and time_s:
-        text += f" · {amount(flops / time_s)}FLOP/s"
+        text += f" · {work(flops / time_s, 'FLOP/s')}"
     facts.append(("work", text))
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.
@@ -144,9 +144,10 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     for trail, node, below in tree.rows(roots, depth):
         hidden += below
         values = node.values
-        name = Text("".join(("   " if last else "│  ") for last in trail[:-1]) if trail else "", style="dim")
+        name = Text()
         if trail:
-            name.append("└─ " if trail[-1] else "├─ ", style="dim")
+            branches = "".join("   " if last else "│  " for last in trail[:-1])
+            name.append(branches + ("└─ " if trail[-1] else "├─ "), style="dim")
         name.append(clean(node.label) or "(outside any module)")
         if node.repeated > 1:
             name.append(f" ×{node.repeated}")

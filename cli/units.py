@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["amount", "bytes_text", "count", "percent", "seconds"]
+__all__ = ["amount", "bytes_text", "count", "percent", "seconds", "work"]
 
 
 def _three(value: float) -> str:
@@ -45,6 +45,12 @@ def amount(value: float | None, zero: str = "") -> str:
         if abs(value) < limit:
             return f"{value:.0f}" if factor == 1 else _three(value / factor) + prefix
     return _three(value / 1e18) + " E"
+
+
+def work(value: float | None, unit: str) -> str:
+    """``241 GFLOP``, ``48 FLOP``."""
+    text = amount(value, "0")
+    return f"{text}{unit}" if " " in text else f"{text} {unit}"
 
 
 def bytes_text(value: float | None, zero: str = "") -> str:
