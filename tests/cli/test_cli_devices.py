@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -154,3 +156,43 @@ def test_C7_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode in (0, 3), done.stderr
     assert "npu" in done.stdout and done.stderr == ""
+
+
+FAKE_DRIVER = """
+#include <string.h>
+#include <stddef.h>
+int cuInit(unsigned flags) { return START; }
+int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+int cuDeviceGetCount(int *n) { *n = COUNT; return 0; }
+int cuDeviceGet(int *handle, int index) { *handle = index + 40; return 0; }
+int cuDeviceGetName(char *name, int room, int handle) { strncpy(name, handle == 41 ? "Second" : "First", room); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int handle) { *bytes = (size_t)80 << 30; return 0; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "expected"),
+    [(0, 2, {"version": "12.8", "names": ["First", "Second"], "reason": None}),
+     (0, 0, {"version": "12.8", "names": [], "reason": "CUDA_VISIBLE_DEVICES"}),
+     (100, 1, {"version": None, "names": [], "reason": "no CUDA-capable device"})],
+)  # fmt: skip
+def test_C7_what_the_nvidia_driver_answers(tmp_path, start, count, expected):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler")
+    (tmp_path / "cuda.c").write_text(FAKE_DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    flags = [f"-DSTART={start}", f"-DCOUNT={count}", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, str(tmp_path / "cuda.c"), "-o", str(library)], check=True)
+    code = (
+        "import json, sys; sys.argv = ['genie']\n"
+        "from mindtorch.hardware import cuda_driver; print(json.dumps(cuda_driver()))"
+    )
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found.get("version") == expected["version"]
+    assert [device["name"] for device in found["devices"]] == expected["names"]
+    assert all(device["memory"] == 80 << 30 for device in found["devices"])
+    assert (expected["reason"] or "") in found.get("reason", "")
+    assert ("reason" in found) is (expected["reason"] is not None)
