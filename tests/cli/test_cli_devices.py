@@ -165,7 +165,10 @@ int cuInit(unsigned flags) { return START; }
 int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
 int cuDeviceGetCount(int *n) { *n = COUNT; return 0; }
 int cuDeviceGet(int *handle, int index) { *handle = index + 40; return 0; }
-int cuDeviceGetName(char *name, int room, int handle) { strncpy(name, handle == 41 ? "Second" : "First", room); return 0; }
+int cuDeviceGetName(char *name, int room, int handle) {
+    strncpy(name, handle == 41 ? "Second" : "First", room);
+    return 0;
+}
 int cuDeviceTotalMem_v2(size_t *bytes, int handle) { *bytes = (size_t)80 << 30; return 0; }
 """
 
