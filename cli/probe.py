@@ -9,8 +9,8 @@ import platform
 import re
 from typing import Any
 
-from mindtorch import hardware
-from mindtorch.devices import DEVICE_TYPES
+from mindtorch import config, hardware
+from mindtorch.devices import DEVICE_TYPES, device
 
 __all__ = ["DEVICE_TYPES", "describe", "versions"]
 
@@ -56,11 +56,24 @@ def _meta(_index: int | None) -> _Answer:
 
 
 def _remote(index: int | None) -> _Answer:
-    details = {"executor": "in-process", "runs_on": "cpu", "note": "operations are recorded and run when they are read"}
+    runs_on = config.executor_device()
+    details = {
+        "executor": "in-process",
+        "runs_on": runs_on,
+        "note": "operations are recorded and run when they are read",
+    }
     if not hardware.has_module("torch"):
         return False, "torch is not installed", _INSTALL_TORCH, details
     if importlib.util.find_spec("mindtorch._ext.tape") is None:
         return False, "mindtorch's compiled modules are missing", "reinstall mindtorch-genie from a wheel", details
+    try:
+        chosen = device(runs_on)
+    except RuntimeError as error:
+        return False, f"GENIE_EXECUTOR_DEVICE: {error}", "set it to cpu or cuda[:i]", details
+    below = describe(chosen.type, chosen.index)
+    if chosen.type not in ("cpu", "cuda") or not below["available"]:
+        why = below["reason"] or "is not a device to compute on"
+        return False, f"GENIE_EXECUTOR_DEVICE={runs_on}: {why}", "set it to cpu or cuda[:i]", details
     return True, None, None, details
 
 

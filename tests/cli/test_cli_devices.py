@@ -199,3 +199,11 @@ def test_C7_what_the_nvidia_driver_answers(tmp_path, start, count, expected):
     assert all(device["memory"] == 80 << 30 for device in found["devices"])
     assert (expected["reason"] or "") in found.get("reason", "")
     assert ("reason" in found) is (expected["reason"] is not None)
+
+
+@pytest.mark.parametrize(("value", "usable"), [("cpu", True), ("meta", False), ("npu", False), ("nonsense", False)])
+def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, value, usable):
+    monkeypatch.setenv("GENIE_EXECUTOR_DEVICE", value)
+    row = probe.describe("remote_accelerator")
+    assert row["available"] is usable and row["details"]["runs_on"] == value
+    assert usable or "GENIE_EXECUTOR_DEVICE" in row["reason"]
