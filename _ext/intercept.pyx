@@ -74,7 +74,7 @@ cdef PyObject* layout_type = NULL
 cdef PyObject* memory_format_type = NULL
 cdef object make_wrapper, fast_type_obj, same_device
 cdef object describe, infer, run_eagerly, lift, mixed_devices, on_record
-cdef object grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, disable_function
+cdef object grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
@@ -84,8 +84,8 @@ def init(*, Tape main_tape, base, fast, hooks, torch):
     """Hand in the tape, the tensor classes, the callbacks of mindtorch.intercept and the torch module. Called once."""
     global tape, base_type, fast_type, slot_offset, tensor_size_type, dtype_type, device_type, layout_type
     global memory_format_type, make_wrapper, fast_type_obj, same_device, describe, infer, run_eagerly, lift
-    global mixed_devices, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, disable_function
-    global on_record
+    global mixed_devices, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+    global on_record, same_device_cpu
     tape = main_tape
     _keep.extend([base, fast, hooks, torch])
     base_type = <PyObject*>base
@@ -104,7 +104,8 @@ def init(*, Tape main_tape, base, fast, hooks, torch):
     dispatch_stack = torch._C._len_torch_dispatch_stack
     function_stack = torch._C._len_torch_function_stack
     any_autocast = torch._C._is_any_autocast_enabled
-    disable_function = torch._C.DisableTorchFunctionSubclass
+    below = torch._C._disabled_torch_function_impl
+    detach = torch.ops.aten.detach.default
     forward_ad = torch.autograd.forward_ad
     describe = hooks.describe
     infer = hooks.infer
@@ -546,9 +547,9 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     """Record the call if its arguments are constants and lazy tensors and its result can be inferred."""
     cdef uint32_t sid
     cdef int status = _encode_call(info, args, kwargs)
-    if status == MIXED:
-        mixed_devices(info, args, kwargs)
     if status:
+        if status == MIXED or not dispatch:
+            mixed_devices(info, args, kwargs)
         return NOT_RECORDED
     sid = tape.interner.find_sig(buf, <uint32_t>buf_n, hash_key(buf, <uint32_t>buf_n))
     cdef bint no_grad = _grad_is_off() or not uncertain
@@ -592,20 +593,26 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
             if out is not NOT_RECORDED:
                 n_whole += 1
                 return out
-        mixed_devices(info, args, kwargs)
     elif info.kind == KIND_HANDLER:
         out = info.handler(args, {} if kwargs is None else kwargs)
         if out is not NotImplemented:
             return out
-    with disable_function():
-        return func(*args) if kwargs is None else func(*args, **kwargs)
+    # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
+    return below(func, types, args, kwargs) if kwargs else below(func, types, args)
 
 
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
     global n_dispatch
-    cdef OpInfo info = _info_of(func, True)
+    cdef OpInfo info
     cdef object out
+    cdef Handle h
+    if func is detach and PyTuple_GET_SIZE(args) == 1:
+        # Autograd detaches every output it saves. The same value under another name: no record.
+        h = handle_of(<object>PyTuple_GET_ITEM(args, 0))
+        if h is not None:
+            return _rename(h)
+    info = _info_of(func, True)
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:
             kwargs = None
@@ -725,12 +732,23 @@ def device_index(t):
     return tape.interner.metas[h.meta].device if h is not None else 0
 
 
-def rewrap(Handle h):
-    """A new LazyTensor naming the same value as handle `h`."""
+cdef object _rename(Handle h):
+    """A new LazyTensor naming the same value as handle `h`; it does not require grad."""
     cdef object t = _wrap(h.slot, h.meta, True, NULL)
-    cdef Handle n = handle_of(t)
+    cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
     n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
     return t
+
+
+def unshare(Handle h):
+    """Give `h` a value of its own, sharing storage, if other tensors name the same one; it must be computed."""
+    cdef Slot* s = tape.slot(h.slot)
+    cdef uint32_t old = h.slot
+    if s.handles <= 1 and not s.users:
+        return
+    h.slot = tape.hold((<object>s.concrete).detach(), s.root)
+    tape.slot(h.slot).handles = 1
+    tape.handle_died(old)
 
 
 def wrap_slot(int slot, int meta):
@@ -845,19 +863,89 @@ def producer(Handle h):
     return tape.describe(tape.seq_of(s.producer))
 
 
-# ---- creation hooks ------------------------------------------------------------------------------------------------
-def make_creation_hook(func, is_ours, create):
-    """Stand-in for a torch creation function: calls create(func, args, kwargs) when `device=` is one of ours."""
+# ---- hooks on torch's own functions --------------------------------------------------------------------------------
+cdef extern from *:
+    """
+    #define MT_SET_CALL(type, f) (((PyTypeObject *)(type))->tp_call = (ternaryfunc)(f))
+    """
+    void MT_SET_CALL(object type, void* f) noexcept
+    PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) noexcept
+    PyObject* PyDict_GetItem_ "PyDict_GetItem"(PyObject* d, PyObject* key) noexcept
 
-    def hook(*args, **kwargs):
-        cdef PyObject* device
-        if kwargs:
-            device = PyDict_GetItem(kwargs, "device")
-            if device != NULL and device != <PyObject*>None and is_ours(<object>device):
-                return create(func, args, kwargs)
-        return func(*args, **kwargs)
+cdef object _device_key = "device"
+cdef str _device_type = "remote_accelerator"
 
-    return hook
+
+cdef bint _names_us(object device) except -1:
+    if type(device) is str:
+        return (<str>device).startswith(_device_type)
+    return getattr(device, "type", None) == _device_type
+
+
+cdef class CreationHook:
+    """Stand-in for a torch creation function: calls create(func, args, kwargs) when `device=` is one of ours.
+
+    Its tp_call is the C function below: a plain call costs one more C call and one dictionary probe (SPEC S4).
+    """
+    cdef object func, create
+    cdef dict __dict__
+
+    def __init__(self, func, create):
+        self.func = func
+        self.create = create
+
+    def __call__(self, *args, **kwargs):
+        return self.func(*args, **kwargs)      # replaced by _hook_call below
+
+    def __get__(self, instance, owner):
+        return self                            # a builtin does not bind either
+
+    def __repr__(self):
+        return repr(self.func)
+
+    def __reduce__(self):
+        return self.__name__                   # pickled by name, like the function it stands for
+
+
+cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) noexcept:
+    cdef PyObject* device
+    if kwargs:
+        device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
+        if device != NULL and device != <PyObject*>None and device != <PyObject*>_last_foreign:
+            return _hook_device(self, args, kwargs, device)
+    return PyObject_Call_(<PyObject*>(<CreationHook>self).func, args, kwargs)
+
+
+cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
+
+
+cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, PyObject* device) except? NULL:
+    global _last_foreign
+    cdef CreationHook hook = <CreationHook>self
+    cdef object out
+    if not _names_us(<object>device):
+        _last_foreign = <object>device
+        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
+    out = hook.create(hook.func, <object>args, <object>kwargs)
+    Py_INCREF(out)
+    return <PyObject*>out
+
+
+MT_SET_CALL(CreationHook, <void*>_hook_call)
+
+
+def make_to_hook(original, slow):
+    """Stand-in for Tensor.to: `slow` decides when a lazy tensor or a device by name is involved."""
+
+    def to(self, *args, **kwargs):
+        cdef PyObject* first
+        if not kwargs and PyTuple_GET_SIZE(args) > 0 and handle_of(self) is None:
+            first = <PyObject*>PyTuple_GET_ITEM(args, 0)
+            if Py_TYPE_(first) == dtype_type or (Py_TYPE_(first) == device_type and not _names_us(<object>first)):
+                return original(self, *args)
+        return slow(self, *args, **kwargs)
+
+    return to
 
 
 def forget_calls():

@@ -35,10 +35,10 @@ def enable() -> None:
         original = getattr(torch, name, None)
         if original is None:
             continue
-        hook = _core.make_creation_hook(original, tensor.is_ours, creation.create)
+        hook = _core.CreationHook(original, creation.create)
         functools.update_wrapper(hook, original)
         _patch(torch, name, hook)
-    _patch(torch.Tensor, "to", _to)
+    _patch(torch.Tensor, "to", functools.wraps(_torch_to)(_core.make_to_hook(_torch_to, _to)))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _patch(torch.Tensor, name, _new_hook(name))
     _patch(torch.nn.Module, "to", _module_to)

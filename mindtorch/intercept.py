@@ -291,6 +291,10 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         quiet(stack, grad=True)
         if info.random:
             stack.enter_context(_runtime.rng())
+        if torch.Tag.inplace_view in getattr(info.func, "tags", ()):
+            for t in before:  # another tensor naming the same value must keep its own sizes and strides
+                _core.unshare(_core.get_handle(t))
+            values = [_core.value(_core.get_handle(t)) for t in inputs]
         holes = iter(values)
         cargs = tuple(_concrete(a, holes) for a in args)
         ckwargs = {k: _concrete(a, holes) for k, a in kwargs.items()}
