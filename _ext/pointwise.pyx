@@ -104,7 +104,9 @@ def unary(tuple args, dict kwargs, tuple spec):
                 key not in ("approximate", "negative_slope", "alpha", "min_val", "max_val", "beta", "threshold")):
             return None
     if kind == LIKE:
-        if not load(args[0], &op) or not allowed >> op.dtype & 1:
+        low = args[1] if extras == 3 and len(args) > 1 else kwargs.get("min_val", -1)
+        high = args[2] if extras == 3 and len(args) > 2 else kwargs.get("max_val", 1)
+        if low is False or high is False or low > high or not load(args[0], &op) or not allowed >> op.dtype & 1:
             return None
         preserve(&op)
         return [describe(&op)]
@@ -326,7 +328,8 @@ RULES = {
     **_names("abs sign floor ceil trunc round", unary, COMMON, INTS | HALVES | FLOATS, 0),
     **_names("square frac silu mish hardswish hardsigmoid", unary, COMMON, HALVES | FLOATS, 1),
     **_names("gelu leaky_relu elu softplus selu", unary, COMMON, HALVES | FLOATS, 3),
-    **_names("relu6 hardtanh", unary, LIKE, HALVES | FLOATS, 3),
+    **_names("relu6", unary, LIKE, HALVES | FLOATS, 1),
+    **_names("hardtanh", unary, LIKE, HALVES | FLOATS, 3),
     **_names("bitwise_not", unary, COMMON, BOOLS | INTS, 0),
     **_names("logical_not isnan", unary, TRUTH, _ANY, 0),
     **_names("add", sum_or_difference, COMMON, _ANY | COMPLEXES, False, False),

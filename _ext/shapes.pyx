@@ -33,6 +33,11 @@ def init(torch_module):
         _rules.update(rules)
 
 
+def names():
+    """The ops that have a rule, in-place variants included."""
+    return [*_rules, *(f"{name}_" for name in _pointwise.RULES)]
+
+
 def infer(str name not None, tuple args not None, dict kwargs not None):
     """[(shape, strides, dtype), ...] of the results of a call, or None if there is no certain answer.
 

@@ -140,6 +140,7 @@ def test_M3_unary():
             tally.check(getattr(torch, name), (x,))
             if name != "isnan":
                 tally.check(getattr(torch.Tensor, name + "_"), (x,))
+        tally.check(F.hardtanh, (tensor(rng, [2, 3]), rng.choice((0.5, 2)), rng.choice((-2, 1, 3.0))))
         for func in (*ACTIVATIONS, F.hardtanh, F.relu):
             x = tensor(rng, random_shape(rng), rng.choice(DTYPES))
             tally.check(func, (x,))
@@ -453,6 +454,28 @@ def test_M3_what_it_does_not_know_is_left_to_torch():
         ("aten::sum", (x, 1 << 80), {}),
     ):
         assert shapes.infer(name, args, kwargs) is None, name
+
+
+def test_M3_nonsense_is_survived():
+    """No argument makes `infer` raise or crash: what it cannot read it leaves to torch."""
+    rng = random.Random(SEED)
+    odd = (None, True, -1, 2, 1 << 70, 2.5, float("nan"), "x", [], (), [1, 2], (2, 2, 2), [None], {}, 1j, b"x")
+    odd += (torch.float16, torch.int64, torch.contiguous_format)
+    words = ("dim", "keepdim", "dtype", "weight", "bias", "other", "alpha", "value", "min", "max", "padding", "stride")
+    words += ("input", "kernel_size", "memory_format", "inplace", "approximate", "attn_mask", "groups", "nonsense")
+    dtypes = (torch.float32, torch.int64, torch.bool, torch.float8_e5m2, torch.complex64, None)
+
+    def value(nested=True):
+        if rng.random() < 0.5:
+            shape = tuple(rng.choice((0, 1, 2, 3)) for _ in range(rng.randint(0, 6)))
+            return Meta(shape, tuple(rng.choice((0, 1, 2, 5)) for _ in shape), rng.choice(dtypes))
+        return [value(False), value(False)] if nested and rng.random() < 0.1 else rng.choice(odd)
+
+    for _ in range(20000):
+        args = tuple(value() for _ in range(rng.randint(0, 9)))
+        kwargs = {rng.choice(words): value() for _ in range(rng.choice((0, 0, 1, 2)))}
+        found = shapes.infer(rng.choice(shapes.names()), args, kwargs)
+        assert found is None or all(len(result) == 3 for result in found)
 
 
 def test_M3_huge_shapes_do_not_overflow_silently():
