@@ -93,7 +93,7 @@ def command(
         csv_file.write(lambda path: export.write_csv(report, path))
     if trace_file is not None:
         trace_file.write(lambda path: export.write_trace(profiler, path))
-    if not to_stdout:
+    if not to_stdout and _ran_anything(report):
         _show(report, program, inputs, by, top, depth, sort)
     for file in files:
         if file is not None and not file.is_stdout:
@@ -175,7 +175,7 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
     elif outcome.exit_code and program.kind == "script":
         click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
         _hint_options(program)
-    elif not (report.get("totals") or {}).get("ops"):
+    elif not _ran_anything(report):
         names = program.candidates() if program.kind == "script" else []
         hint = (
             f"; to profile a model it defines: genie profile {program.path}:{names[0]} --input SHAPE" if names else ""
@@ -183,6 +183,11 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
         others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
         click.echo(f"genie: {program.target} ran no torch op{hint}{others}", err=True)
     return outcome.exit_code
+
+
+def _ran_anything(report: dict[str, Any]) -> bool:
+    """Whether there is a single op to show; a script that failed before its first one has only its error."""
+    return bool((report.get("totals") or {}).get("ops") or (report.get("startup") or {}).get("ops"))
 
 
 def _hint_options(program: Program) -> None:
