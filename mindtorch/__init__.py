@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .execute import Executor, LocalExecutor
     from .graph import ComputationGraph, capture
     from .hooks import disable, enable, is_enabled
-    from .stats import reset_stats, stats
+    from .counters import reset_stats, stats
     from .tensor import LazyTensor, flush, set_executor
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _HOME = {
     "Executor": "execute", "LocalExecutor": "execute",
     "ComputationGraph": "graph", "capture": "graph",
     "disable": "hooks", "enable": "hooks", "is_enabled": "hooks",
-    "reset_stats": "stats", "stats": "stats",
+    "reset_stats": "counters", "stats": "counters",
     "LazyTensor": "tensor", "flush": "tensor", "set_executor": "tensor",
 }
 _NEEDS_TORCH = frozenset(_HOME) - {"device", "get_default_device", "set_default_device"}
@@ -63,8 +63,9 @@ def _bootstrap() -> None:
     if _ready:
         return
     _ready = True
-    from . import config, execute, hooks  # noqa: F401  (execute installs the default executor)
+    from . import config, execute, hooks, semantics, tensor  # noqa: F401  (execute installs the default executor)
 
+    tensor.set_first_use(semantics.install)
     if config.auto_enable():
         hooks.enable()
 

@@ -36,6 +36,7 @@ def _info(func: Callable[..., Any]) -> Any:
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """The lazy tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is one of ours."""
+    tensor.in_use()
     kwargs = dict(kwargs)
     index = tensor.index_of(kwargs.pop("device"))
     requires_grad = kwargs.pop("requires_grad", False)

@@ -173,6 +173,12 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     return kwargs.get("device")
 
 
+def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch's own method. Torch finds what it hands to ``__torch_function__`` by name, and would find our hook."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return original(*args, **kwargs)
+
+
 @functools.wraps(_torch_to)
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
@@ -180,7 +186,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if not lazy and (target is None or not tensor.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
     if target is None or (lazy and tensor.is_ours(target) and tensor.index_of(target) == _core.device_index(self)):
-        return _torch_to(self, *_without_device(args, target), **_without_device_kw(kwargs))
+        return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, copy, memory_format = _to_options(args, kwargs)
     if lazy and not tensor.is_ours(target):
         return tensor.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
@@ -242,11 +248,11 @@ def _new_hook(name: str) -> Any:
                 args = (args,)
             return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
         if lazy and device is not None:
-            return original(torch.empty(0, dtype=self.dtype), *args, **kwargs)
+            return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
         if lazy and name == "new_tensor":
             return creation.create(getattr(factory, "__wrapped__", factory), args,
                                    {"dtype": self.dtype, **kwargs, "device": self.device})
-        return original(self, *args, **kwargs)
+        return _below(original, self, *args, **kwargs) if lazy else original(self, *args, **kwargs)
 
     return hook
 

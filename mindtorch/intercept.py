@@ -18,6 +18,7 @@ from torch.utils import _python_dispatch
 from . import ops
 from ._ext import intercept as _core
 from ._ext import intern as _intern
+from ._ext import shapes as _shapes
 from .config import unsupported
 from .errors import UnsupportedOperationError
 
@@ -29,6 +30,7 @@ _CPU = torch.device("cpu")
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
 })
+_shapes.init(torch)
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
 
@@ -124,6 +126,10 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         _collect(a, key in info.writes, inputs, written)
     if kwargs.get("generator") is not None:
         return None
+    if device is None and not any(written) and not info.random and not info.view:
+        spec = _infer_by_rule(info, args, kwargs, inputs)
+        if spec is not None:
+            return spec
     with ExitStack() as stack:
         quiet(stack)
         metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
@@ -143,6 +149,31 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         if device is None:
             device = _core.device_index(inputs[0]) if inputs else 0
         return _spec(info, out, metas, written, dispatch, device)
+
+
+def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> Any:
+    """The result by the extension's own shape rules, if the op's family has one."""
+    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
+             (_core.meta_of(_core.get_handle(t)) for t in inputs)]
+    holes = iter(metas)
+    margs = tuple(_replace(a, holes) for a in args)
+    mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
+    result = _shapes.infer(info.name, margs, mkwargs)
+    if result is None:
+        return None
+    device = _core.device_index(inputs[0]) if inputs else 0
+    outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
+            for shape, stride, dtype in result]
+    single = len(outs) == 1
+    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), b"\0" * len(inputs), 0
+
+
+def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    stride, acc = [], 1
+    for n in reversed(size):
+        stride.append(acc)
+        acc *= max(n, 1)
+    return tuple(reversed(stride))
 
 
 def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, dispatch: bool, device: int) -> Any:

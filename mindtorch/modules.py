@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ._ext import intercept as _core
 from .tensor import LazyParameter
@@ -64,7 +65,10 @@ def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) 
     else:
         fresh = torch.nn.Parameter(moved.detach(), requires_grad=False)
     fresh.requires_grad_(requires_grad)
-    if _swappable(param):
+    known = _replaced.get(param)
+    if known is not None:
+        owner[key] = known  # a tied weight, replaced a moment ago
+    elif _swappable(param):
         kept = {k: v for k, v in param.__dict__.items() if k != "_handle"}
         cls = type(fresh)
         handle_now = fresh.__dict__.pop("_handle", None)
@@ -79,8 +83,28 @@ def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) 
             fresh.__dict__["_handle"] = old_handle
     else:
         owner[key] = fresh
+        _replaced[param] = fresh
+
+
+# Parameters that could not keep their identity (C++ holds them): tied weights must be replaced by one object.
+_replaced = WeakIdKeyDictionary()
 
 
 def _swappable(param: Any) -> bool:
-    # _swap_tensor_impl refuses when C++ holds further references (a live graph); classes must share their layout.
-    return type(param) in (torch.nn.Parameter, LazyParameter) and param._use_count() == 1
+    # The C++ tensors can be exchanged when nothing but Python and, as torch.utils.swap_tensors allows, the
+    # gradient accumulator of a live graph refers to them; classes must share their layout.
+    if type(param) not in (torch.nn.Parameter, LazyParameter):
+        return False
+    if param._use_count() == 1:
+        return True
+    if param._use_count() != 2 or not (param.is_leaf and param.requires_grad):
+        return False
+    node = torch.autograd.graph.get_gradient_edge(param).node
+    if param._use_count() != 2:
+        return False  # the second reference was something else; this call has just made the accumulator
+    node.register_prehook(_moved_meanwhile)
+    return True
+
+
+def _moved_meanwhile(_grads: Any) -> None:
+    raise RuntimeError("a parameter was moved to another device between forward and backward")

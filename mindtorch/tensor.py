@@ -272,6 +272,23 @@ def executor() -> Any:
     return _executor
 
 
+_first_use: Callable[[], None] | None = None
+
+
+def set_first_use(callback: Callable[[], None]) -> None:
+    """Call this once, just before the first lazy tensor is made (module tracking is installed then, not earlier)."""
+    global _first_use
+    _first_use = callback
+
+
+def in_use() -> None:
+    """A lazy tensor is about to be made."""
+    global _first_use
+    if _first_use is not None:
+        callback, _first_use = _first_use, None
+        callback()
+
+
 def _run(segment: Any, reason: str) -> None:
     global segments_run
     if not len(segment):
@@ -347,6 +364,7 @@ class _FromPlain(torch.autograd.Function):
 
 
 def _upload(t: torch.Tensor, index: int) -> Any:
+    in_use()
     with torch._C.DisableTorchFunction(), torch.no_grad():
         return _core.hold(t.detach().to(executor().device, copy=True), index, None, True)
 
