@@ -24,7 +24,7 @@ from .intern cimport (
 )
 from .replay cimport Segment, decode_call, hole_metas, plan_segment
 from .structs cimport (
-    REC_GRAD, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot,
+    MAX_HANDLES, REC_GRAD, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot,
 )
 from .tape cimport Handle, Tape, new_handle, rec_ins, rec_outs
 
@@ -233,6 +233,11 @@ cdef object _wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     Py_INCREF(h)
     MT_SET_SLOT(<PyObject*>t, slot_offset, <PyObject*>h)
     return t
+
+
+def canonical(size, tuple stride):
+    """None when `stride` is what a new contiguous tensor of this size has, else `stride`."""
+    return None if stride == _contiguous_strides(size) else stride
 
 
 cdef tuple _contiguous_strides(object size):
@@ -611,7 +616,9 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
         # Autograd detaches every output it saves. The same value under another name: no record.
         h = handle_of(<object>PyTuple_GET_ITEM(args, 0))
         if h is not None:
-            return _rename(h)
+            out = _rename(h)
+            if out is not None:
+                return out
     info = _info_of(func, True)
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:
@@ -716,7 +723,7 @@ def hold(tensor, int device, root=None, bint no_grad=False):
     """A LazyTensor for an already computed torch tensor; `root` = lazy tensor whose storage it shares."""
     cdef Handle h = handle_of(root) if root is not None else None
     cdef uint32_t meta = tape.interner.meta_id(
-        tensor.dtype, tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.storage_offset(), device)
+        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
     cdef uint32_t slot = tape.hold(tensor, tape.slot(h.slot).root if h is not None else 0)
     return _wrap(slot, meta, no_grad, NULL)
 
@@ -734,6 +741,8 @@ def device_index(t):
 
 cdef object _rename(Handle h):
     """A new LazyTensor naming the same value as handle `h`; it does not require grad."""
+    if tape.slot(h.slot).handles >= MAX_HANDLES:
+        return None
     cdef object t = _wrap(h.slot, h.meta, True, NULL)
     cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
     n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
@@ -769,7 +778,7 @@ def value(Handle h):
     cdef Slot* s = tape.slot(h.slot)
     if s.flags & SLOT_FAILED:
         raise <object>s.concrete
-    if not s.concrete:
+    if s.flags & SLOT_PENDING:
         return None
     return <object>s.concrete
 
@@ -804,7 +813,7 @@ def rng_segment():
 def set_meta(Handle h, tensor):
     """The value's metadata changed (resize_, set_): remember the new one."""
     cdef int device = tape.interner.metas[h.meta].device
-    h.meta = tape.interner.meta_id(tensor.dtype, tensor.shape, None if tensor.is_contiguous() else tensor.stride(),
+    h.meta = tape.interner.meta_id(tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()),
                                    tensor.storage_offset(), device)
 
 
@@ -825,7 +834,7 @@ def correct_output(uint32_t sig, uint32_t out, tensor):
     cdef SigS* s = tape.interner.sigs[sig]
     cdef int device = tape.interner.metas[sig_out_meta(s)[out]].device
     sig_out_meta(s)[out] = tape.interner.meta_id(
-        tensor.dtype, tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.storage_offset(), device)
+        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
 
 
 def sig_output_meta(uint32_t sig, uint32_t out):
@@ -860,7 +869,7 @@ def producer(Handle h):
     cdef Slot* s = tape.slot(h.slot)
     if not s.flags & SLOT_PENDING:
         return None
-    return tape.describe(tape.seq_of(s.producer))
+    return tape.describe(s.producer)
 
 
 # ---- hooks on torch's own functions --------------------------------------------------------------------------------

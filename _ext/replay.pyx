@@ -248,7 +248,7 @@ cdef class Segment:
                     if slot.flags & SLOT_FAILED:
                         failure = <object>slot.concrete
                         break
-                    if not slot.concrete:
+                    if slot.flags & SLOT_PENDING:
                         failure = SystemError(f"record {seq}: input {i} was never computed")
                         break
                 if grad != (r.flags & REC_GRAD):
@@ -308,6 +308,7 @@ cdef class Segment:
         cdef Slot* slot = self.tape.slot(slot_id)
         Py_INCREF(tensor)
         slot.concrete = <PyObject*>tensor
+        slot.flags &= ~SLOT_PENDING
         return 0
 
     cdef int _fail(self, uint64_t seq, object failure) except -1:
@@ -318,11 +319,11 @@ cdef class Segment:
         cdef uint32_t i
         for i in range(s.n_out):
             slot = self.tape.slot(outs[i])
-            if slot.concrete:
+            if not slot.flags & SLOT_PENDING:
                 continue
             Py_INCREF(failure)
             slot.concrete = <PyObject*>failure
-            slot.flags |= SLOT_FAILED
+            slot.flags = (slot.flags | SLOT_FAILED) & ~SLOT_PENDING
         self.done += 1
         self.tape.finish(r)
         self.tape._retire(seq)
@@ -336,6 +337,7 @@ cdef class Segment:
             r = self.tape.record(self.seqs.data[self.done])
             if r and r.state == REC_RUNNING:
                 r.state = REC_PENDING
+                self.tape.mark_writes(r, self.tape.interner.sigs[r.sig])
             self.done += 1
 
     def instructions(self):

@@ -41,17 +41,37 @@ cdef enum SlotFlag:
     SLOT_CONTENT = 8       # planner scratch: a needed record reads this storage
     SLOT_OVERWRITTEN = 16  # planner scratch: a needed, later record writes this storage
     SLOT_PENDING = 32      # the producing record has not run
+    SLOT_WRITTEN = 64      # on a root: pending records may write this storage
 
 
-# One value (a tensor that was recorded). Freed when nobody can read it any more.
-cdef struct Slot:
-    PyObject* concrete     # owned: torch tensor once computed; exception when SLOT_FAILED
-    uint32_t users         # pending records that take it as input + slots whose storage root it is
-    uint32_t root          # slot whose storage this one aliases; itself when not a view
-    uint32_t producer      # low 32 bits of the producing record's sequence number
-    uint16_t writes        # pending records that write this storage (kept on the root; saturates)
-    uint8_t handles        # tensors that name it (saturates: then never freed)
-    uint8_t flags
+cdef extern from *:
+    """
+    /* One value (a tensor that was recorded), 16 bytes. Freed when nobody can read it any more. */
+    typedef struct {
+        union {
+            PyObject *concrete;     /* owned: torch tensor; exception when SLOT_FAILED */
+            uint64_t producer;      /* SLOT_PENDING: sequence number of the record; free: next free slot */
+        };
+        uint32_t users : 24;        /* pending records that take it as input + slots whose storage root it is */
+        uint32_t flags : 8;
+        uint32_t root : 24;         /* slot whose storage this one aliases; itself when not a view */
+        uint32_t handles : 8;       /* tensors that name it; see MAX_HANDLES */
+    } Slot;
+    """
+    ctypedef struct Slot:
+        PyObject* concrete
+        uint64_t producer
+        uint32_t users
+        uint32_t flags
+        uint32_t root
+        uint32_t handles
+
+
+cdef enum:
+    MAX_HANDLES = 250          # more names than this get slots of their own
+    PERMANENT = 255            # handles of a slot that never dies
+    MAX_SLOTS = 1 << 24
+    MAX_USERS = (1 << 24) - 1  # sticky: the value then lives until its tape does
 
 
 cdef enum RecState:

@@ -5,9 +5,8 @@ from .intern cimport Interner
 from .structs cimport Record, SigS, Slot
 
 cdef enum:
-    CHUNK_BITS = 7
-    CHUNK = 128
-    NO_HANDLE_LIMIT = 255
+    CHUNK_BITS = 6
+    CHUNK = 64
 
 cdef struct Chunk:
     uint32_t live            # records in it that have not run and are not dropped
@@ -52,11 +51,13 @@ cdef class Tape:
     cdef Slot* slot(self, uint32_t i) noexcept
     cdef uint32_t new_slot(self) except 0
     cdef Record* record(self, uint64_t seq) noexcept
-    cdef uint64_t seq_of(self, uint32_t low) noexcept
     cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc, uint8_t phase) except NULL
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0
     cdef void handle_died(self, uint32_t slot) noexcept
     cdef void settle(self, uint32_t slot) noexcept
+    cdef void add_user(self, Slot* s) noexcept
+    cdef void drop_user(self, Slot* s) noexcept
+    cdef void mark_writes(self, Record* r, SigS* s) noexcept
     cdef void finish(self, Record* r) noexcept
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written, Vec* out) except -1
     cdef int sweep(self) except -1

@@ -1,6 +1,6 @@
 """The tape: an append-only arena of op records in program order, and the values they make.
 
-A record is 32 bytes, a value (slot) 24. Records live in chunks of 128 that are freed when the last of them has run
+A record is 32 bytes, a value (slot) 16. Records live in chunks of 64 that are freed when the last of them has run
 or was dropped; slots are reused. A record is dropped as soon as nobody can see its effect: at once for pure ops (a
 cascade over an explicit work list), by a sweep for writes, views and whatever only dead records read.
 
@@ -19,7 +19,8 @@ from libc.string cimport memcpy, memmove
 from .intern cimport Interner, sig_alias, sig_out_meta, sig_written
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
-    SLOT_FAILED, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING, SLOT_USED, MetaS, Record, SigS, Slot,
+    MAX_HANDLES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_FAILED, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
+    SLOT_USED, SLOT_WRITTEN, MetaS, Record, SigS, Slot,
 )
 
 cdef extern from *:
@@ -29,15 +30,15 @@ cdef extern from *:
     void MT_ASSERT(bint c) noexcept
 
 cdef enum:
-    SLOT_BITS = 7
-    SLOT_BLOCK = 128
+    SLOT_BITS = 6
+    SLOT_BLOCK = 64
     SWEEP_MIN = 4096
 
 
 cdef void _assert_sizes() noexcept:
     # Compile-time: the build fails when a struct outgrows its budget (SPEC S5: record <= 40 aimed at).
     MT_ASSERT(sizeof(Record) == 32)
-    MT_ASSERT(sizeof(Slot) == 24)
+    MT_ASSERT(sizeof(Slot) == 16)
     MT_ASSERT(sizeof(MetaS) == 40)
     MT_ASSERT(sizeof(SigS) == 32)
 
@@ -66,7 +67,7 @@ cdef class Tape:
         self.sweep_at = SWEEP_MIN
         self.n_slots = 1           # slot 0 means "none"
         self.rng = self.new_slot()
-        self.slot(self.rng).handles = NO_HANDLE_LIMIT
+        self.slot(self.rng).handles = PERMANENT
 
     def __dealloc__(self):
         cdef size_t i, j
@@ -74,7 +75,7 @@ cdef class Tape:
         cdef Record* r
         for i in range(1, self.n_slots):
             s = self.slot(<uint32_t>i)
-            if s.concrete:
+            if s.flags & SLOT_USED and not s.flags & SLOT_PENDING and s.concrete:
                 Py_DECREF(<object>s.concrete)
         for i in range(self.n_chunks):
             if self.chunks[i]:
@@ -102,11 +103,11 @@ cdef class Tape:
         cdef Slot** directory
         if i:
             s = self.slot(i)
-            self.free_slot = s.producer
+            self.free_slot = <uint32_t>s.producer
         else:
             i = self.n_slots
-            if i == 0xFFFFFFFF:
-                raise MemoryError("2**32 live values on one tape")
+            if i == MAX_SLOTS:
+                raise MemoryError(f"{MAX_SLOTS} live values on one tape")
             if (i >> SLOT_BITS) >= self.cap_blocks:
                 directory = <Slot**>realloc(self.slots, (self.cap_blocks + 1) * sizeof(Slot*))
                 if not directory:
@@ -123,8 +124,6 @@ cdef class Tape:
         s.concrete = NULL
         s.users = 0
         s.root = i
-        s.producer = 0
-        s.writes = 0
         s.handles = 0
         s.flags = SLOT_USED
         return i
@@ -137,8 +136,16 @@ cdef class Tape:
         s.concrete = <PyObject*>tensor
         if root:
             s.root = root
-            self.slot(root).users += 1
+            self.add_user(self.slot(root))
         return i
+
+    cdef void add_user(self, Slot* s) noexcept:
+        if s.users != MAX_USERS:
+            s.users += 1
+
+    cdef void drop_user(self, Slot* s) noexcept:
+        if s.users != MAX_USERS:
+            s.users -= 1
 
     cdef void _free_slot(self, uint32_t i, Slot* s) noexcept:
         cdef uint32_t root = s.root
@@ -146,12 +153,11 @@ cdef class Tape:
             return
         if s.concrete:
             _push_noexcept(&self.trash, <uint64_t>s.concrete)
-            s.concrete = NULL
         s.flags = 0
         s.producer = self.free_slot
         self.free_slot = i
         if root != i:
-            self.slot(root).users -= 1
+            self.drop_user(self.slot(root))
             _push_noexcept(&self.work, root)
 
     # ---- records -----------------------------------------------------------------------------------------------
@@ -160,10 +166,6 @@ cdef class Tape:
         if c >= self.n_chunks or not self.chunks[c]:
             return NULL
         return &self.chunks[c].recs[seq & (CHUNK - 1)]
-
-    cdef uint64_t seq_of(self, uint32_t low) noexcept:
-        # The pending window is far below 2**32 records, so the low half names a record uniquely.
-        return self.head + <uint32_t>(low - <uint32_t>self.head)
 
     cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc,
                         uint8_t phase) except NULL:
@@ -226,25 +228,16 @@ cdef class Tape:
         for i in range(n_out):
             outs[i] = self.new_slot()
             o = self.slot(outs[i])
-            o.producer = <uint32_t>seq
+            o.producer = seq
             o.flags = SLOT_USED | SLOT_PENDING
             a = sig_alias(s)[i]
             if a != 0xFFFF:
                 root = self.slot(ins[a]).root
                 o.root = root
-                self.slot(root).users += 1
+                self.add_user(self.slot(root))
         for i in range(n_in):
-            self.slot(ins[i]).users += 1
-        if s.flags & SIG_WRITES:
-            for i in range(n_in):
-                if sig_written(s)[i]:
-                    o = self.slot(self.slot(ins[i]).root)
-                    if o.writes != 0xFFFF:
-                        o.writes += 1
-        if s.flags & SIG_RANDOM:
-            o = self.slot(self.rng)
-            if o.writes != 0xFFFF:
-                o.writes += 1
+            self.add_user(self.slot(ins[i]))
+        self.mark_writes(r, s)
         r.state = REC_PENDING
         chunk.live += 1
         self.tail = seq + 1
@@ -261,24 +254,16 @@ cdef class Tape:
         cdef Slot* o
         r.state = REC_DONE
         self.n_pending -= 1
-        if s.flags & SIG_WRITES:
-            for i in range(s.n_in):
-                if sig_written(s)[i]:
-                    o = self.slot(self.slot(ins[i]).root)
-                    if o.writes != 0xFFFF:
-                        o.writes -= 1
-        if s.flags & SIG_RANDOM:
-            o = self.slot(self.rng)
-            if o.writes != 0xFFFF:
-                o.writes -= 1
         for i in range(s.n_out):
             o = self.slot(outs[i])
-            o.flags &= ~SLOT_PENDING
+            if o.flags & SLOT_PENDING:      # dropped: it never got a value
+                o.flags &= ~SLOT_PENDING
+                o.concrete = NULL
             if not o.handles and not o.users:
                 _push_noexcept(&self.work, outs[i])
         for i in range(s.n_in):
             o = self.slot(ins[i])
-            o.users -= 1
+            self.drop_user(o)
             if not o.users and not o.handles:
                 _push_noexcept(&self.work, ins[i])
         if self.retain:
@@ -325,7 +310,7 @@ cdef class Tape:
     # ---- death -------------------------------------------------------------------------------------------------
     cdef void handle_died(self, uint32_t i) noexcept:
         cdef Slot* s = self.slot(i)
-        if s.handles != NO_HANDLE_LIMIT:
+        if s.handles != PERMANENT:
             s.handles -= 1
             if not s.handles:
                 self.settle(i)
@@ -357,7 +342,7 @@ cdef class Tape:
                 if not s.flags & SLOT_PENDING:
                     self._free_slot(i, s)
                     continue
-                seq = self.seq_of(s.producer)
+                seq = s.producer
                 r = self.record(seq)
                 sig = self.interner.sigs[r.sig]
                 if r.state != REC_PENDING or sig.flags & (SIG_WRITES | SIG_RANDOM) or self.retain:
@@ -491,18 +476,32 @@ cdef class Tape:
                         low = min(low, self._earliest(rec_ins(r)[i]))
         finally:
             self._unmark()
+        if low == self.head:
+            # Every pending write to a target's storage is in `out` (whatever does not get to run marks it again).
+            for k in range(n):
+                self.slot(self.slot(targets[k]).root).flags &= ~SLOT_WRITTEN
         for k in range(out.n // 2):
             tmp = out.data[k]
             out.data[k] = out.data[out.n - 1 - k]
             out.data[out.n - 1 - k] = tmp
         return 0
 
+    cdef void mark_writes(self, Record* r, SigS* s) noexcept:
+        """Note on the storages that `r` writes, and on the generator, that a write is pending."""
+        cdef uint32_t i
+        if s.flags & SIG_WRITES:
+            for i in range(s.n_in):
+                if sig_written(s)[i]:
+                    self.slot(self.slot(rec_ins(r)[i]).root).flags |= SLOT_WRITTEN
+        if s.flags & SIG_RANDOM:
+            self.slot(self.rng).flags |= SLOT_WRITTEN
+
     cdef uint64_t _earliest(self, uint32_t i) noexcept:
         # Where the scan for a needed value may stop: at its producer, unless its storage has pending writes.
         cdef Slot* s = self.slot(i)
-        if self.slot(s.root).writes:
+        if self.slot(s.root).flags & SLOT_WRITTEN:
             return self.head
-        return self.seq_of(s.producer) if s.flags & SLOT_PENDING else self.tail
+        return s.producer if s.flags & SLOT_PENDING else self.tail
 
     cdef int sweep(self) except -1:
         """Drop every pending record that no live handle, write or random draw can make visible."""
@@ -607,7 +606,7 @@ cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta):
     global _next_id
     cdef Handle h = Handle.__new__(Handle)
     cdef Slot* s = tape.slot(slot)
-    if s.handles != NO_HANDLE_LIMIT:
+    if s.handles != PERMANENT:
         s.handles += 1
     _next_id += 1
     h.tape = tape

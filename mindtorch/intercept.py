@@ -31,6 +31,7 @@ _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
 })
 _shapes.init(torch)
+_RULES = frozenset(_shapes.names())
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
 
@@ -63,7 +64,7 @@ def _can_record_whole(func: Any, name: str) -> bool:
     row = ops.row(name)
     if name in _NEVER_WHOLE:
         return False
-    if row is not None and (row.writes or row.eager):
+    if row is not None and (row.writes or (row.eager and name not in _RULES)):
         return False
     if isinstance(func, types.FunctionType) and (
         row is None or func.__name__ not in row.python or func.__name__.startswith("embedding")  # max_norm writes
@@ -102,7 +103,7 @@ def _describe_overload(func: Any) -> Any:
     if row is not None:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
-    if (row is not None and row.eager) or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
+    if (row is not None and row.eager and name not in _RULES) or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
@@ -126,10 +127,13 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         _collect(a, key in info.writes, inputs, written)
     if kwargs.get("generator") is not None:
         return None
-    if device is None and not any(written) and not info.random and not info.view:
-        spec = _infer_by_rule(info, args, kwargs, inputs)
+    eager_row = (row := ops.row(info.name)) is not None and row.eager
+    if device is None and (eager_row or not any(written)) and not info.random and not info.view:
+        spec = _infer_by_rule(info, args, kwargs, inputs, written)
         if spec is not None:
             return spec
+    if eager_row:
+        return None  # torch's own prediction is known to be wrong
     with ExitStack() as stack:
         quiet(stack)
         metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
@@ -151,7 +155,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         return _spec(info, out, metas, written, dispatch, device)
 
 
-def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> Any:
+def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
     """The result by the extension's own shape rules, if the op's family has one."""
     metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
              (_core.meta_of(_core.get_handle(t)) for t in inputs)]
@@ -165,7 +169,8 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
     outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
             for shape, stride, dtype in result]
     single = len(outs) == 1
-    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), b"\0" * len(inputs), 0
+    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), bytes(written), (
+        SIG_WRITES if any(written) else 0)
 
 
 def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -199,7 +204,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, di
             return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
         codes.append(len(outs))
         alias.append(shared)
-        outs.append((item.dtype, item.shape, None if item.is_contiguous() else item.stride(), item.storage_offset(),
+        outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
                      device))
     flags = SIG_WRITES if any(written) else 0
     if info.random:
