@@ -34,6 +34,9 @@ cdef extern from *:
     #endif
     #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
     """
+    ctypedef struct PyTypeObject:
+        pass
+    bint PyObject_TypeCheck(object o, PyTypeObject *type) noexcept    # no metaclass hook, unlike isinstance
     uint64_t mt_now() noexcept nogil
     void MT_ASSERT(bint) noexcept nogil
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -92,8 +95,8 @@ cdef class Death:
             c.live -= self.nbytes
 
 
-cdef inline void append_shape(list key, object value, object tensor_type):
-    if isinstance(value, tensor_type):
+cdef inline void append_shape(list key, object value, PyTypeObject *tensor_type):
+    if PyObject_TypeCheck(value, tensor_type):
         key.append(value.shape)
     elif type(value) is float:
         key.append(None)                       # a learning rate that changes every step changes no FLOPs
@@ -131,7 +134,8 @@ cdef class Collector:
     cdef dict ops                              # id of function -> Op
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
-    cdef object describe, count, tensor_type, on_mark, synchronize
+    cdef object describe, count, tensor_class, on_mark, synchronize
+    cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef unsigned long thread
     cdef readonly bint enabled, other_thread
     cdef bint in_op                            # an op written in Python may call modules: part of the op
@@ -147,7 +151,8 @@ cdef class Collector:
         """
         self.describe = describe
         self.count = count
-        self.tensor_type = tensor_type
+        self.tensor_class = tensor_type
+        self.tensor_type = <PyTypeObject *> <void *> tensor_type
         self.on_mark = on_mark
         self.synchronize = synchronize
         self.max_events = max_events
@@ -385,15 +390,15 @@ cdef class Collector:
     cdef uint64_t track(self, out, uint32_t module, uint32_t phase) except? 0:
         """Note the storages of an op's outputs; the bytes that are new."""
         cdef uint64_t before = self.live
-        if isinstance(out, self.tensor_type):
+        if PyObject_TypeCheck(out, self.tensor_type):
             self.hold(out)
         elif type(out) is tuple or type(out) is list:
             for item in out:
-                if isinstance(item, self.tensor_type):
+                if PyObject_TypeCheck(item, self.tensor_type):
                     self.hold(item)
                 elif type(item) is tuple or type(item) is list:
                     for inner in item:
-                        if isinstance(inner, self.tensor_type):
+                        if PyObject_TypeCheck(inner, self.tensor_type):
                             self.hold(inner)
         if self.live > before:
             if self.live > self.peak:
@@ -408,7 +413,7 @@ cdef class Collector:
         cdef Death death
         try:
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = <uintptr_t> <void *> storage # stays the storage's one Python object while the storage lives
             if key in self.storages or tensor.is_meta:
                 return 0
             nbytes = storage.nbytes()
@@ -423,7 +428,7 @@ cdef class Collector:
         return 0
 
     cdef uint64_t written(self, out) except? 0:
-        if isinstance(out, self.tensor_type):
+        if PyObject_TypeCheck(out, self.tensor_type):
             return out.nbytes
         return 0
 
