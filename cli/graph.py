@@ -59,7 +59,9 @@ def command(
     if dot_file is not None:
         dot_file.write_text(_as_text(graph.to_dot()))
     if not files:
-        click.echo(graph.to_text())
+        from .render import printable, terminal_width
+
+        click.echo(printable(graph.to_text(terminal_width()).rstrip("\n")))
     for file in files:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)

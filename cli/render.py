@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade"]
+__all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade", "printable", "terminal_width"]
 
 _PLAIN = str.maketrans("─│├└╭╮╰╯█░·×µ…●○▸–", "-||`++++#.,xu~*o>-")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -56,7 +56,7 @@ class Canvas:
 
     def text(self) -> str:
         text = self._file.getvalue()
-        return text.translate(_PLAIN) if self.plain else text
+        return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii") if self.plain else text
 
     def add(self, *parts: RenderableType) -> None:
         for part in parts:
@@ -135,12 +135,27 @@ def grade(share: float) -> str:
     return "bold red" if share >= 0.4 else "yellow" if share >= 0.15 else "" if share >= 0.02 else "dim"
 
 
-def canvas(width: int | None = None) -> Canvas:
+def _on_terminal() -> bool:
+    return bool(getattr(sys.stdout, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def _shows_boxes() -> bool:
+    return "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+
+
+def terminal_width() -> int:
+    """Columns to fill: the terminal's between 60 and 120, 80 for anything else."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if _on_terminal() else 80
+
+
+def printable(text: str) -> str:
+    """``text`` as stdout's encoding can show it."""
+    if _shows_boxes():
+        return text
+    return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+
+
+def canvas() -> Canvas:
     """For stdout as it is: colours only on a terminal without NO_COLOR, ASCII where the encoding has no boxes."""
-    out = sys.stdout
-    terminal = bool(getattr(out, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
-    color = (terminal and not os.environ.get("NO_COLOR")) or bool(os.environ.get("FORCE_COLOR"))
-    if width is None:
-        width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if terminal else 80
-    encoding = (getattr(out, "encoding", None) or "utf-8").lower()
-    return Canvas(width, color, plain="utf" not in encoding)
+    color = (_on_terminal() and not os.environ.get("NO_COLOR")) or bool(os.environ.get("FORCE_COLOR"))
+    return Canvas(terminal_width(), color, plain=not _shows_boxes())
