@@ -16,7 +16,7 @@ from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from .structs cimport MetaS, SigS
+from .structs cimport MAX_SIGS, MetaS, SigS
 
 
 cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
@@ -189,6 +189,9 @@ cdef class Interner:
         cdef SigS* s = <SigS*>malloc(sizeof(SigS) + 6 * n_out + n_in + keylen)
         if not s:
             raise MemoryError()
+        if self.n_sigs >= MAX_SIGS:
+            free(s)
+            raise MemoryError(f"{MAX_SIGS} distinct calls interned")
         cdef uint32_t i
         s.info = <PyObject*>info
         s.ret = NULL

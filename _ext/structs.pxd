@@ -86,16 +86,37 @@ cdef enum RecFlag:
     REC_GRAD = 4           # torch's grad mode was on
 
 
-# One recorded operation.
-cdef struct Record:
-    uint32_t sig
-    uint32_t module
-    uint32_t loc
-    uint32_t out0
-    uint32_t in0           # 8-byte aligned: holds the side array's pointer when REC_OVERFLOW
-    uint32_t in1
-    uint32_t in2
-    uint8_t phase
-    uint8_t state
-    uint8_t flags
-    uint8_t pad
+cdef extern from *:
+    """
+    /* One recorded operation, 28 bytes. */
+    typedef struct {
+        uint32_t sig : 28;
+        uint32_t state : 4;
+        uint32_t module : 24;
+        uint32_t phase : 8;
+        uint32_t loc : 24;
+        uint32_t flags : 8;
+        uint32_t out0;
+        uint32_t in[3];             /* in[0..1] hold the side array's pointer when REC_OVERFLOW */
+    } Record;
+    static inline uint32_t *mt_side(const Record *r) {
+        uint32_t *p; memcpy(&p, r->in, sizeof p); return p;     /* not aligned for a pointer */
+    }
+    static inline void mt_set_side(Record *r, uint32_t *p) { memcpy(r->in, &p, sizeof p); }
+    """
+    ctypedef struct Record:
+        uint32_t sig
+        uint32_t state
+        uint32_t module
+        uint32_t phase
+        uint32_t loc
+        uint32_t flags
+        uint32_t out0
+        uint32_t* ins "in"
+    uint32_t* mt_side(const Record* r) noexcept
+    void mt_set_side(Record* r, uint32_t* p) noexcept
+
+
+cdef enum:
+    MAX_SIGS = 1 << 28
+    MAX_IDS = 1 << 24          # module paths and source locations; beyond, a record says "unknown"

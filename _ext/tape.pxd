@@ -2,7 +2,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from .intern cimport Interner
-from .structs cimport Record, SigS, Slot
+from .structs cimport Record, SigS, Slot, mt_side
 
 cdef enum:
     CHUNK_BITS = 6
@@ -20,12 +20,12 @@ cdef struct Vec:             # growable array of 64-bit words, engine scratch
 
 cdef inline uint32_t* rec_ins(Record* r) noexcept:
     if r.flags & 1:          # REC_OVERFLOW
-        return (<uint32_t**>&r.in0)[0]
-    return &r.in0
+        return mt_side(r)
+    return r.ins
 
 cdef inline uint32_t* rec_outs(Record* r, SigS* s) noexcept:
     if r.flags & 1:
-        return (<uint32_t**>&r.in0)[0] + s.n_in
+        return mt_side(r) + s.n_in
     return &r.out0
 
 

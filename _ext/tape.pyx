@@ -1,6 +1,6 @@
 """The tape: an append-only arena of op records in program order, and the values they make.
 
-A record is 32 bytes, a value (slot) 16. Records live in chunks of 64 that are freed when the last of them has run
+A record is 28 bytes, a value (slot) 16. Records live in chunks of 64 that are freed when the last of them has run
 or was dropped; slots are reused. A record is dropped as soon as nobody can see its effect: at once for pure ops (a
 cascade over an explicit work list), by a sweep for writes, views and whatever only dead records read.
 
@@ -20,7 +20,7 @@ from .intern cimport Interner, sig_alias, sig_out_meta, sig_written
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
     MAX_HANDLES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_FAILED, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
-    SLOT_USED, SLOT_WRITTEN, MetaS, Record, SigS, Slot,
+    SLOT_USED, SLOT_WRITTEN, MAX_IDS, MetaS, Record, SigS, Slot, mt_set_side, mt_side,
 )
 
 cdef extern from *:
@@ -37,7 +37,7 @@ cdef enum:
 
 cdef void _assert_sizes() noexcept:
     # Compile-time: the build fails when a struct outgrows its budget (SPEC S5: record <= 40 aimed at).
-    MT_ASSERT(sizeof(Record) == 32)
+    MT_ASSERT(sizeof(Record) == 28)
     MT_ASSERT(sizeof(Slot) == 16)
     MT_ASSERT(sizeof(MetaS) == 40)
     MT_ASSERT(sizeof(SigS) == 32)
@@ -82,7 +82,7 @@ cdef class Tape:
                 for j in range(CHUNK):
                     r = &self.chunks[i].recs[j]
                     if (r.state == REC_PENDING or r.state == REC_RUNNING or self.retain) and r.flags & REC_OVERFLOW:
-                        free((<void**>&r.in0)[0])
+                        free(mt_side(r))
                 free(self.chunks[i])
         for i in range(self.cap_blocks):
             free(self.slots[i])
@@ -203,26 +203,22 @@ cdef class Tape:
         chunk = self.chunks[self.n_chunks - 1]
         r = &chunk.recs[seq & (CHUNK - 1)]
         r.sig = sig
-        r.module = module
-        r.loc = loc
+        r.module = module if module < MAX_IDS else 0
+        r.loc = loc if loc < MAX_IDS else 0
         r.phase = phase
         r.flags = 0
         if n_in > 3 or n_out > 1:
             side = <uint32_t*>malloc((n_in + n_out) * sizeof(uint32_t) or 1)
             if not side:
                 raise MemoryError()
-            (<uint32_t**>&r.in0)[0] = side
+            mt_set_side(r, side)
             r.flags |= REC_OVERFLOW
             self.bytes_records += (n_in + n_out) * sizeof(uint32_t)
             memcpy(side, ins, n_in * sizeof(uint32_t))
             outs = side + n_in
         else:
-            if n_in > 0:
-                r.in0 = ins[0]
-            if n_in > 1:
-                r.in1 = ins[1]
-            if n_in > 2:
-                r.in2 = ins[2]
+            for i in range(n_in):
+                r.ins[i] = ins[i]
             outs = &r.out0
             r.out0 = 0
         for i in range(n_out):
@@ -269,7 +265,7 @@ cdef class Tape:
         if self.retain:
             return
         if r.flags & REC_OVERFLOW:
-            free((<void**>&r.in0)[0])
+            free(mt_side(r))
             self.bytes_records -= (s.n_in + s.n_out) * sizeof(uint32_t)
             r.flags &= ~REC_OVERFLOW
 
