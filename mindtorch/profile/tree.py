@@ -84,7 +84,7 @@ def _tree(ran: set[int], owners: set[int]) -> tuple[dict[int, list[int]], set[in
                 if path not in known:
                     known.add(path)
                     children[context.path_parent(path)].append(path)
-                elif not show or path in shown and context.path_parent(path) in shown:
+                elif not show or (path in shown and context.path_parent(path) in shown):
                     break
                 path = context.path_parent(path)
     return children, shown

@@ -1,0 +1,155 @@
+"""L9, L12: the C side of module paths and source lines, against slow, obvious Python."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+from mindtorch import semantics
+from mindtorch._ext import context, location
+
+
+@pytest.fixture(autouse=True)
+def tracked():
+    semantics.install()
+    yield
+    semantics.uninstall()
+
+
+def oracle():
+    """Innermost user frame, found the slow way."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(semantics.skipped_prefixes()):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def test_L9_location_is_the_calling_line():
+    assert location.location(location.get_location()) == oracle()
+    ids = {location.get_location() for _ in range(100)}
+    assert len(ids) == 1                       # interned: a line in a loop is one entry
+    assert location.location(0) is None
+    with pytest.raises(IndexError):
+        location.location(location.location_count())
+
+
+def test_L9_location_skips_library_frames():
+    seen = []
+
+    class Probe(torch.nn.Module):
+        forward = staticmethod(lambda x: x)
+
+    layer = torch.nn.Sequential(Probe())
+    layer[0].register_forward_hook(lambda *_: seen.append((location.location(location.get_location()), oracle())))
+    layer(torch.ones(1))
+    assert seen[0][0] == seen[0][1] and seen[0][0][0] == __file__
+
+    class Recorder(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            place.append(location.location(location.get_location()))
+            return func(*args, **(kwargs or {}))
+
+    place: list = []
+    with Recorder():
+        torch.nn.Linear(2, 2)(torch.ones(1, 2))
+    # The mode's own frame is this file's: what counts is that torch's frames between were passed over.
+    assert {p[0] for p in place} == {__file__}
+
+
+def test_L9_many_lines_and_code_objects_are_told_apart():
+    functions = []
+    for i in range(3000):
+        names: dict = {}
+        exec(compile(f"def f{i}(get):\n" + "\n" * (i % 7) + "    return get()", f"<made {i}>", "exec"), names)
+        functions.append((i, names[f"f{i}"]))
+    ids = [(i, f(location.get_location)) for i, f in functions]
+    assert len({id for _, id in ids}) == 3000
+    for i, id in ids:
+        assert location.location(id) == (f"<made {i}>", 2 + i % 7, f"f{i}")
+    assert [f(location.get_location) for _, f in functions] == [id for _, id in ids]
+
+
+def test_L12_paths_are_interned_once():
+    before = context.path_count()
+    a = context.intern_path(0, "Made", "Made")
+    b = context.intern_path(a, "child", "Child")
+    assert context.intern_path(a, "child", "Other") == b and context.path_count() == before + 2
+    assert (context.module_path(b), context.path_class(b), context.path_parent(b)) == ("Made.child", "Child", a)
+    assert context.path_name(b) == "child" and context.module_path(0) == ""
+    for call in (context.module_path, context.path_name, context.path_class, context.path_parent):
+        with pytest.raises(IndexError):
+            call(context.path_count())
+    with pytest.raises(IndexError):
+        context.intern_path(context.path_count(), "x", "x")
+
+
+def test_L12_tables_are_compact_and_stay_bounded():
+    class Leaf(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    class Root(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.leaves = torch.nn.ModuleList(Leaf() for _ in range(50))
+
+        def forward(self, x):
+            for leaf in self.leaves:
+                x = leaf(x)
+            return x
+
+    def bytes_after(models):
+        for _ in range(models):
+            Root()(1)
+        return context.table_bytes()
+
+    bytes_after(100)
+    assert bytes_after(200) <= bytes_after(0) * 2 and context.table_bytes() < 2_000_000
+
+
+def test_L12_a_module_that_raises_while_it_is_looked_up():
+    class Bad(torch.nn.Module):
+        def named_modules(self, *args, **kwargs):
+            raise ZeroDivisionError("mine")
+
+        def forward(self, child):
+            return child(1)
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        Bad()(torch.nn.Identity())
+    assert context.get_module() == 0
+
+
+def test_L12_super_call_keyword_arguments_and_a_missing_self():
+    class Wraps(torch.nn.Module):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+        def forward(self, a, *, b=0):
+            return a, b, context.module_path(context.get_module())
+
+    for _ in range(100):                       # past the interpreter's specialization of the call
+        assert Wraps()(1, b=2) == (1, 2, "Wraps")
+        assert torch.nn.Module.__call__(Wraps(), a=1, b=3) == (1, 3, "Wraps")
+    with pytest.raises(TypeError):
+        torch.nn.Module.__call__()
+    with pytest.raises(TypeError, match="expected a Python function"):
+        context.track_calls(len, len)
+
+
+def test_L12_a_thread_that_ends_gives_its_log_back():
+    def work():
+        torch.nn.Linear(1, 1)(torch.ones(1)).sum()
+
+    for _ in range(40):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    few = context.table_bytes()
+    for _ in range(40):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    # A thread's end is noticed a moment after join(); without reuse there would be 40 more logs of 3 kB.
+    assert context.table_bytes() <= few + 10_000

@@ -1,0 +1,298 @@
+"""C2, C3: the report of a measured run: counts, closed-form FLOPs, sums, attribution."""
+
+import json
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mindtorch import semantics
+from mindtorch.profile import Profiler
+
+D, HEADS, LAYERS, V, B, T = 16, 2, 2, 10, 3, 5
+
+
+def train(Net, steps=1):
+    net = Net(D, HEADS, LAYERS, V)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(steps):
+        tokens = torch.randint(0, V, (B, T))
+        logits = net(tokens)
+        torch.nn.functional.cross_entropy(logits.view(-1, V), tokens.view(-1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def module(report, path):
+    return next(row for row in report["modules"] if row["path"] == path)
+
+
+def op(report, name):
+    return next(row for row in report["ops"] if row["name"] == name)
+
+
+def matrix_macs(rows, inner, columns):
+    return rows * inner * columns
+
+
+def check_sums(report):
+    total = report["totals"]["time_s"]
+    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s")):
+        assert sum(row[key] for row in report[table]) == pytest.approx(total, rel=1e-9), table
+    for key in ("flops", "macs", "ops"):
+        assert sum(row[key] for row in report["phases"]) == report["totals"][key], key
+    roots = [row for row in report["modules"] if row["depth"] == 0]
+    assert sum(row["total_s"] for row in roots) == pytest.approx(total, rel=1e-9)
+    for key in ("flops", "macs", "ops"):
+        assert sum(row[key] for row in roots) == report["totals"][key], key
+    assert sum(row["self_flops"] for row in report["modules"]) == report["totals"]["flops"]
+    assert sum(row["flops"] for row in report["ops"]) == report["totals"]["flops"]
+    assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
+    assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
+    startup = report["startup"]
+    accounted = (startup["import_s"] + startup["init_s"] + report["steps"]["warmup_s"]
+                 + total + report["totals"]["overhead_s"])
+    assert accounted == pytest.approx(report["totals"]["wall_s"], rel=1e-9)
+
+
+def test_C2_nothing_is_counted_twice(record, Net):
+    report, _ = record(lambda: train(Net, 3))
+    check_sums(report)
+    assert json.loads(json.dumps(report)) == report
+    assert report["schema_version"] == 1 and report["mode"] == "measured"
+
+
+def test_C3_mlp_flops_forward_and_backward_equal_closed_forms(record):
+    n, a, b, c = 7, 6, 5, 4
+
+    def program():
+        net = torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.ReLU(), torch.nn.Linear(b, c))
+        net(torch.randn(n, a)).sum().backward()
+
+    report, _ = record(program)
+    forward = n * a * b + n * b * c
+    backward = n * a * b + 2 * n * b * c            # the input needs no gradient
+    macs = {row["name"]: row["macs"] for row in report["phases"]}
+    assert (macs["forward"], macs["backward"]) == (forward, backward)
+    assert module(report, "Sequential.0")["macs"] == 2 * n * a * b
+    assert module(report, "Sequential.2")["macs"] == 3 * n * b * c
+    assert op(report, "aten::mm")["flops"] == 2 * backward
+    assert op(report, "aten::addmm")["calls"] == 2
+
+
+def test_C3_transformer_macs_equal_closed_forms(record, Net):
+    with torch.no_grad():
+        report, _ = record(lambda: Net(D, HEADS, LAYERS, V)(torch.randint(0, V, (B, T))))
+    rows = B * T
+    attention = 2 * B * T * T * D
+    per_block = {"attn.qkv": 3 * rows * D * D, "attn.out": rows * D * D, "attn": 4 * rows * D * D + attention,
+                 "up": 4 * rows * D * D, "down": 4 * rows * D * D}
+    for layer in range(LAYERS):
+        for name, macs in per_block.items():
+            assert module(report, f"Net.blocks.{layer}.{name}")["macs"] == macs, name
+    total = LAYERS * (12 * rows * D * D + attention) + rows * D * V
+    assert report["totals"]["macs"] == module(report, "Net")["macs"] == total
+    assert report["totals"]["coverage"] == 1.0 and report["uncounted"] == []
+
+
+def test_C3_ops_without_a_formula_are_listed(record):
+    @torch.library.custom_op("mindtorch_test::odd", mutates_args=())
+    def odd(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    with torch.no_grad():
+        report, _ = record(lambda: [odd(torch.ones(4)) for _ in range(3)] + [torch.ones(2) * 2])
+    assert [(row["name"], row["calls"]) for row in report["uncounted"]] == [("mindtorch_test::odd", 3)]
+    assert report["totals"]["counted_ops"] == 1 and report["totals"]["coverage"] == 0.25
+    assert any("mindtorch_test::odd" in text for text in report["warnings"])
+
+
+def test_L12_every_op_of_a_training_step_has_its_module(record, Net):
+    report, profiler = record(lambda: train(Net))
+    seen: dict[tuple[str, str], set] = {}
+    from mindtorch._ext import context
+    for row in profiler.parts["main"][0]:
+        if row[0]:
+            name = profiler.collector.sig_ops[row[0]].name
+            seen.setdefault((context.phase_name(row[3]), context.module_path(row[1])), set()).add(name)
+    for layer in range(LAYERS):
+        block = f"Net.blocks.{layer}"
+        assert "aten::native_layer_norm_backward" in seen["backward", f"{block}.norm"]
+        assert "aten::gelu_backward" in seen["backward", f"{block}.act"]
+        for name in ("attn.qkv", "attn.out", "up", "down"):
+            assert "aten::addmm" in seen["forward", f"{block}.{name}"]
+            assert "aten::mm" in seen["backward", f"{block}.{name}"]
+        assert "aten::add" in seen["forward", block]
+    # Outside the model: only the loss; in backward its two nodes and the gradient it starts from.
+    outside = seen["backward", ""]
+    assert "aten::_log_softmax_backward_data" in outside and "aten::mm" not in outside
+    assert "aten::_log_softmax" in seen["forward", ""]
+    assert all(path == "" for phase, path in seen if phase == "optimizer")
+
+
+def test_C2_parameters_are_unique_and_phases_and_calls_right(record, Net):
+    report, _ = record(lambda: train(Net, 2))
+    net = Net(D, HEADS, LAYERS, V)
+    count = sum(p.numel() for p in net.parameters())
+    assert report["totals"]["params"] == count == module(report, "Net")["params"]
+    assert report["model"] == {"name": "Net", "params": count, "param_bytes": 4 * count}
+    assert module(report, "Net.embed")["self_params"] == V * D and module(report, "Net.head")["self_params"] == 0
+    assert module(report, "Net.blocks.1.up")["calls"] == 2 and module(report, "Net.blocks")["calls"] == 0
+    assert module(report, "Net.blocks")["class"] == "ModuleList"
+    assert [row["name"] for row in report["phases"]] == ["forward", "backward", "optimizer", "other"]
+    assert report["steps"]["count"] == 2
+    paths = [row["path"] for row in report["modules"]]
+    assert paths[:4] == ["Net", "Net.embed", "Net.blocks", "Net.blocks.0"] and paths[-1] == ""
+    assert len(set(paths)) == len(paths)
+
+
+def test_C2_lines_are_the_users(record):
+    def program():
+        x = torch.ones(3, 3)
+        y = torch.nn.functional.softmax(x, 0)
+        return torch.nn.Linear(3, 3)(y).relu()
+
+    first = program.__code__.co_firstlineno
+    report, _ = record(program)
+    mine = {row["line"] - first: row for row in report["lines"]}
+    assert set(mine) <= {1, 2, 3} and mine[3]["function"] == "program"
+    assert mine[3]["source"] == "return torch.nn.Linear(3, 3)(y).relu()"
+    assert {row["file"] for row in report["lines"]} == {__file__}
+
+
+def test_C2_startup_is_apart_from_the_model(record):
+    def program():
+        big = torch.nn.Linear(64, 64)                # initialized by 2 random ops: start-up, not model
+        with torch.no_grad():
+            big(torch.ones(1, 64))
+
+    report, _ = record(program)
+    assert report["startup"]["ops"] >= 4 and op(report, "aten::addmm")["calls"] == 1
+    assert not [row for row in report["ops"] if row["name"] == "aten::uniform_"]
+    check_sums(report)
+
+
+def test_C2_warmup_and_steps(record, Net):
+    report, _ = record(lambda: train(Net, 6), warmup=2, steps=3)
+    one, _ = record(lambda: train(Net, 1))
+    assert report["steps"] == {"count": 5, "warmup": 2, "warmup_s": report["steps"]["warmup_s"]}
+    assert op(report, "aten::native_layer_norm")["calls"] == 3 * LAYERS
+    assert op(one, "aten::native_layer_norm")["calls"] == LAYERS
+    check_sums(report)
+    with torch.inference_mode():
+        net = torch.nn.Linear(2, 2)
+        report, _ = record(lambda: [net(torch.ones(1, 2)) for _ in range(5)], warmup=3)
+    assert module(report, "Linear")["calls"] == 2 and report["totals"]["macs"] == 8
+
+
+def test_C2_modes_autocast_inference_and_checkpoint(record):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+
+    def autocast():
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+            assert net(torch.ones(1, 8)).dtype is torch.bfloat16
+
+    report, _ = record(autocast)
+    assert report["totals"]["macs"] == 64 and module(report, "Sequential.0")["ops"] >= 3
+    x = torch.ones(4, 8, requires_grad=True)
+    report, _ = record(lambda: checkpoint(net, x, use_reentrant=False).sum().backward())
+    phases = {row["name"]: row["macs"] for row in report["phases"] if row["macs"]}
+    assert phases == {"forward": 256, "backward": 3 * 256}    # the product again, and two gradients
+    check_sums(report)
+
+
+def test_C2_compiled_functions_stay_compiled_and_are_named_in_a_warning(record):
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(1)
+        return graph.forward
+
+    net = torch.nn.Linear(3, 3)
+    compiled = torch.compile(net, backend=backend)
+    with torch.no_grad():
+        report, _ = record(lambda: compiled(torch.ones(1, 3)))
+    assert calls == [1]
+    assert any("compiled" in text for text in report["warnings"])
+    torch._dynamo.reset()
+
+
+def test_C2_other_threads_are_not_counted_and_named(record):
+    net = torch.nn.Linear(2, 2)
+
+    def program():
+        net(torch.ones(1, 2))
+        thread = threading.Thread(target=lambda: net(torch.ones(1, 2)))
+        thread.start()
+        thread.join()
+
+    report, _ = record(program)
+    assert op(report, "aten::addmm")["calls"] == 1
+    assert any("other threads" in text for text in report["warnings"])
+
+
+def test_C2_result_is_that_of_the_plain_program(record, Net):
+    def run():
+        torch.manual_seed(1)
+        net = Net(D, HEADS, LAYERS, V)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        tokens = torch.randint(0, V, (B, T))
+        net(tokens).sum().backward()
+        optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    plain, profiled = run(), []
+    record(lambda: profiled.extend(run()))
+    assert all(torch.equal(a, b) for a, b in zip(plain, profiled))
+
+
+def test_C2_interrupted_and_failing_programs_are_reported(Net):
+    for error, interrupted in ((KeyboardInterrupt, True), (ValueError, False)):
+        with pytest.raises(error), Profiler() as profiler:
+            train(Net)
+            raise error
+        report = profiler.report(exit_code=1)
+        assert report["interrupted"] is interrupted and report["exit_code"] == 1
+        assert module(report, "Net")["calls"] == 1
+        check_sums(report)
+    with Profiler() as profiler, pytest.raises(RuntimeError):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    check_sums(profiler.report())
+    assert not semantics.is_installed()
+
+
+def test_C2_an_empty_program_and_one_without_modules(record):
+    report, _ = record(lambda: None)
+    check_sums(report)
+    assert report["totals"]["ops"] == 0 and report["model"] is None
+    report, _ = record(lambda: torch.ones(3) + 1)
+    assert report["totals"]["ops"] == 2
+    check_sums(report)
+
+
+def test_C2_torch_is_restored(record):
+    before = torch.nn.Module.__call__, torch.autograd._engine_run_backward, torch._C._len_torch_dispatch_stack()
+    record(lambda: torch.nn.Linear(1, 1)(torch.ones(1)))
+    after = torch.nn.Module.__call__, torch.autograd._engine_run_backward, torch._C._len_torch_dispatch_stack()
+    assert before == after
+    profiler = Profiler()
+    with profiler:
+        pass
+    with pytest.raises(RuntimeError, match="expected a new profiler"), profiler:
+        pass
+    with pytest.raises(ValueError, match="steps >= 1"):
+        Profiler(steps=0)
+
+
+def test_C2_op_written_in_python_counts_once(record):
+    inner = torch.nn.Linear(2, 2)
+
+    @torch.library.custom_op("mindtorch_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return inner(x) + inner(x)
+
+    report, _ = record(lambda: twice(torch.ones(1, 2)))
+    assert op(report, "mindtorch_test::twice")["calls"] == 1
+    check_sums(report)
