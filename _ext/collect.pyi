@@ -1,8 +1,11 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
+
+from typing_extensions import Self
 
 def now_ns() -> int: ...
 
+@final
 class Op:
     func: Any
     call: Any
@@ -24,6 +27,10 @@ class Op:
         writes: bool,
     ) -> None: ...
 
+@final
+class Death:
+    def __call__(self, reference: Any) -> None: ...
+
 class Collector:
     cost_in: int
     cost_out: int
@@ -43,15 +50,15 @@ class Collector:
     started: int
     stopped: int
     first_op: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         describe: Callable[[Any], Op],
         count: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], tuple[int, int] | None],
         tensor_type: type,
         on_mark: Callable[[str, int], None],
         max_events: int = ...,
         synchronize: Callable[[Any], None] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def start(self, at: int = 0) -> None: ...
     def stop(self) -> None: ...
     def disable(self) -> None: ...

@@ -413,7 +413,7 @@ cdef class Collector:
         cdef Death death
         try:
             storage = tensor.untyped_storage()
-            key = <uintptr_t> <void *> storage # stays the storage's one Python object while the storage lives
+            key = <uintptr_t> <void *> storage     # one Python object per storage, for as long as that lives
             if key in self.storages or tensor.is_meta:
                 return 0
             nbytes = storage.nbytes()

@@ -13,7 +13,7 @@ from libc.string cimport memmove
 import sys
 from types import FunctionType
 
-from mindtorch._ext.location import get_location, location    # noqa: F401 (part of this module's Python face)
+from mindtorch._ext import location as _location
 
 cdef extern from *:
     """
@@ -432,7 +432,6 @@ cdef uint32_t learn(PyObject *child, PyObject *parent, uint32_t context, mt_tls 
     return path
 
 
-
 # ---------------------------------------------------------------- sequence-number logs, one per thread
 
 cdef list logs = []                            # addresses of every mt_log
@@ -777,6 +776,10 @@ def get_module():
 
 def get_phase():
     return current_phase()
+
+
+get_location = _location.get_location
+location = _location.location
 
 
 def phase_name(id):

@@ -52,14 +52,16 @@ def measure(collector: CollectingMode) -> Costs:
             pass
 
     with torch.no_grad():
-        ops(), calls()
+        ops()
+        calls()
         plain = best(ops) - best(empty)
         plain_calls = best(calls)
         semantics.install()
         try:
             collector.start()
             with collector:
-                ops(), calls()
+                ops()
+                calls()
                 collector.split(0)
                 total, inside, timed = best_of_parts(ops, collector)
                 total_calls, _, timed_calls = best_of_parts(calls, collector)

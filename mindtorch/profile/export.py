@@ -92,7 +92,7 @@ def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: in
             file.write(json.dumps(event, separators=(",", ":")) + ",\n")
         meta = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "genie profile"}}
         file.write(json.dumps(meta, separators=(",", ":")))
-        file.write('\n],"otherData":%s}\n' % json.dumps({"dropped_events": dropped}))
+        file.write('\n],"otherData":' + json.dumps({"dropped_events": dropped}) + "}\n")
     return dropped
 
 
@@ -105,7 +105,7 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
 
 
 def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
-    collector = profiler.collector
+    collector: Any = profiler.collector
     origin = collector.started
     open_modules: list[tuple[int, int]] = []  # (path id, start)
     group: tuple[int, int, int] | None = None  # consecutive ops of one module in backward: (path id, start, end)
@@ -133,7 +133,8 @@ def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
         if kind == OP:
             if module and not open_modules and phase == 2:
                 group = (module, start if group is None else group[1], end)
-            yield _slice(collector.sig_ops[sig].name, start, end, 1, _facts(collector, sig, path(module), location))
+            facts = _facts(collector, sig, path(module), location)
+            yield _slice(collector.sig_ops[sig].name, start, end, 1, facts)
         elif kind == ENTER:
             open_modules.append((module, start))
         elif kind == EXIT and open_modules:

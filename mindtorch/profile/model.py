@@ -27,8 +27,7 @@ class ModelBook:
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
         self._seen.append((weakref.ref(root), path, len(self._seen)))
-        name, owned = self.roots.setdefault(path, (type(root).__name__, []))
-        owned.extend(self._look(root, path))
+        self.roots.setdefault(path, (type(root).__name__, []))[1].extend(self._look(root, path))
 
     def refresh(self) -> None:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""

@@ -1,8 +1,9 @@
 """The module path of every op, without hooks on any module.
 
-``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the class name of the
-outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module that calls it; if it
-is held further out (a shared embedding), by that holder; if no running module holds it, by its class in parentheses.
+``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the
+class name of the outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module
+that calls it; if it is held further out (a shared embedding), by that holder; if no running module holds it, by its
+class in parentheses.
 Two outermost modules of one class share a path. A generator returned by ``forward`` runs under its consumer's path.
 
 Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that

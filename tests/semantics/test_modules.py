@@ -161,9 +161,9 @@ def test_L12_recycled_ids_do_not_mislabel(tracked):
                 return [context.get_module() for child in self.d.values() if child.register_forward_pre_hook(note)
                         and child(x) is not None]
 
-        noted = []
+        noted: list[str] = []
 
-        def note(module, args):
+        def note(module, args, noted=noted):
             noted.append(context.module_path(context.get_module()))
 
         Holder(holder)(x)
