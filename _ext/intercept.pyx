@@ -51,6 +51,7 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
     int64_t PyLong_AsLongLongAndOverflow(object o, int* overflow) except? -1
     const char* PyUnicode_AsUTF8AndSize(object o, Py_ssize_t* size) except NULL
+    PyObject* METHOD_WRAPPER "(PyObject*)&_PyMethodWrapper_Type"
     PyObject* LONG "(PyObject*)&PyLong_Type"
     PyObject* FLOAT "(PyObject*)&PyFloat_Type"
     PyObject* BOOL "(PyObject*)&PyBool_Type"
@@ -142,6 +143,16 @@ cdef inline size_t _reg_find(PyObject* func) noexcept:
     return i
 
 
+cdef PyObject* _key_of(object func) except NULL:
+    # Property accessors (`Tensor.data.__set__`) are made anew on each access: go by the descriptor behind them.
+    cdef PyObject* o = <PyObject*>func
+    if Py_TYPE_(o) == METHOD_WRAPPER:
+        o = <PyObject*>func.__self__
+        if func.__name__ == "__set__":
+            o = <PyObject*>(<char*>o + 1)
+    return o
+
+
 cdef int _reg_add(object func, OpInfo info) except -1:
     global reg_keys, reg_vals, reg_mask, reg_n
     cdef PyObject** old_keys = reg_keys
@@ -161,11 +172,12 @@ cdef int _reg_add(object func, OpInfo info) except -1:
                 reg_vals[j] = old_vals[i]
         free(old_keys)
         free(old_vals)
-    i = _reg_find(<PyObject*>func)
+    cdef PyObject* key = _key_of(func)
+    i = _reg_find(key)
     if not reg_keys[i]:
         reg_n += 1
     _keep.append((func, info))
-    reg_keys[i] = <PyObject*>func
+    reg_keys[i] = key
     reg_vals[i] = <PyObject*>info
     return 0
 
@@ -173,7 +185,7 @@ cdef int _reg_add(object func, OpInfo info) except -1:
 cdef OpInfo _info_of(object func, bint dispatch):
     cdef size_t i
     if reg_keys:
-        i = _reg_find(<PyObject*>func)
+        i = _reg_find(_key_of(func))
         if reg_keys[i]:
             return <OpInfo>reg_vals[i]
     cdef OpInfo info = describe(func, dispatch)
@@ -593,7 +605,7 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     cdef OpInfo info = _info_of(func, False)
     cdef object out
     if info.kind == KIND_RECORD:
-        if _plain_call():
+        if _plain_call() and (info.handler is None or info.handler()):
             out = _record(info, args, <dict>kwargs, False)
             if out is not NOT_RECORDED:
                 n_whole += 1
@@ -747,6 +759,18 @@ cdef object _rename(Handle h):
     cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
     n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
     return t
+
+
+def rebind(Handle h, Handle to):
+    """Make `h` name the value of `to` from now on (assignment to `.data`)."""
+    cdef uint32_t old = h.slot
+    if tape.slot(to.slot).handles >= MAX_HANDLES:
+        raise RuntimeError(f"more than {MAX_HANDLES} tensors would name one value")
+    if old == to.slot:
+        return
+    tape.slot(to.slot).handles += 1
+    h.slot, h.meta, h.sig, h.module, h.loc, h.phase = to.slot, to.meta, to.sig, to.module, to.loc, to.phase
+    tape.handle_died(old)
 
 
 def unshare(Handle h):

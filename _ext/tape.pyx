@@ -64,7 +64,7 @@ cdef class Tape:
         self.interner = interner
         self.max_pending = max_pending
         self.retain = retain
-        self.sweep_at = SWEEP_MIN
+        self.sweep_at = min(<uint64_t>SWEEP_MIN, self.max_pending)
         self.n_slots = 1           # slot 0 means "none"
         self.rng = self.new_slot()
         self.slot(self.rng).handles = PERMANENT
@@ -530,7 +530,8 @@ cdef class Tape:
             self._advance_head()
         finally:
             free(keep.data)
-        self.sweep_at = max(<uint64_t>SWEEP_MIN, 2 * self.n_pending)
+        self.sweep_at = min(max(<uint64_t>SWEEP_MIN, 2 * self.n_pending),
+                            max(self.max_pending, self.n_pending + SWEEP_MIN))
         return 0
 
     # ---- introspection -----------------------------------------------------------------------------------------

@@ -49,8 +49,14 @@ def describe(func: Any, dispatch: bool) -> Any:
         return _describe_overload(func)
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
-        return _intern.OpInfo(func, name, _intern.RECORD)
+        guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
+        return _intern.OpInfo(func, name, _intern.RECORD, handler=guard)
     return _intern.OpInfo(func, name or getattr(func, "__name__", "?"), _intern.EAGER if dispatch else _intern.PASS)
+
+
+def _default_attention() -> bool:
+    # With other kernels chosen (torch.nn.attention.sdpa_kernel), torch itself must pick when the op is recorded.
+    return torch._C._get_flash_sdp_enabled() and torch._C._get_math_sdp_enabled()
 
 
 def _name(func: Any) -> str | None:
@@ -342,7 +348,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
             raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") \
                 from error
         device = _core.device_index(inputs[0]) if inputs else 0
-        wrapper = _Wrapper(inputs, values, device)
+        wrapper = _Wrapper(inputs, values, device, (*args, *kwargs.values()))
         for t in before:
             wrapper.check_metadata(info, t)
         return wrapper.wrap(out)
@@ -372,9 +378,10 @@ def _concrete(a: Any, holes: Iterator[torch.Tensor]) -> Any:
 class _Wrapper:
     """Turns the results of an eager run into lazy tensors that share storage as the results do."""
 
-    def __init__(self, inputs: list[torch.Tensor], values: list[torch.Tensor], device: int) -> None:
+    def __init__(self, inputs: list[torch.Tensor], values: list[torch.Tensor], device: int, args: tuple) -> None:
         self.device = device
-        self.same = {id(v): t for t, v in zip(inputs, values, strict=True)}
+        self.same: dict[int, Any] = {id(a): a for a in args if isinstance(a, torch.Tensor)}  # plain out=, copy_ target
+        self.same.update((id(v), t) for t, v in zip(inputs, values, strict=True))
         self.roots = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
 
     def wrap(self, out: Any) -> Any:

@@ -409,12 +409,26 @@ def _unsure(args: tuple, kwargs: dict) -> Any:
     return NotImplemented
 
 
+def _set_data(args: tuple, kwargs: dict) -> Any:
+    target, source = args
+    if _core.get_handle(target) is None or _core.get_handle(source) is None:
+        raise LazyTensorError(
+            f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "
+            "assigning .data cannot move a tensor, use .to()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.data.__set__(target, source)  # type: ignore[attr-defined]  # sizes and strides, in C++
+    _core.rebind(target._handle, source._handle)
+    target._handle.no_grad = False
+    return None
+
+
 def _handlers() -> dict[Any, Callable[[tuple, dict], Any]]:
     T = torch.Tensor
     return {
         T.requires_grad_: _unsure,
         _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
-        _base.data.__set__: _unsure,  # type: ignore[attr-defined]
+        _base.data.__set__: _set_data,  # type: ignore[attr-defined]
         torch._C._VariableFunctions._make_dual: _unsure,
         _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
         _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
