@@ -63,9 +63,10 @@ def _bootstrap() -> None:
     if _ready:
         return
     _ready = True
-    from . import config, execute, hooks, semantics, tensor  # noqa: F401  (execute installs the default executor)
+    from . import config, execute, graph, hooks, semantics, tensor  # noqa: F401  (execute installs the default executor)
 
     tensor.set_first_use(semantics.install)
+    graph.set_tracking(semantics)
     if config.auto_enable():
         hooks.enable()
 

@@ -1,0 +1,220 @@
+"""`capture()`: every op of a program while it runs, as a graph. The program itself is not changed.
+
+Ops are seen at the dispatch level, as the profiler sees them: backward, optimizers and autocast included; other
+threads' and processes' ops, and the insides of compiled functions, are not. ``detach`` is no node: it computes nothing
+and names the same value.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import ops
+from .._ext import context as _context
+from .._ext import intercept as _core
+from .graph import ComputationGraph
+from .parts import Call, Hole, Output, constant, output_of
+
+log = logging.getLogger(__name__)
+_DETACH = torch.ops.aten.detach.default
+
+
+class Modules(Protocol):
+    """The outermost modules that were called, with their path ids."""
+
+    def roots(self) -> list[tuple[torch.nn.Module, int]]: ...
+    def add_listener(self, listener: Callable[[torch.nn.Module, int], None]) -> None: ...
+    def remove_listener(self, listener: Callable[[torch.nn.Module, int], None]) -> None: ...
+
+
+class Tracking(Protocol):
+    """What knows the running module, phase and line: `mindtorch.semantics`."""
+
+    @property
+    def modules(self) -> Modules: ...
+    def install(self) -> None: ...
+    def uninstall(self) -> None: ...
+
+
+_tracking: Tracking | None = None
+
+
+def set_tracking(tracking: Tracking) -> None:
+    """Use ``tracking`` in captures (called once, when mindtorch is imported; imports go one way)."""
+    global _tracking
+    _tracking = tracking
+
+
+class Function:
+    """What is the same for all calls of one operator."""
+
+    __slots__ = ("name", "reads", "views", "writes")
+
+    def __init__(self, func: Any) -> None:
+        self.name = ops.op_name(func)
+        schema = getattr(func, "_schema", None)
+        tags = getattr(func, "tags", ())
+        self.reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        self.writes: set[Any] = set()
+        self.views = False
+        if schema is not None:
+            for position, a in enumerate(schema.arguments):
+                if a.alias_info is not None and a.alias_info.is_write:
+                    self.writes.update((position, a.name))
+                elif a.alias_info is not None and not self.views:
+                    self.views = True
+            row = ops.row(self.name)
+            self.writes.update(row.writes if row is not None else ())
+
+
+class Recorder(TorchDispatchMode):
+    """Hands every op on and notes it in ``graph``."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, graph: ComputationGraph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.functions: dict[Any, Function] = {}
+        self.names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # of tensors that no node makes yet
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled functions stay compiled
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        known = self.functions.get(func)
+        if known is None:
+            known = self.functions[func] = Function(func)
+        # Before the call: it may change what its arguments are (`resize_`, `set_`, `t_`).
+        sources: list[tuple[int, int]] = []
+        inputs: list[torch.Tensor] = []
+        cargs = tuple(self._encode(a, sources, inputs) for a in args)
+        ckwargs = {key: self._encode(a, sources, inputs) for key, a in kwargs.items()}
+        out = func(*args, **kwargs)
+        if func is _DETACH:
+            # The same value under another name (autograd makes many): the engine does not record it either.
+            self.graph._values.alias(out, inputs[0])
+            return out
+        self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
+        return out
+
+    def _encode(self, value: Any, sources: list[tuple[int, int]], inputs: list[torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            sources.append(self._source(value))
+            inputs.append(value)
+            return Hole(len(sources) - 1)
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            items = [self._encode(item, sources, inputs) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        return constant(value)
+
+    def _source(self, tensor: torch.Tensor) -> tuple[int, int]:
+        graph = self.graph
+        found = graph._values.find(tensor)
+        if found is None:
+            handle = _core.get_handle(tensor)
+            if handle is not None and handle.sig:
+                found = self._made_before(tensor, handle)
+            else:
+                found = graph._source_of(tensor)
+            entry = self.names.pop(id(tensor), None)
+            if entry is not None and entry[0]() is tensor:
+                graph._names[found[0]] = entry[1]
+        return found
+
+    def _made_before(self, tensor: torch.Tensor, handle: Any) -> tuple[int, int]:
+        """A lazy tensor whose making this mode did not see: a creation call, or an op before the capture."""
+        graph = self.graph
+        op = _core.sig_info(handle.sig).name
+        record = _core.producer(handle)
+        if record is None or record[4]:  # it has inputs of its own, which were not captured: data from outside
+            return graph._source_of(tensor)
+        args, kwargs = _core.constants(handle.sig)
+        call = Call(op, tuple(map(constant, args)), {k: constant(v) for k, v in kwargs.items()}, (output_of(tensor),))
+        node = graph._append(graph._intern_call(call), (), graph._module_by_id(handle.module),
+                             graph._place_by_id(handle.loc), handle.phase)
+        graph._values.made(tensor, node, 0)
+        return node, 0
+
+    def _note(self, known: Function, cargs: tuple, ckwargs: dict[str, Any], sources: list[tuple[int, int]],
+              inputs: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        graph = self.graph
+        written = [t for key, value in (*enumerate(args), *kwargs.items()) if key in known.writes for t in _flat(value)]
+        ids = {id(t) for t in written}
+        fresh = [t for t in _flat(out) if id(t) not in ids]
+        if not fresh and not written and not known.reads:
+            return  # a query: nothing flows
+        outputs: tuple[Output, ...] = tuple(output_of(t) for t in (*fresh, *written))
+        call = graph._intern_call(Call(known.name, cargs, ckwargs, outputs))
+        node = graph._append(call, sources, graph._module_by_id(_context.get_module()),
+                             graph._place_by_id(_context.get_location()), _context.get_phase())
+        values = graph._values
+        for position, t in enumerate(written, len(fresh)):
+            values.wrote(t, node, position)
+        for position, t in enumerate(fresh):
+            values.made(t, node, position, inputs[0] if known.views and inputs else None)
+        if known.reads:
+            graph._reads.append(node)
+
+    # ---- names -------------------------------------------------------------------------------------------------------
+    def saw_root(self, root: torch.nn.Module, path: int) -> None:
+        """An outermost module is called for the first time: from now on its tensors have names."""
+        prefix = _context.module_path(path)
+        graph = self.graph
+        for name, tensor in _named(root):
+            if torch.nn.parameter.is_lazy(tensor):
+                continue  # not made yet: the first forward does that
+            found = graph._values.find(tensor)
+            if found is None:
+                self.names.setdefault(id(tensor), (weakref.ref(tensor), f"{prefix}.{name}"))
+            elif len(graph.nodes[found[0]].outputs) == 1:
+                graph._names.setdefault(found[0], f"{prefix}.{name}")
+
+
+def _named(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from root.named_parameters()
+    yield from root.named_buffers()
+
+
+def _flat(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _flat(item)]
+    return ()
+
+
+@contextmanager
+def capture() -> Iterator[ComputationGraph]:
+    """Record every torch op of this thread within the block, of plain and lazy tensors alike.
+
+    Tensors from outside are input nodes; parameters are input nodes of kind ``parameter``, with their qualified name
+    once the module that owns them was called.
+    """
+    graph = ComputationGraph()
+    recorder = Recorder(graph)
+    tracking = _tracking
+    if tracking is None:
+        log.warning("no module tracking is installed: the graph has no module paths")
+        with recorder:
+            yield graph
+        return
+    tracking.install()
+    for root, path in tracking.modules.roots():
+        recorder.saw_root(root, path)
+    tracking.modules.add_listener(recorder.saw_root)
+    try:
+        with recorder:
+            yield graph
+    finally:
+        tracking.modules.remove_listener(recorder.saw_root)
+        tracking.uninstall()

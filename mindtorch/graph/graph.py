@@ -1,0 +1,368 @@
+"""`ComputationGraph`: which op made what from what, in program order.
+
+Storage is columns of fixed-width integers, about 25 bytes per node and 8 per edge, because a program may record a
+million ops. What repeats (a call with its constants and results, a module, a source line) is kept once. `Node` and
+`Edge` are views made when somebody looks. Inputs exist before the ops that read them, so ids are a topological order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._ext import context as _context
+from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, constant, output_of
+from .values import Values
+
+if TYPE_CHECKING:
+    from ..tensor import LazyTensor
+
+DATA = "genie::data"
+KINDS = ("op", "input", "parameter")
+PHASES: tuple[str, ...] = _context.PHASES
+
+
+class Node:
+    """View of one node. ``id`` is its place in program order."""
+
+    __slots__ = ("graph", "id")
+
+    def __init__(self, graph: ComputationGraph, id: int) -> None:
+        self.graph, self.id = graph, id
+
+    @property
+    def call(self) -> Call:
+        return self.graph._calls[self.graph._call[self.id]]
+
+    @property
+    def op(self) -> str:
+        """``aten::add``; ``genie::data`` for inputs and parameters."""
+        return self.call.op
+
+    @property
+    def kind(self) -> str:
+        """``op``, ``input`` (a tensor from outside) or ``parameter``."""
+        return KINDS[self.graph._kind[self.id]]
+
+    @property
+    def name(self) -> str:
+        """Qualified name of the parameter or buffer this is (or, for an op, initializes); else empty."""
+        return self.graph._names.get(self.id, "")
+
+    @property
+    def inputs(self) -> tuple[tuple[int, int], ...]:
+        """(node id, output index) of each tensor read, in the order of the arguments."""
+        g = self.graph
+        first, last = g._first[self.id], g._first[self.id + 1]
+        return tuple(zip(g._source[first:last], g._output[first:last]))
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments: constants, and a `Hole` for each tensor."""
+        return self.call.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments, as `args`."""
+        return self.call.kwargs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Fresh results first, then the tensors written in place."""
+        return self.call.outputs
+
+    @property
+    def module_info(self) -> Module:
+        return self.graph._modules[self.graph._module[self.id]]
+
+    @property
+    def module(self) -> str:
+        """Path of the innermost running module, ``GPT2.h.0.attn``; empty outside modules."""
+        return self.module_info.path
+
+    @property
+    def phase(self) -> str:
+        """``forward``, ``backward``, ``optimizer`` or ``other``."""
+        return PHASES[self.graph._phase[self.id]]
+
+    @property
+    def location(self) -> tuple[str, int, str] | None:
+        """(file, line, function) of the user's line, None if unknown."""
+        return self.graph._places[self.graph._place[self.id]]
+
+    @property
+    def source(self) -> str:
+        """The user's line as ``file:line``; empty if unknown."""
+        place = self.location
+        return f"{place[0]}:{place[1]}" if place else ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.graph is other.graph and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash((id(self.graph), self.id))
+
+    def __repr__(self) -> str:
+        reads = ", ".join(f"%{n}.{k}" if k else f"%{n}" for n, k in self.inputs)
+        return f"<Node %{self.id} {self.name or self.op}({reads})>"
+
+
+class ComputationGraph:
+    """Ops, what they read and where they came from (SPEC L10). Empty; filled by `add_operation`.
+
+    ``ComputationGraph.pending()``: what the tape of lazy tensors has recorded and not run.
+    ``ComputationGraph.from_tensors(a, b)``: the part of it that the values of ``a`` and ``b`` depend on.
+    ``mindtorch.capture()``: every op of a program while it runs.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._known_calls: dict[Any, int] = {}
+        self._call = array("I")
+        self._module = array("I")
+        self._place = array("I")
+        self._phase = bytearray()
+        self._kind = bytearray()
+        self._first = array("Q", [0])  # node i's inputs are _source[_first[i]:_first[i + 1]]
+        self._source = array("I")
+        self._output = array("I")
+        self._names: dict[int, str] = {}
+        self._modules: list[Module] = [Module((), ())]
+        self._known_modules: dict[Any, int] = {"": 0, 0: 0}
+        self._places: list[tuple[str, int, str] | None] = [None]
+        self._known_places: dict[Any, int] = {None: 0, 0: 0}
+        self._reads: list[int] = []  # ids of the nodes that read data
+        self._draws: list[int] = []  # ids of pending random draws
+        self._values = Values()
+        self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
+
+    # ---- from the tape -----------------------------------------------------------------------------------------------
+    @classmethod
+    def pending(cls) -> ComputationGraph:
+        """Everything recorded on lazy tensors that has not run yet, in program order."""
+        from .pending import build
+
+        return build(cls())
+
+    @classmethod
+    def from_tensors(cls, *tensors: LazyTensor) -> ComputationGraph:
+        """What is still to run for the values of ``tensors``: producers, writes to their storage, random draws before.
+
+        ``outputs`` names them. Looks at the whole pending tape once: O(pending ops).
+        """
+        from .pending import needed_by
+
+        return needed_by(cls(), tensors)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ComputationGraph:
+        """The graph that `to_dict` described. ValueError if it is not one, or of a later schema."""
+        from .export import from_dict
+
+        return from_dict(cls(), data)
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+    def add_operation(
+        self,
+        name: str,
+        inputs: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[Any] = (),
+        module: str = "",
+        phase: str = "other",
+        location: tuple[str, int, str] | None = None,
+    ) -> Node:
+        """Append an op. ``inputs`` and ``kwargs`` may hold nodes, (node, output index), tensors and constants.
+
+        outputs: one ``(shape, dtype, device)`` or tensor per result; tensors are then known to be made by this node.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"[add_operation] expected a phase in {PHASES}, got {phase!r}")
+        sources: list[tuple[int, int]] = []
+        args = tuple(self._argument(value, sources) for value in inputs)
+        named = {key: self._argument(value, sources) for key, value in (kwargs or {}).items()}
+        call = Call(name, args, named, tuple(as_output(o) for o in outputs))
+        node = self._append(self._intern_call(call), sources, self._intern_module(module), self._intern_place(location),
+                            PHASES.index(phase))
+        for position, value in enumerate(outputs):
+            if isinstance(value, torch.Tensor):
+                self._values.made(value, node, position)
+        return Node(self, node)
+
+    def get_or_create_node(self, value: Any) -> Node:
+        """The node that makes a tensor (lazy or plain), or node number ``value``.
+
+        A tensor that no node makes is data from outside: it gets an input node.
+        """
+        if isinstance(value, Node) and value.graph is self:
+            return value
+        if isinstance(value, torch.Tensor):
+            return Node(self, self._source_of(value)[0])
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.nodes[value]
+        raise TypeError(f"[get_or_create_node] expected a tensor or a node id, got {type(value).__name__}")
+
+    def _argument(self, value: Any, sources: list[tuple[int, int]]) -> Any:
+        if isinstance(value, torch.Tensor):
+            sources.append(self._source_of(value))
+            return Hole(len(sources) - 1)
+        if isinstance(value, Node):
+            value = (value, 0)
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Node):
+            node, output = value
+            if node.graph is not self:
+                raise ValueError(f"[add_operation] expected nodes of this graph, got {node} of another")
+            if not 0 <= output < max(1, len(node.outputs)):
+                raise IndexError(f"[add_operation] {node} has {len(node.outputs)} outputs, got index {output}")
+            sources.append((node.id, output))
+            return Hole(len(sources) - 1)
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            return type(value)(self._argument(item, sources) for item in value)
+        return constant(value)
+
+    def _source_of(self, tensor: torch.Tensor) -> tuple[int, int]:
+        found = self._values.find(tensor)
+        if found is None:
+            kind = 2 if isinstance(tensor, torch.nn.Parameter) else 1
+            found = self._append(self._intern_call(Call(DATA, (), {}, (output_of(tensor),))), (), kind=kind), 0
+            self._values.made(tensor, *found)
+        return found
+
+    # ---- columns -----------------------------------------------------------------------------------------------------
+    def _append(self, call: int, sources: Sequence[tuple[int, int]], module: int = 0, place: int = 0, phase: int = 0,
+                kind: int = 0) -> int:
+        node = len(self._call)
+        self._call.append(call)
+        self._module.append(module)
+        self._place.append(place)
+        self._phase.append(phase)
+        self._kind.append(kind)
+        for source, output in sources:
+            self._source.append(source)
+            self._output.append(output)
+        self._first.append(len(self._source))
+        return node
+
+    def _intern_call(self, call: Call) -> int:
+        # By text: constants may be unhashable, and 1, 1.0 and True are equal but not the same call.
+        key = (call.op, repr(call.args), repr(call.kwargs), call.outputs)
+        index = self._known_calls.get(key)
+        if index is None:
+            index = self._known_calls[key] = len(self._calls)
+            self._calls.append(call)
+        return index
+
+    def _intern_module(self, path: str, classes: tuple[str, ...] = ()) -> int:
+        index = self._known_modules.get(path)
+        if index is None:
+            index = self._known_modules[path] = len(self._modules)
+            names = tuple(path.split("."))
+            self._modules.append(Module(names, classes or ("",) * len(names)))
+        return index
+
+    def _module_by_id(self, id: int) -> int:
+        """As `_intern_module`, from a path id of ``_ext.context``; such ids never change their meaning."""
+        index = self._known_modules.get(id)
+        if index is None:
+            classes: list[str] = []
+            up = id
+            while up:
+                classes.append(_context.path_class(up))
+                up = _context.path_parent(up)
+            index = self._known_modules[id] = self._intern_module(_context.module_path(id), tuple(reversed(classes)))
+        return index
+
+    def _intern_place(self, place: tuple[str, int, str] | None) -> int:
+        index = self._known_places.get(place)
+        if index is None:
+            index = self._known_places[place] = len(self._places)
+            self._places.append(place)
+        return index
+
+    def _place_by_id(self, id: int) -> int:
+        index = self._known_places.get(id)
+        if index is None:
+            index = self._known_places[id] = self._intern_place(_context.location(id))
+        return index
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        """Number of nodes, inputs and parameters included."""
+        return len(self._call)
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All nodes in program order; ``nodes[i].id == i``."""
+        return View(self.__len__, lambda i: Node(self, i))
+
+    @property
+    def edges(self) -> Sequence[Edge]:
+        """One edge per tensor read, grouped by reader."""
+        return View(lambda: len(self._source), self._edge)
+
+    def _edge(self, i: int) -> Edge:
+        target = bisect_right(self._first, i) - 1
+        return Edge(self._source[i], self._output[i], target, i - self._first[target])
+
+    def get_execution_order(self) -> list[Node]:
+        """All nodes such that each comes after what it reads: program order."""
+        return list(self.nodes)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Maximal runs between points where the program read a value (``item``, a data-dependent shape).
+
+        What is pending on the tape is one segment: a read would have run it.
+        """
+        found: list[Segment] = []
+        start = 0
+        for reader in self._reads:
+            found.append(Segment(len(found), start, reader + 1, Node(self, reader).op))
+            start = reader + 1
+        if start < len(self):
+            found.append(Segment(len(found), start, len(self), ""))
+        return found
+
+    def count(self, kind: str) -> int:
+        """How many nodes are of ``kind`` (``op``, ``input``, ``parameter``)."""
+        return self._kind.count(KINDS.index(kind))
+
+    def __repr__(self) -> str:
+        ops = self.count("op")
+        return f"<ComputationGraph: {ops} ops, {len(self) - ops} inputs, {len(self.edges)} edges>"
+
+    # ---- exports -----------------------------------------------------------------------------------------------------
+    def to_networkx(self) -> Any:
+        """A ``networkx.MultiDiGraph``: node attributes as in `to_dict`, edges keyed by the reader's input index."""
+        from .export import to_networkx
+
+        return to_networkx(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dict of plain values, see `mindtorch.graph.export`; `from_dict` reads it."""
+        from .export import to_dict
+
+        return to_dict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text, one node per line; the same graph always gives the same text."""
+        from .export import to_json
+
+        return to_json(self)
+
+    def to_dot(self) -> str:
+        """Graphviz source: a cluster per module, parameters dashed."""
+        from .dot import to_dot
+
+        return to_dot(self)
+
+    def to_text(self, width: int = 80) -> str:
+        """A tree by phase and module, at most ``width`` columns wide; what repeats is shown once."""
+        from .text import to_text
+
+        return to_text(self, width)

@@ -1,0 +1,212 @@
+"""SPEC C6: the graph as text, JSON, DOT and networkx."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.graph import ComputationGraph, Hole, Opaque, capture
+from mindtorch.graph.dot import quote
+
+F32 = torch.float32
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 12) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Layer() for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.h:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def graph() -> ComputationGraph:
+    model = Model()
+    with capture() as graph:
+        model(torch.ones(3, 8)).sum().item()
+    return graph
+
+
+@pytest.fixture
+def odd() -> ComputationGraph:
+    """Every kind of constant, and names made to break a format."""
+    graph = ComputationGraph()
+    made = graph.add_operation('my::op"\\', [torch.ones(2), 1, 1.5, float("inf"), float("nan"), 2 + 1j, None, True,
+                               "a\n", (1, [2.0]), slice(0, None), ..., torch.float16, torch.strided,
+                               torch.channels_last, torch.device("cpu"), {"k": 1}], {"key": [torch.ones(1)]},
+                               outputs=[((), torch.bool, "cpu"), ((0, 3), torch.int64, "meta")],
+                               module='A"\\.b\n', phase="backward", location=("fü.py", 3, "g"))
+    graph.add_operation("aten::neg", [(made, 1)])
+    graph.outputs = ((made.id, 0),)
+    return graph
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("which", ["graph", "odd"])
+def test_C6_json_round_trip(which, request):
+    graph = request.getfixturevalue(which)
+    text = graph.to_json()
+    data = json.loads(text, parse_constant=pytest.fail)  # NaN and Infinity are not JSON
+    assert data == graph.to_dict()
+    again = ComputationGraph.from_dict(data)
+    assert again.to_json() == text and again.to_text() == graph.to_text() and again.to_dot() == graph.to_dot()
+    assert data["schema_version"] == 1
+    assert data["counts"]["nodes"] == len(data["nodes"]) == len(graph)
+    assert data["counts"]["edges"] == len(data["edges"]) == len(graph.edges)
+
+
+def test_C6_json_constants_come_back(odd):
+    node = ComputationGraph.from_dict(odd.to_dict()).nodes[2]
+    assert node.args[:4] == (Hole(0), 1, 1.5, float("inf")) and node.args[4] != node.args[4]
+    assert node.args[5:] == (2 + 1j, None, True, "a\n", (1, [2.0]), slice(0, None), ..., torch.float16, torch.strided,
+                             torch.channels_last, Opaque("cpu"), {"k": 1})
+    assert node.kwargs == {"key": [Hole(1)]}
+    assert (node.phase, node.location, node.module) == ("backward", ("fü.py", 3, "g"), 'A"\\.b\n')
+
+
+def test_C6_json_of_the_same_program_is_the_same():
+    texts = []
+    for _ in range(2):
+        model = Model(2)
+        with capture() as graph:
+            model(torch.ones(3, 8))
+        texts.append(graph.to_json())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("change", [{"schema_version": 2}, {"nodes": [{"id": 5, "inputs": []}]},
+                                    {"nodes": [{"id": 0, "inputs": [[0, 0]]}]}])  # fmt: skip
+def test_C6_json_that_is_no_graph_is_refused(odd, change):
+    with pytest.raises(ValueError, match="expected"):
+        ComputationGraph.from_dict({**odd.to_dict(), **change})
+
+
+# ---- networkx --------------------------------------------------------------------------------------------------------
+def test_L10_networkx_has_the_same_nodes_and_edges(graph):
+    networkx = pytest.importorskip("networkx")
+    made = graph.to_networkx()
+    assert made.number_of_nodes() == len(graph) and made.number_of_edges() == len(graph.edges)
+    assert networkx.is_directed_acyclic_graph(made)
+    for node in graph.nodes:
+        assert made.nodes[node.id]["op"] == node.op and made.in_degree(node.id) == len(node.inputs)
+    edge = graph.edges[3]
+    assert made.edges[edge.source, edge.target, edge.input] == {"output": edge.output, "input": edge.input}
+
+
+def test_L10_networkx_missing_is_said_clearly(graph, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "networkx":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match="pip install networkx"):
+        graph.to_networkx()
+
+
+# ---- DOT -------------------------------------------------------------------------------------------------------------
+TOKEN = re.compile(r'\s*(?:("(?:[^"\\\n]|\\.)*")|([A-Za-z_][A-Za-z_0-9]*|[0-9]*\.?[0-9]+)|(->|[{}\[\];,=]))')
+
+
+def check_dot(text: str) -> tuple[int, int, int]:
+    """(nodes, edges, clusters) of DOT source; fails where it is no sequence of tokens or brackets do not match."""
+    place, tokens = 0, []
+    while text[place:].strip():
+        match = TOKEN.match(text, place)
+        assert match, f"not DOT: {text[place:place + 40]!r}"
+        tokens.append(match.group(0).strip())
+        place = match.end()
+    depth: list[str] = []
+    for token in tokens:
+        if token in "{[":
+            depth.append(token)
+        elif token in "}]":
+            assert depth and depth.pop() == {"}": "{", "]": "["}[token]
+    assert not depth and tokens[:3] == ["digraph", "computation", "{"]
+    nodes = sum(1 for a, b in itertools.pairwise(tokens) if re.fullmatch(r"n\d+", a) and b == "[")
+    return nodes, tokens.count("->"), tokens.count("subgraph")
+
+
+@pytest.mark.parametrize("which", ["graph", "odd"])
+def test_C6_dot_is_well_formed_and_complete(which, request):
+    graph = request.getfixturevalue(which)
+    text = graph.to_dot()
+    nodes, edges, clusters = check_dot(text)
+    labelled = len(re.findall(r"-> n\d+ \[", text))
+    modules = {node.module_info.names[: i + 1] for node in graph.nodes for i in range(len(node.module_info.names))}
+    assert (nodes - labelled, edges, clusters) == (len(graph), len(graph.edges), len(modules))
+
+
+def test_C6_dot_parameters_are_dashed_and_inputs_are_not(graph):
+    lines = graph.to_dot().splitlines()
+    dashed = [line for line in lines if "dashed" in line]
+    assert len(dashed) == graph.count("parameter") == 48 and "Model.h.0.up.weight" in dashed[0]
+
+
+def test_C6_dot_quotes():
+    assert quote('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+def test_C6_text_folds_equal_layers(graph):
+    lines = graph.to_text().splitlines()
+    assert sum("Layer" in line for line in lines) == 1
+    assert any("h.0 … h.11 ×12  Layer" in line for line in lines), "\n".join(lines)
+    assert sum("relu" in line for line in lines) == 1
+    assert any(re.search(r"%\d+ relu\(%\d+\) +3x16 f32$", line) for line in lines)
+    assert len(lines) < 25
+
+
+def test_C6_text_shows_a_layer_that_differs():
+    model = Model(5)
+    model.h[3] = nn.Identity()
+    model.h[2].up, model.h[2].down = nn.Linear(8, 4), nn.Linear(4, 8)
+    with capture() as graph:
+        model(torch.ones(3, 8))
+    text = graph.to_text()
+    assert "h.0 … h.1 ×2" in text and "h.2  Layer" in text and "h.4  Layer" in text
+
+
+@pytest.mark.parametrize("width", [80, 60, 100])
+def test_C6_text_fits_the_width(graph, odd, width):
+    deep = ComputationGraph()
+    deep.add_operation("aten::" + "long" * 40, [list(range(100))], outputs=[((10**9,) * 6, F32, "cpu")],
+                       module=".".join(f"level{i}" for i in range(9)))
+    for each in (graph, odd, deep):
+        assert max(map(len, each.to_text(width).splitlines())) <= width
+
+
+def test_C6_text_has_no_control_characters(odd):
+    assert all(c.isprintable() or c == "\n" for c in odd.to_text())
+
+
+def test_C6_text_puts_every_op_of_a_small_program_on_a_line():
+    with capture() as graph:
+        x = torch.ones(2, 3)
+        (x @ torch.zeros(3, 4)).relu_().sum(0)
+    words = [line.split()[1].partition("(")[0] for line in graph.to_text().splitlines() if line.startswith("%")]
+    assert words == ["ones", "zeros", "mm", "relu_", "sum"]
+
+
+def test_C6_text_of_an_empty_graph():
+    assert ComputationGraph().to_text() == "0 ops, 0 edges, 0 parameters, 0 other inputs"
