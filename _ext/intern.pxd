@@ -47,7 +47,7 @@ cdef class OpInfo:
     cdef public object call        # what a replay calls
     cdef readonly str name         # "aten::add"
     cdef public int kind           # see OpKind
-    cdef public object handler     # KIND_HANDLER: called with (args, kwargs). KIND_RECORD: may it be recorded whole now?
+    cdef public object handler     # KIND_HANDLER: called with (args, kwargs). KIND_RECORD: may it be whole now?
     cdef public bint random        # draws from the device's generator
     cdef public tuple returns      # at dispatch level: for each return the index of the argument it aliases, or -1
     cdef public tuple writes       # argument positions and names that are mutated

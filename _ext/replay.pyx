@@ -8,9 +8,9 @@ from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from .intern cimport OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
+from .intern cimport OpInfo, SigS, sig_key
 from .structs cimport (
-    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, MetaS, Record, Slot,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, Record, Slot,
 )
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
 
@@ -167,7 +167,7 @@ cdef object _invoke(SigS* s, PyObject** inputs, object device):
     p += 2
     argv[0] = NULL
     try:
-        for k in range(nargs):
+        for _ in range(nargs):
             item = _decode(&p, &inputs, device)
             Py_INCREF(item)
             argv[1 + filled] = <PyObject*>item
@@ -275,7 +275,6 @@ cdef class Segment:
             tape._advance_head()
 
     cdef int _store(self, uint64_t seq, Record* r, SigS* s, object result, object verify) except -1:
-        cdef Tape tape = self.tape
         cdef uint32_t* outs = rec_outs(r, s)
         cdef tuple template
         cdef Py_ssize_t pos

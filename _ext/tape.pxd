@@ -51,7 +51,8 @@ cdef class Tape:
     cdef Slot* slot(self, uint32_t i) noexcept
     cdef uint32_t new_slot(self) except 0
     cdef Record* record(self, uint64_t seq) noexcept
-    cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc, uint8_t phase) except NULL
+    cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc,
+                        uint8_t phase) except NULL
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0
     cdef void handle_died(self, uint32_t slot) noexcept
     cdef void settle(self, uint32_t slot) noexcept
@@ -59,7 +60,8 @@ cdef class Tape:
     cdef void drop_user(self, Slot* s) noexcept
     cdef void mark_writes(self, Record* r, SigS* s) noexcept
     cdef void finish(self, Record* r) noexcept
-    cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written, Vec* out) except -1
+    cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
+                  Vec* out) except -1
     cdef int sweep(self) except -1
     cdef void _drain(self) noexcept
     cdef void _free_slot(self, uint32_t i, Slot* s) noexcept

@@ -12,14 +12,14 @@ The GIL is the lock.
 """
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
-from .intern cimport Interner, sig_alias, sig_out_meta, sig_written
+from .intern cimport Interner, sig_alias, sig_written
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
-    MAX_HANDLES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_FAILED, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
+    MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
     SLOT_USED, SLOT_WRITTEN, MAX_IDS, MetaS, Record, SigS, Slot, mt_set_side, mt_side,
 )
 

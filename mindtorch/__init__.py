@@ -30,11 +30,11 @@ _find_compiled()
 from .errors import LazyTensorError, MaterializationError, UnsupportedOperationError, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
+    from .counters import reset_stats, stats
     from .devices import device, get_default_device, set_default_device
     from .execute import Executor, LocalExecutor
     from .graph import ComputationGraph, capture
     from .hooks import disable, enable, is_enabled
-    from .counters import reset_stats, stats
     from .tensor import LazyTensor, flush, set_executor
 
 __version__ = "0.1.0"

@@ -6,14 +6,14 @@ from typing import Any
 
 from . import intercept, tensor
 from ._ext import context as _context
-from ._ext import intercept as _core
+from ._ext import intercept as _intercept
 
 _zero: dict[str, Any] = {}
 
 
 def _totals() -> dict[str, Any]:
     c = tensor.tape.counters()
-    whole, dispatched = _core.counts()
+    whole, dispatched = _intercept.counts()
     return {
         "ops_recorded": c["recorded"], "ops_executed": c["executed"], "ops_dropped": c["dropped"],
         "ops_fallback": sum(intercept.fallback_counts.values()), "recorded_whole": whole,

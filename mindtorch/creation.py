@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from . import tensor
-from ._ext import intercept as _core
+from ._ext import intercept as _intercept
 from ._ext import intern as _intern
+from ._ext import lazy as _core
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
@@ -50,7 +51,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
             # The default dtype is read now, as eager does, not when the segment runs.
             with torch._C.DisableTorchFunction():
                 kwargs["dtype"] = func(*args, device="meta", **kwargs).dtype
-        out = _core.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
+        out = _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
     if out is None:
         out = _eager(func, args, kwargs, index)
     return out.requires_grad_() if requires_grad else out
@@ -78,7 +79,7 @@ def manual_seed_all(seed: int) -> None:
             info = _infos["seed"] = _intern.OpInfo(
                 "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
             )
-        _core.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, 0)
+        _intercept.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, 0)
     else:
         tensor.executor().seed(int(seed))
 

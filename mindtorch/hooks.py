@@ -1,6 +1,7 @@
-"""Making torch know the device: registration, creation hooks, `.to()`, module moves. `enable()` / `disable()` (SPEC L1).
+"""Making torch know the device: registration, creation hooks, `.to()`, module moves (SPEC L1).
 
-Every patch is an attribute that `disable()` puts back; the device's name, once registered with torch, stays.
+`enable()` and `disable()`. Every patch is an attribute that `disable()` puts back; the device's name, once registered
+with torch, stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch.nn.modules.module
 from torch.utils import _device as _torch_device
 
 from . import config, creation, tensor
-from ._ext import intercept as _core
+from ._ext import hooks as _hooks
+from ._ext import lazy as _core
 from .devices import device as mindtorch_device
 from .modules import apply_to_module
 
@@ -35,10 +37,11 @@ def enable() -> None:
         original = getattr(torch, name, None)
         if original is None:
             continue
-        hook = _core.CreationHook(original, creation.create)
+        hook = _hooks.CreationHook(original, creation.create)
         functools.update_wrapper(hook, original)
         _patch(torch, name, hook)
-    _patch(torch.Tensor, "to", functools.wraps(_torch_to)(_core.make_to_hook(_torch_to, _to)))
+    to = _hooks.make_to_hook(_torch_to, _to, torch.dtype, torch.device)
+    _patch(torch.Tensor, "to", functools.wraps(_torch_to)(to))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _patch(torch.Tensor, name, _new_hook(name))
     _patch(torch.nn.Module, "to", _module_to)
@@ -116,7 +119,7 @@ def _register() -> None:
         return
     owner = torch._C._get_privateuse1_backend_name()
     if owner != "privateuseone":
-        log.info("the foreign-device slot belongs to %r: strings and mindtorch.device work, torch.device does not", owner)
+        log.info("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
         return
     if mode == "auto" and torch.backends.cuda.is_built() and torch.cuda.is_available():
         log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
@@ -187,7 +190,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _torch_to(self, *args, **kwargs)
     if target is None or (lazy and tensor.is_ours(target) and tensor.index_of(target) == _core.device_index(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
-    dtype, non_blocking, copy, memory_format = _to_options(args, kwargs)
+    dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if lazy and not tensor.is_ours(target):
         return tensor.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
                                memory_format=memory_format)
@@ -219,7 +222,8 @@ def _without_device_kw(kwargs: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, bool, Any]:
+def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
+    """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
     rest = list(args[1:]) if args else []
     dtype = kwargs.get("dtype")
     other = args[0] if args else kwargs.get("other")
@@ -227,9 +231,8 @@ def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, bool, A
         dtype = other.dtype
     elif rest and isinstance(rest[0], torch.dtype):
         dtype = rest.pop(0)
-    non_blocking = bool(rest.pop(0)) if rest else kwargs.get("non_blocking", False)
-    copy = bool(rest.pop(0)) if rest else kwargs.get("copy", False)
-    return dtype, non_blocking, copy, kwargs.get("memory_format", torch.preserve_format)
+    non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
+    return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format
 
 
 def _new_hook(name: str) -> Any:
@@ -262,14 +265,16 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     target = _target(args, kwargs)
     if target is None or not tensor.is_ours(target):
         return _torch_module_to(self, *args, **kwargs)
-    dtype, non_blocking, _copy, memory_format = _to_options(args, kwargs)
+    dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
     device = tensor.torch_device(tensor.index_of(target))
 
     def convert(t: torch.Tensor) -> torch.Tensor:
-        wanted = dtype if dtype is not None and (t.is_floating_point() or t.is_complex()) else None
-        return _to(t, device, wanted, non_blocking) if wanted is not None else _to(t, device)
+        # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
+        wanted = dtype if t.is_floating_point() or t.is_complex() else None
+        layout = memory_format if t.dim() in (4, 5) else torch.preserve_format
+        return _to(t, device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
 
     return self._apply(convert)
 

@@ -1,4 +1,4 @@
-"""What the compiled interception asks Python about: what an op is, what it gives, and how to run it when it cannot wait.
+"""What the compiled interception asks Python: what an op is, what it gives, how to run it when it cannot wait.
 
 The answers are asked for once per function (`describe`) or once per distinct call (`infer`); both are memoized by
 the extension, so this file is off the hot path except for ops that run eagerly.
@@ -16,8 +16,8 @@ import torch
 from torch.utils import _python_dispatch
 
 from . import ops
-from ._ext import intercept as _core
 from ._ext import intern as _intern
+from ._ext import lazy as _core
 from ._ext import shapes as _shapes
 from .config import unsupported
 from .errors import UnsupportedOperationError
@@ -30,6 +30,8 @@ _CPU = torch.device("cpu")
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
 })
+# What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
+_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 _shapes.init(torch)
 _RULES = frozenset(_shapes.names())
 fallback_counts: dict[str, int] = {}
@@ -109,7 +111,8 @@ def _describe_overload(func: Any) -> Any:
     if row is not None:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
-    if (row is not None and row.eager and name not in _RULES) or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
+    mispredicted = row is not None and row.eager and name not in _RULES
+    if mispredicted or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
@@ -151,7 +154,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
             mkwargs["device"] = torch.device("meta")
         try:
             out = info.call(*margs, **mkwargs)
-        except Exception as error:  # torch itself says what is wrong, at the eager run that follows
+        except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
             log.debug("%s: no meta inference: %s", info.name, error)
             return None
         if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
@@ -402,9 +405,9 @@ class _Wrapper:
     def check_metadata(self, info: Any, t: torch.Tensor) -> None:
         handle = _core.get_handle(t)
         value = _core.value(handle)
-        dtype, size, stride, offset, _device = _core.meta_of(handle)
+        _dtype, size, stride, offset, _device = _core.meta_of(handle)
         if (value.shape, value.storage_offset()) == (size, offset) and (
-            value.is_contiguous() if stride is None else value.stride() == stride
+            _core.canonical(value.shape, value.stride()) == stride
         ):
             return
         _core.set_meta(handle, value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ._ext import intercept as _core
+from ._ext import lazy as _core
 from .tensor import LazyParameter
 
 

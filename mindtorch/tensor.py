@@ -16,8 +16,10 @@ import torch
 
 from . import config, intercept, ops
 from ._ext import context as _context
-from ._ext import intercept as _core
+from ._ext import intercept as _intercept
 from ._ext import intern as _intern
+from ._ext import keys as _keys
+from ._ext import lazy as _core
 from ._ext import tape as _tape
 from .errors import LazyTensorError
 from .metadata import TensorMetadata
@@ -29,7 +31,7 @@ _base = torch._C.TensorBase
 class _LazyMeta(torch.nn.parameter._ParameterMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise LazyTensorError(
-            f"{cls.__name__} is made by torch functions: use device='remote_accelerator:0' or .to('remote_accelerator:0')"
+            f"{cls.__name__} is made by torch functions: use device='remote_accelerator' or .to('remote_accelerator')"
         )
 
 
@@ -38,8 +40,8 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
 
     _handle: Any
 
-    __torch_function__ = classmethod(_core.torch_function)  # type: ignore[assignment]
-    __torch_dispatch__ = classmethod(_core.torch_dispatch)  # type: ignore[assignment]
+    __torch_function__: Any = classmethod(_intercept.torch_function)  # type: ignore[assignment]
+    __torch_dispatch__: Any = classmethod(_intercept.torch_dispatch)  # type: ignore[assignment]
 
     # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
     @property
@@ -453,19 +455,21 @@ _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 def _install() -> _tape.Tape:
     main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops())
     main.on_limit = lambda: flush("limit")
-    _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, hooks=intercept, torch=torch)
+    offset = _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, torch=torch)
+    _keys.init(LazyTensor, _FastLazyTensor, offset, intercept.same_device, torch)
+    _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)
     for func, handler in _handlers().items():
         name = getattr(func, "__name__", "?")
-        _core.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
+        _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
     for name, func in _BINARY.items():
-        setattr(LazyTensor, name, _core.make_binary(func, getattr(torch.Tensor, name)))
+        setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name, func in _REFLECTED.items():
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
-        setattr(LazyTensor, name, _core.make_binary(func, getattr(torch.Tensor, name)))
-    LazyTensor.__neg__ = _core.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
+        setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    LazyTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     LazyTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
-    _core.set_logging(config.log_intercepts())
+    _intercept.set_logging(config.log_intercepts())
     return main
 
 

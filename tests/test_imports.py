@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors"},
-    {"ops", "devices", "hardware", "stats"},
-    {"tensor", "intercept"},
-    {"graph"},
+    {"ops", "devices", "hardware"},
+    {"tensor", "intercept", "metadata"},
+    {"graph", "creation", "modules", "counters", "hooks"},
     {"execute", "semantics", "optimize"},
     {"profile", "program", "configs", "inputs", "outcome"},
     {"__init__"},

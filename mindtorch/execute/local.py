@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._ext import context as _context
-from .._ext import intercept as _core
+from .._ext import lazy as _core
 from ..errors import MaterializationError, UsageError
 from ..intercept import quiet
 from ..tensor import tape

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ops
 from .._ext import context as _context
-from .._ext import intercept as _core
+from .._ext import lazy as _core
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, constant, output_of
 

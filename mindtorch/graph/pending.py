@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .. import tensor as _tensor
-from .._ext import intercept as _core
+from .._ext import lazy as _core
 from ..errors import LazyTensorError
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, constant

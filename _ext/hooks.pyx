@@ -1,0 +1,91 @@
+"""Stand-ins for torch's own functions, cheap where the program does not use our devices (SPEC S4)."""
+from cpython.ref cimport Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+
+from .lazy cimport handle_of
+
+cdef extern from *:
+    """
+    #define MT_SET_CALL(type, f) (((PyTypeObject *)(type))->tp_call = (ternaryfunc)(f))
+    """
+    void MT_SET_CALL(object type, void* f) noexcept
+    PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) noexcept
+    PyObject* PyDict_GetItem_ "PyDict_GetItem"(PyObject* d, PyObject* key) noexcept
+
+cdef object _device_key = "device"
+cdef str _device_type = "remote_accelerator"
+
+
+cdef bint _names_us(object device) except -1:
+    if type(device) is str:
+        return (<str>device).startswith(_device_type)
+    return getattr(device, "type", None) == _device_type
+
+
+cdef class CreationHook:
+    """Stand-in for a torch creation function: calls create(func, args, kwargs) when `device=` is one of ours.
+
+    Its tp_call is the C function below: a plain call costs one more C call and one dictionary probe (SPEC S4).
+    """
+    cdef object func, create
+    cdef dict __dict__
+
+    def __init__(self, func, create):
+        self.func = func
+        self.create = create
+
+    def __call__(self, *args, **kwargs):
+        return self.func(*args, **kwargs)      # replaced by _hook_call below
+
+    def __get__(self, instance, owner):
+        return self                            # a builtin does not bind either
+
+    def __repr__(self):
+        return repr(self.func)
+
+    def __reduce__(self):
+        return self.__name__                   # pickled by name, like the function it stands for
+
+
+cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) noexcept:
+    cdef PyObject* device
+    if kwargs:
+        device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
+        if device != NULL and device != <PyObject*>None and device != <PyObject*>_last_foreign:
+            return _hook_device(self, args, kwargs, device)
+    return PyObject_Call_(<PyObject*>(<CreationHook>self).func, args, kwargs)
+
+
+cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
+
+
+cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, PyObject* device) except? NULL:
+    global _last_foreign
+    cdef CreationHook hook = <CreationHook>self
+    cdef object out
+    if not _names_us(<object>device):
+        _last_foreign = <object>device
+        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
+    out = hook.create(hook.func, <object>args, <object>kwargs)
+    Py_INCREF(out)
+    return <PyObject*>out
+
+
+MT_SET_CALL(CreationHook, <void*>_hook_call)
+
+
+def make_to_hook(original, slow, dtype, device):
+    """Stand-in for Tensor.to: `slow` decides when a lazy tensor or a device by name is involved.
+
+    `dtype`, `device`: torch's types.
+    """
+
+    def to(self, *args, **kwargs):
+        cdef PyObject* first
+        if not kwargs and PyTuple_GET_SIZE(args) > 0 and handle_of(self) is None:
+            first = <PyObject*>PyTuple_GET_ITEM(args, 0)
+            if type(<object>first) is dtype or (type(<object>first) is device and not _names_us(<object>first)):
+                return original(self, *args)
+        return slow(self, *args, **kwargs)
+
+    return to

@@ -1,0 +1,40 @@
+from collections.abc import Callable
+from typing import Any, final
+
+PASS: int
+RECORD: int
+HANDLER: int
+EAGER: int
+
+@final
+class Interner:
+    bytes: int
+    def __init__(self, size_type: type) -> None: ...
+    def meta(self, mid: int) -> tuple[Any, Any, tuple[int, ...] | None, int, int]: ...
+    def forget_calls(self) -> None: ...
+    def counts(self) -> tuple[int, int]: ...
+
+@final
+class OpInfo:
+    func: Any
+    call: Any
+    name: str
+    kind: int
+    handler: Any
+    random: bool
+    returns: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    view: bool
+    def __init__(
+        self,
+        func: Any,
+        name: str,
+        kind: int,
+        *,
+        call: Callable[..., Any] | None = ...,
+        handler: Callable[..., Any] | None = ...,
+        random: bool = ...,
+        returns: tuple[Any, ...] = ...,
+        writes: tuple[Any, ...] = ...,
+        view: bool = ...,
+    ) -> None: ...

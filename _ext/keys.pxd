@@ -1,0 +1,24 @@
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t
+
+from .intern cimport OpInfo
+
+cdef enum:
+    OK = 0
+    FOREIGN = 1            # holds something that is not a constant or a lazy tensor: the slow path decides
+    MIXED = 2              # lazy tensors of two device indices
+
+cdef struct Key:
+    uint8_t* buf           # the key: buf[0:n]
+    size_t n, cap
+    uint32_t* ins          # slots of the tensors in it, in order
+    PyObject** objs        # borrowed: the tensors themselves
+    size_t n_ins, cap_ins
+    int device             # index of their device; -1 without tensors
+    bint uncertain         # some tensor may require grad
+
+cdef Key* current_key() noexcept
+cdef int room(size_t extra) except -1
+cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
+cdef int encode(PyObject* o, int depth) except -1
+cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1

@@ -1,0 +1,271 @@
+"""Call keys: a torch call as bytes - function, argument template with holes for tensors, constants, metadata ids.
+
+One static buffer serves all threads: no Python code runs between building a key and using it, and the GIL is held.
+"""
+from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.float cimport PyFloat_AS_DOUBLE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.ref cimport PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy
+
+from .intern cimport OpInfo
+from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
+from .tape cimport Handle, Tape
+
+cdef extern from "Python.h":
+    int64_t PyLong_AsLongLongAndOverflow(object o, int* overflow) except? -1
+    const char* PyUnicode_AsUTF8AndSize(object o, Py_ssize_t* size) except NULL
+    PyObject* LONG "(PyObject*)&PyLong_Type"
+    PyObject* FLOAT "(PyObject*)&PyFloat_Type"
+    PyObject* BOOL "(PyObject*)&PyBool_Type"
+    PyObject* TUPLE "(PyObject*)&PyTuple_Type"
+    PyObject* LIST "(PyObject*)&PyList_Type"
+    PyObject* UNICODE "(PyObject*)&PyUnicode_Type"
+    PyObject* COMPLEX "(PyObject*)&PyComplex_Type"
+    PyObject* Py_True
+    double PyComplex_RealAsDouble(object o)
+    double PyComplex_ImagAsDouble(object o)
+
+cdef enum:
+    MAX_DEPTH = 6
+
+cdef Tape tape = None
+cdef object same_device, _kept
+cdef PyObject* base_type = NULL
+cdef PyObject* fast_type = NULL
+cdef Py_ssize_t slot_offset = 0
+cdef PyObject* tensor_size_type = NULL
+cdef PyObject* dtype_type = NULL
+cdef PyObject* device_type = NULL
+cdef PyObject* layout_type = NULL
+cdef PyObject* memory_format_type = NULL
+cdef Key K
+K.buf = NULL
+K.ins = NULL
+K.objs = NULL
+K.n = K.cap = K.n_ins = K.cap_ins = 0
+
+
+cdef Key* current_key() noexcept:
+    return &K
+
+
+def init(base, fast, Py_ssize_t offset, is_same_device, torch):
+    """Hand in the tensor classes and torch's types. Called once, after lazy.init()."""
+    global tape, same_device, base_type, fast_type, slot_offset, tensor_size_type, dtype_type, device_type
+    global layout_type, memory_format_type, _kept
+    tape = get_tape()
+    same_device = is_same_device
+    _kept = (base, fast, torch)
+    base_type = <PyObject*>base
+    fast_type = <PyObject*>fast
+    slot_offset = offset
+    tensor_size_type = <PyObject*>torch.Size
+    dtype_type = <PyObject*>torch.dtype
+    device_type = <PyObject*>torch.device
+    layout_type = <PyObject*>torch.layout
+    memory_format_type = <PyObject*>torch.memory_format
+
+
+cdef int room(size_t extra) except -1:
+    cdef uint8_t* p
+    if K.n + extra > K.cap:
+        K.cap = (K.n + extra) * 2 + 512
+        p = <uint8_t*>realloc(K.buf, K.cap)
+        if not p:
+            raise MemoryError()
+        K.buf = p
+    return 0
+
+
+cdef inline void _byte(uint8_t b) noexcept:
+    K.buf[K.n] = b
+    K.n += 1
+
+
+cdef inline void _raw(const void* p, size_t n) noexcept:
+    memcpy(K.buf + K.n, p, n)
+    K.n += n
+
+
+cdef int _add_input(PyObject* t, Handle h) except -1:
+    cdef uint32_t meta = h.meta
+    cdef void* p
+    cdef int device = tape.interner.metas[meta].device
+    if K.n_ins == K.cap_ins:
+        K.cap_ins = K.cap_ins * 2 + 64
+        p = realloc(K.ins, K.cap_ins * sizeof(uint32_t))
+        if not p:
+            raise MemoryError()
+        K.ins = <uint32_t*>p
+        p = realloc(K.objs, K.cap_ins * sizeof(PyObject*))
+        if not p:
+            raise MemoryError()
+        K.objs = <PyObject**>p
+    K.ins[K.n_ins] = h.slot
+    K.objs[K.n_ins] = t
+    K.n_ins += 1
+    if not h.no_grad:
+        K.uncertain = True
+    _byte(c'T')
+    _raw(&meta, 4)
+    if K.device < 0:
+        K.device = device
+    elif K.device != device:
+        return MIXED
+    return OK
+
+
+cdef int encode(PyObject* o, int depth) except -1:
+    """Append one argument to the key. Runs no Python code; returns OK, FOREIGN or MIXED."""
+    cdef PyObject* ty = type_of(o)
+    cdef int overflow = 0
+    cdef int64_t i64
+    cdef double d
+    cdef uint16_t n
+    cdef Py_ssize_t k, size
+    cdef const char* s
+    cdef int8_t i8
+    cdef int status
+    cdef PyObject* h
+    room(64)
+    if ty == fast_type:
+        h = MT_SLOT(o, slot_offset)
+        if not h:
+            return FOREIGN
+        return _add_input(o, <Handle>h)
+    if ty == LONG:
+        i64 = PyLong_AsLongLongAndOverflow(<object>o, &overflow)
+        if overflow:
+            return FOREIGN
+        if -128 <= i64 < 128:
+            i8 = <int8_t>i64
+            _byte(c'i')
+            _raw(&i8, 1)
+        else:
+            _byte(c'I')
+            _raw(&i64, 8)
+        return OK
+    if o == <PyObject*>None:
+        _byte(c'N')
+        return OK
+    if ty == BOOL:
+        _byte(c't' if o == Py_True else c'f')
+        return OK
+    if ty == FLOAT:
+        d = PyFloat_AS_DOUBLE(<object>o)
+        _byte(c'F')
+        _raw(&d, 8)
+        return OK
+    if ty == TUPLE or ty == tensor_size_type:
+        size = PyTuple_GET_SIZE(<object>o)
+        if size > 0xFFFF or depth > MAX_DEPTH:
+            return FOREIGN
+        n = <uint16_t>size
+        _byte(c'(')
+        _raw(&n, 2)
+        for k in range(size):
+            status = encode(<PyObject*>PyTuple_GET_ITEM(<object>o, k), depth + 1)
+            if status:
+                return status
+        return OK
+    if ty == LIST:
+        size = PyList_GET_SIZE(<object>o)
+        if size > 0xFFFF or depth > MAX_DEPTH:
+            return FOREIGN
+        n = <uint16_t>size
+        _byte(c'[')
+        _raw(&n, 2)
+        for k in range(size):
+            status = encode(<PyObject*>PyList_GET_ITEM(<object>o, k), depth + 1)
+            if status:
+                return status
+        return OK
+    if ty == dtype_type or ty == layout_type or ty == memory_format_type:
+        _byte(c'O')
+        _raw(&o, sizeof(o))
+        return OK
+    if ty == device_type:
+        # Lazy tensors look like CPU tensors to C++: below Python, "cpu" means "where the tensors are".
+        if same_device(<object>o):
+            _byte(c'D')
+            return OK
+        return FOREIGN
+    if ty == UNICODE:
+        s = PyUnicode_AsUTF8AndSize(<object>o, &size)
+        if size > 1024:
+            return FOREIGN
+        n = <uint16_t>size
+        room(size + 8)
+        _byte(c'S')
+        _raw(&n, 2)
+        _raw(s, size)
+        return OK
+    if ty == COMPLEX:
+        _byte(c'C')
+        d = PyComplex_RealAsDouble(<object>o)
+        _raw(&d, 8)
+        d = PyComplex_ImagAsDouble(<object>o)
+        _raw(&d, 8)
+        return OK
+    if o == <PyObject*>Ellipsis:
+        _byte(c'.')
+        return OK
+    if base_type and is_subtype(ty, base_type):
+        handle = getattr(<object>o, "_handle", None)
+        if handle is None:
+            return FOREIGN
+        return _add_input(o, <Handle>handle)
+    return FOREIGN
+
+
+cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept:
+    cdef PyObject* p = <PyObject*>info
+    K.n = 0
+    K.n_ins = 0
+    K.uncertain = False
+    K.device = -1
+    _raw(&p, sizeof(p))
+    _byte(nargs)
+    _byte(nkw)
+
+
+cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
+    cdef Py_ssize_t n = PyTuple_GET_SIZE(args)
+    cdef Py_ssize_t nkw = len(kwargs) if kwargs is not None else 0
+    cdef Py_ssize_t k, pos = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    cdef int status
+    if n > 255 or nkw > 255:
+        return FOREIGN
+    room(64)
+    start(info, <uint8_t>n, <uint8_t>nkw)
+    for k in range(n):
+        status = encode(<PyObject*>PyTuple_GET_ITEM(args, k), 0)
+        if status:
+            return status
+    if nkw:
+        while PyDict_Next(kwargs, &pos, &name, &value):
+            name = _interned_name(name)
+            room(64)
+            _raw(&name, sizeof(name))
+            status = encode(value, 0)
+            if status:
+                return status
+    return OK
+
+
+cdef dict _names = {}
+
+
+cdef PyObject* _interned_name(PyObject* name) except NULL:
+    # Keys hold keyword names by address: one immortal object per name.
+    cdef PyObject* known = PyDict_GetItem(_names, <object>name)
+    if known:
+        return known
+    _names[<object>name] = <object>name
+    return name

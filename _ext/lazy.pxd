@@ -1,0 +1,20 @@
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint32_t
+
+from .structs cimport Record
+from .tape cimport Handle, Tape
+
+cdef extern from *:
+    """
+    #define MT_TYPE(obj) ((PyObject *)Py_TYPE(obj))
+    #define MT_SUBTYPE(a, b) PyType_IsSubtype((PyTypeObject *)(a), (PyTypeObject *)(b))
+    #define MT_SLOT(obj, off) (*(PyObject **)((char *)(obj) + (off)))
+    """
+    PyObject* type_of "MT_TYPE"(PyObject* o) noexcept
+    bint is_subtype "MT_SUBTYPE"(PyObject* a, PyObject* b) noexcept
+    PyObject* MT_SLOT(PyObject* obj, Py_ssize_t off) noexcept
+
+cdef Tape get_tape()
+cdef Handle handle_of(object t)
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r)
+cdef object rename(Handle h)

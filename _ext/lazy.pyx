@@ -1,0 +1,289 @@
+"""Lazy tensors as Python objects: making them, their handles, their values, and what is known about their calls.
+
+Owns the process's tape. A LazyTensor that a call returns has its handle in a slot read at a fixed offset; other
+subclasses (LazyParameter) keep it in `__dict__`.
+"""
+from cpython.ref cimport Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from .intern cimport OpInfo, sig_out_meta
+from .replay cimport decode_call, hole_metas, plan_segment
+from .structs cimport MAX_HANDLES, SIG_VIEW, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot
+from .tape cimport Handle, Tape, new_handle
+
+cdef extern from *:
+    """
+    #include "structmember.h"
+    static Py_ssize_t mt_slot_offset(PyObject *descr) {
+        if (!PyObject_TypeCheck(descr, &PyMemberDescr_Type)) return -1;
+        return ((PyMemberDescrObject *)descr)->d_member->offset;
+    }
+    #define MT_SET_SLOT(obj, off, val) (*(PyObject **)((char *)(obj) + (off)) = (val))
+    """
+    Py_ssize_t mt_slot_offset(PyObject* descr) noexcept
+    void MT_SET_SLOT(PyObject* obj, Py_ssize_t off, PyObject* val) noexcept
+
+cdef extern from "Python.h":
+    object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
+
+cdef Tape tape = None                 # the process's tape of lazy tensors
+cdef PyObject* base_type = NULL       # LazyTensor
+cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
+cdef Py_ssize_t slot_offset = 0
+cdef object make_wrapper, fast_type_obj
+
+
+def init(*, Tape main_tape, base, fast, torch):
+    """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
+    global tape, base_type, fast_type, fast_type_obj, slot_offset, make_wrapper
+    slot_offset = mt_slot_offset(<PyObject*>fast.__dict__["_handle"])
+    if slot_offset < 0:
+        raise TypeError(f"[init] expected a class with a `_handle` slot, got {fast!r}")
+    tape = main_tape
+    base_type = <PyObject*>base
+    fast_type = <PyObject*>fast
+    fast_type_obj = (fast, base)      # kept alive
+    make_wrapper = torch.Tensor._make_wrapper_subclass
+    return slot_offset
+
+
+cdef Tape get_tape():
+    return tape
+
+
+# ---- handles -------------------------------------------------------------------------------------------------------
+cdef Handle handle_of(object t):
+    """The handle of a lazy tensor; None for anything else."""
+    cdef PyObject* o = <PyObject*>t
+    cdef PyObject* h
+    if type_of(o) == fast_type:
+        h = MT_SLOT(o, slot_offset)
+        return <Handle>h if h else None
+    if base_type and is_subtype(type_of(o), base_type):
+        return getattr(t, "_handle", None)
+    return None
+
+
+def get_handle(t):
+    """The engine's handle of lazy tensor `t`, or None."""
+    return handle_of(t)
+
+
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
+    """A new LazyTensor for value `slot` with metadata `meta`."""
+    cdef MetaS* m = &tape.interner.metas[meta]
+    cdef PyObject* argv[7]
+    cdef object t, offset = None
+    cdef Handle h
+    h = new_handle(tape, slot, meta)
+    h.no_grad = no_grad
+    if r:
+        h.sig = r.sig
+        h.module = r.module
+        h.loc = r.loc
+        h.phase = r.phase
+    if m.offset:
+        offset = m.offset
+    argv[0] = NULL
+    argv[1] = fast_type
+    argv[2] = m.size
+    argv[3] = m.stride if m.stride else <PyObject*>None
+    argv[4] = <PyObject*>offset
+    argv[5] = <PyObject*>None
+    argv[6] = m.dtype
+    if m.offset and not m.stride:
+        stride = _contiguous_strides(<object>m.size)
+        argv[3] = <PyObject*>stride
+    t = PyObject_Vectorcall(<PyObject*>make_wrapper, argv + 1, 6, NULL)
+    Py_INCREF(h)
+    MT_SET_SLOT(<PyObject*>t, slot_offset, <PyObject*>h)
+    return t
+
+
+def canonical(size, tuple stride):
+    """None when `stride` is what a new contiguous tensor of this size has, else `stride`."""
+    return None if stride == _contiguous_strides(size) else stride
+
+
+cdef tuple _contiguous_strides(object size):
+    cdef list out = [1] * len(size)
+    cdef int64_t acc = 1
+    cdef Py_ssize_t k = len(size) - 1
+    while k >= 0:
+        out[k] = acc
+        acc *= max(<int64_t>size[k], 1)
+        k -= 1
+    return tuple(out)
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+def hold(tensor, int device, root=None, bint no_grad=False):
+    """A LazyTensor for an already computed torch tensor; `root` = lazy tensor whose storage it shares."""
+    cdef Handle h = handle_of(root) if root is not None else None
+    cdef uint32_t meta = tape.interner.meta_id(
+        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
+    cdef uint32_t slot = tape.hold(tensor, tape.slot(h.slot).root if h is not None else 0)
+    return wrap(slot, meta, no_grad, NULL)
+
+
+def meta_of(Handle h):
+    """(dtype, size, stride or None when contiguous, storage offset, device index) of a lazy tensor."""
+    return tape.interner.meta(h.meta)
+
+
+def device_index(t):
+    """The remote_accelerator index of lazy tensor `t`."""
+    cdef Handle h = handle_of(t)
+    return tape.interner.metas[h.meta].device if h is not None else 0
+
+
+cdef object rename(Handle h):
+    """A new LazyTensor naming the same value as handle `h`; it does not require grad."""
+    if tape.slot(h.slot).handles >= MAX_HANDLES:
+        return None
+    cdef object t = wrap(h.slot, h.meta, True, NULL)
+    cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
+    n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
+    return t
+
+
+def rebind(Handle h, Handle to):
+    """Make `h` name the value of `to` from now on (assignment to `.data`)."""
+    cdef uint32_t old = h.slot
+    if tape.slot(to.slot).handles >= MAX_HANDLES:
+        raise RuntimeError(f"more than {MAX_HANDLES} tensors would name one value")
+    if old == to.slot:
+        return
+    tape.slot(to.slot).handles += 1
+    h.slot, h.meta, h.sig, h.module, h.loc, h.phase = to.slot, to.meta, to.sig, to.module, to.loc, to.phase
+    tape.handle_died(old)
+
+
+def unshare(Handle h):
+    """Give `h` a value of its own, sharing storage, if other tensors name the same one; it must be computed."""
+    cdef Slot* s = tape.slot(h.slot)
+    cdef uint32_t old = h.slot
+    if s.handles <= 1 and not s.users:
+        return
+    h.slot = tape.hold((<object>s.concrete).detach(), s.root)
+    tape.slot(h.slot).handles = 1
+    tape.handle_died(old)
+
+
+def wrap_slot(int slot, int meta):
+    """A LazyTensor for a value known by its slot (inputs of a pending record)."""
+    return wrap(slot, meta, True, NULL)
+
+
+def adopt(param, Handle h):
+    """Give a tensor without the handle slot (LazyParameter) its own handle on the value of `h`."""
+    cdef Handle n = new_handle(tape, h.slot, h.meta)
+    n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
+    n.no_grad = False
+    param._handle = n
+
+
+def value(Handle h):
+    """The computed torch tensor behind `h`, None while it is pending. Raises the stored error if its op failed."""
+    cdef Slot* s = tape.slot(h.slot)
+    if s.flags & SLOT_FAILED:
+        raise <object>s.concrete
+    if s.flags & SLOT_PENDING:
+        return None
+    return <object>s.concrete
+
+
+def segment(list handles, list written):
+    """The Segment of pending records that the values need; `written` = values about to be written off the tape."""
+    cdef Py_ssize_t n = len(handles), m = len(written), k
+    cdef uint32_t* ids = <uint32_t*>calloc(n + m + 1, sizeof(uint32_t))
+    if not ids:
+        raise MemoryError()
+    try:
+        for k in range(n):
+            ids[k] = (<Handle>handles[k]).slot
+        for k in range(m):
+            ids[n + k] = (<Handle>written[k]).slot
+        return plan_segment(tape, ids, n, ids + n, m)
+    finally:
+        free(ids)
+
+
+def segment_all():
+    """The Segment of everything that a live handle can see."""
+    return plan_segment(tape, NULL, 0, NULL, 0)
+
+
+def rng_segment():
+    """The Segment of all pending random draws (before a draw or a seed that happens off the tape)."""
+    cdef uint32_t rng = tape.rng
+    return plan_segment(tape, &rng, 1, NULL, 0)
+
+
+def set_meta(Handle h, tensor):
+    """The value's metadata changed (resize_, set_): remember the new one."""
+    cdef int device = tape.interner.metas[h.meta].device
+    h.meta = tape.interner.meta_id(tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()),
+                                   tensor.storage_offset(), device)
+
+
+def correct_output(uint32_t sig, uint32_t out, tensor):
+    """The first run disagreed with the prediction: later recordings of this call predict what came."""
+    cdef SigS* s = tape.interner.sigs[sig]
+    cdef int device = tape.interner.metas[sig_out_meta(s)[out]].device
+    sig_out_meta(s)[out] = tape.interner.meta_id(
+        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
+
+
+def sig_output_meta(uint32_t sig, uint32_t out):
+    """(dtype, size, stride or None, offset, device index) predicted for output `out` of call `sig`."""
+    return tape.interner.meta(sig_out_meta(tape.interner.sigs[sig])[out])
+
+
+def sig_is_view(uint32_t sig):
+    """True when the call's outputs alias its inputs."""
+    return bool(tape.interner.sigs[sig].flags & SIG_VIEW)
+
+
+def sig_info(uint32_t sig):
+    """The OpInfo of call `sig`."""
+    return <OpInfo>tape.interner.sigs[sig].info
+
+
+def call_template(uint32_t sig, tuple inputs, device=None):
+    """(args, kwargs) of call `sig` with `inputs` in its holes."""
+    cdef SigS* s = tape.interner.sigs[sig]
+    cdef PyObject* ptrs[256]
+    cdef Py_ssize_t k
+    if len(inputs) != s.n_in or s.n_in > 256:
+        raise ValueError(f"[{(<OpInfo>s.info).name}] expected {s.n_in} inputs (at most 256), got {len(inputs)}")
+    for k in range(<Py_ssize_t>s.n_in):
+        ptrs[k] = <PyObject*>PyTuple_GET_ITEM(inputs, k)
+    return decode_call(s, ptrs, device)
+
+
+def producer(Handle h):
+    """describe() of the pending record that makes the value, or None once it has run."""
+    cdef Slot* s = tape.slot(h.slot)
+    if not s.flags & SLOT_PENDING:
+        return None
+    return tape.describe(s.producer)
+
+
+def forget_calls():
+    """Infer every call afresh from now on (something that results depend on has changed)."""
+    tape.interner.forget_calls()
+
+
+def input_metas(uint32_t sig):
+    """Metadata ids of the inputs of call `sig`, in the order of its holes."""
+    cdef SigS* s = tape.interner.sigs[sig]
+    return hole_metas(s)
+
+
+def constants(uint32_t sig):
+    """(args, kwargs) of call `sig` with None in place of tensors."""
+    cdef SigS* s = tape.interner.sigs[sig]
+    return call_template(sig, (None,) * s.n_in)

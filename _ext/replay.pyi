@@ -1,0 +1,20 @@
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+from mindtorch._ext.tape import Tape
+
+@final
+class Segment:
+    tape: Tape
+    random: bool
+    def __len__(self) -> int: ...
+    @property
+    def sequence_numbers(self) -> list[int]: ...
+    def run(
+        self,
+        device: Any,
+        verify: Callable[[int, int, Any], Any],
+        on_error: Callable[[int, Exception], Exception],
+        set_grad: Callable[[bool], None],
+    ) -> None: ...
+    def instructions(self) -> Iterator[tuple[str, int, tuple[int, ...], tuple[int, ...]]]: ...

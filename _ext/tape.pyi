@@ -1,0 +1,37 @@
+from collections.abc import Callable
+from typing import final
+
+from mindtorch._ext.intern import Interner
+
+@final
+class Handle:
+    id: int
+    slot: int
+    meta: int
+    sig: int
+    module: int
+    loc: int
+    phase: int
+    no_grad: bool
+    @property
+    def pending(self) -> bool: ...
+
+@final
+class Tape:
+    interner: Interner
+    head: int
+    tail: int
+    n_pending: int
+    n_recorded: int
+    n_executed: int
+    n_dropped: int
+    bytes_records: int
+    max_pending: int
+    rng: int
+    retain: bool
+    on_limit: Callable[[], None] | None
+    def __init__(self, interner: Interner, max_pending: int = ..., retain: bool = ...) -> None: ...
+    def counters(self) -> dict[str, int]: ...
+    def pending_seqs(self) -> list[int]: ...
+    def describe(self, seq: int) -> tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]]: ...
+
