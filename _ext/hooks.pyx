@@ -9,7 +9,7 @@ cdef extern from *:
     #define MT_SET_CALL(type, f) (((PyTypeObject *)(type))->tp_call = (ternaryfunc)(f))
     """
     void MT_SET_CALL(object type, void* f) noexcept
-    PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) noexcept
+    PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) except NULL
     PyObject* PyDict_GetItem_ "PyDict_GetItem"(PyObject* d, PyObject* key) noexcept
 
 cdef object _device_key = "device"
@@ -29,6 +29,7 @@ cdef class CreationHook:
     """
     cdef object func, create
     cdef dict __dict__
+    cdef object __weakref__
 
     def __init__(self, func, create):
         self.func = func
@@ -47,7 +48,7 @@ cdef class CreationHook:
         return self.__name__                   # pickled by name, like the function it stands for
 
 
-cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) noexcept:
+cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
     cdef PyObject* device
     if kwargs:
         device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
@@ -59,7 +60,7 @@ cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) noex
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
 
 
-cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, PyObject* device) except? NULL:
+cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, PyObject* device) except NULL:
     global _last_foreign
     cdef CreationHook hook = <CreationHook>self
     cdef object out
