@@ -61,3 +61,44 @@ def same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
         assert not differ.any(), f"{what}: {int(differ.sum())} of {differ.numel()} bytes differ"
 
     return check
+
+
+@pytest.fixture(scope="session")
+def same_as_eager(same_bits: Callable[..., None]) -> Callable[..., None]:
+    """Asserts that ``program(device)`` gives on the lazy device what it gives on the CPU (SPEC L7).
+
+    The program returns tensors, numbers, or nested tuples, lists and dicts of them. It runs twice from the same seed:
+    with "cpu" and with "remote_accelerator:0". Values bit for bit, and strides, requires_grad, is_leaf and type too.
+    """
+    import mindtorch
+
+    def compare(got: object, expected: object, what: str) -> None:
+        if isinstance(expected, torch.Tensor):
+            assert isinstance(got, torch.Tensor), what
+            assert got.stride() == expected.stride(), f"{what}: strides {got.stride()}, eager {expected.stride()}"
+            assert (got.requires_grad, got.is_leaf) == (expected.requires_grad, expected.is_leaf), what
+            assert isinstance(got, torch.nn.Parameter) == isinstance(expected, torch.nn.Parameter), what
+            same_bits(got, expected, what)
+        elif isinstance(expected, (tuple, list)):
+            assert type(got) is type(expected) and len(got) == len(expected), what  # type: ignore[arg-type]
+            for i, (g, e) in enumerate(zip(got, expected)):  # type: ignore[call-overload]
+                compare(g, e, f"{what}[{i}]")
+        elif isinstance(expected, dict):
+            assert isinstance(got, dict) and list(got) == list(expected), what
+            for key in expected:
+                compare(got[key], expected[key], f"{what}[{key!r}]")
+        else:
+            assert type(got) is type(expected) and (got == expected or (got != got and expected != expected)), what
+
+    def check(program: Callable[[str], object], lazily: bool = True) -> None:
+        torch.manual_seed(0)
+        expected = program("cpu")
+        torch.manual_seed(0)
+        before = mindtorch.stats()
+        got = program("remote_accelerator:0")
+        after = mindtorch.stats()
+        if lazily:
+            assert after["ops_recorded"] > before["ops_recorded"], "nothing was recorded"
+        compare(got, expected, getattr(program, "__name__", "result"))
+
+    return check
