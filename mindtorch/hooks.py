@@ -39,6 +39,8 @@ def enable() -> None:
             continue
         hook = _hooks.CreationHook(original, creation.create)
         functools.update_wrapper(hook, original)
+        if id(original) in _script_names():
+            _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
         _patch(torch, name, hook)
     to = _hooks.make_to_hook(_torch_to, _to, torch.dtype, torch.device)
     _patch(torch.Tensor, "to", functools.wraps(_torch_to)(to))
@@ -60,6 +62,8 @@ def disable() -> None:
     global _library
     while _saved:
         owner, name, value, own = _saved.pop()
+        if isinstance(vars(owner)[name], _hooks.CreationHook):
+            _script_names().pop(id(vars(owner)[name]), None)
         if own:
             setattr(owner, name, value)
         else:
@@ -70,6 +74,10 @@ def disable() -> None:
 def is_enabled() -> bool:
     """True while torch is hooked."""
     return bool(_saved)
+
+
+def _script_names() -> dict[int, str]:
+    return torch.jit._builtins._get_builtin_table()  # made when torch is imported
 
 
 def _patch(owner: Any, name: str, value: Any) -> None:
@@ -90,7 +98,7 @@ class _DeviceModule(types.ModuleType):
         return False
 
     def device_count(self) -> int:
-        return 1
+        return 0  # of what torch.accelerator could use
 
     def current_device(self) -> int:
         return 0
@@ -244,9 +252,8 @@ def _new_hook(name: str) -> Any:
         device = kwargs.get("device")
         lazy = _core.get_handle(self) is not None
         if device is not None and tensor.is_ours(device):
-            kwargs.setdefault("dtype", None if name == "new_tensor" else self.dtype)
-            if kwargs["dtype"] is None:
-                del kwargs["dtype"]
+            if kwargs.get("dtype") is None:
+                kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
