@@ -29,7 +29,23 @@ cdef class CreationHook:
     """
     cdef object func, create
     cdef dict __dict__
-    cdef object __weakref__
+    cdef object __weakref__                    # torch.jit.script keeps functions by weak reference
+
+    @property
+    def __class__(self):
+        return type(self.func)                 # isinstance(torch.zeros, types.BuiltinFunctionType): Dynamo asks
+
+    def __getattr__(self, name):
+        return getattr(self.func, name)        # __self__, __text_signature__ and what else a builtin has
+
+    def __hash__(self):
+        return hash(self.func)
+
+    def __eq__(self, other):
+        # Dynamo's tables may have been made with torch's own function or with the hook: both find the other.
+        if type(other) is CreationHook:
+            return (<CreationHook>other).func is self.func
+        return other is self.func
 
     def __init__(self, func, create):
         self.func = func

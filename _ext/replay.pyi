@@ -16,5 +16,6 @@ class Segment:
         verify: Callable[[int, int, Any], Any],
         on_error: Callable[[int, Exception], Exception],
         set_grad: Callable[[bool], None],
+        observer: Callable[[int, int, int], None] | None = ...,
     ) -> None: ...
     def instructions(self) -> Iterator[tuple[str, int, tuple[int, ...], tuple[int, ...]]]: ...

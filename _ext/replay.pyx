@@ -1,4 +1,6 @@
 """Running a segment: rebuild each call from its interned template and the computed inputs, and call it."""
+from time import perf_counter_ns
+
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_New, PyList_SET_ITEM
@@ -206,12 +208,13 @@ cdef class Segment:
     def sequence_numbers(self):
         return [self.seqs.data[k] for k in range(self.seqs.n)]
 
-    def run(self, device, verify, on_error, set_grad):
+    def run(self, device, verify, on_error, set_grad, observer=None):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
         set_grad(bool) sets torch's grad mode; the caller restores it;
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
+        observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
         An op that fails leaves everything before it computed and everything after it pending.
         """
         cdef Tape tape = self.tape
@@ -226,6 +229,7 @@ cdef class Segment:
         cdef uint64_t seq
         cdef object result, failure
         cdef int grad = -1
+        cdef object started = None
         big.data = NULL
         big.n = big.cap = 0
         try:
@@ -254,6 +258,8 @@ cdef class Segment:
                 if grad != (r.flags & REC_GRAD):
                     grad = r.flags & REC_GRAD
                     set_grad(grad != 0)
+                if observer is not None:
+                    started = perf_counter_ns()
                 if failure is None:
                     try:
                         result = _invoke(s, inputs, device)
@@ -262,6 +268,8 @@ cdef class Segment:
                 if failure is not None:
                     self._fail(seq, failure)
                     raise failure
+                if observer is not None:
+                    observer(seq, started, perf_counter_ns())
                 self._store(seq, r, s, result, verify)
                 result = None
                 tape.n_executed += 1

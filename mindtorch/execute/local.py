@@ -6,7 +6,7 @@ special care: the replay happens in program order on real, aliased storage, belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +18,27 @@ from ..errors import MaterializationError, UsageError
 from ..intercept import quiet
 from ..tensor import tape
 from .base import Executor
+
+
+OpObserver = Callable[[str, int, int, int, int, int], None]
+_op_observer: Callable[[int, int, int], None] | None = None
+
+
+def set_op_observer(observer: OpObserver | None) -> None:
+    """Profiling hook (SPEC L14): observer(op name, module id, phase id, location id, start ns, end ns) per op run.
+
+    The ids are those of the moment of recording (`mindtorch._ext.context`), the times those of the run. None removes.
+    """
+    global _op_observer
+    if observer is None:
+        _op_observer = None
+        return
+
+    def report(seq: int, start: int, end: int) -> None:
+        sig, module, loc, phase, _ins, _outs = tape.describe(seq)
+        observer(_core.sig_info(sig).name, module, phase, loc, start, end)
+
+    _op_observer = report
 
 
 class LocalExecutor(Executor):
@@ -66,7 +87,7 @@ class LocalExecutor(Executor):
             quiet(stack)
             if segment.random:
                 stack.enter_context(self.rng())
-            segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled)
+            segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, _op_observer)
 
     def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
         values = [_core.value(h) for h in ids]
