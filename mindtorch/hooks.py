@@ -53,6 +53,8 @@ def enable() -> None:
     _patch(torch, "manual_seed", _manual_seed)
     _patch(torch, "set_default_dtype", _set_default_dtype)
     _patch(torch.overrides, "has_torch_function", _has_torch_function)
+    if _registered:
+        _patch(torch, "get_device_module", _get_device_module)
     if config.enable_aten_impl():
         _register_aten()
 
@@ -170,6 +172,7 @@ _torch_module_to = torch.nn.Module.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_manual_seed = torch.random.manual_seed
 _torch_set_default_dtype = torch.set_default_dtype
+_torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
@@ -296,6 +299,12 @@ def _manual_seed(seed: Any) -> torch.Generator:
     generator = _torch_manual_seed(seed)
     creation.manual_seed_all(generator.initial_seed())
     return generator
+
+
+@functools.wraps(_torch_get_device_module)
+def _get_device_module(device: Any = None) -> Any:
+    # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
+    return _torch_get_device_module("cpu" if device is None and not torch.accelerator.is_available() else device)
 
 
 @functools.wraps(_torch_set_default_dtype)
