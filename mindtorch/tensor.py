@@ -425,6 +425,18 @@ def _set_data(args: tuple, kwargs: dict) -> Any:
     return None
 
 
+def _like(func: Any) -> Callable[[tuple, dict], Any]:
+    def handler(args: tuple, kwargs: dict) -> Any:
+        device = kwargs.get("device")
+        if device is None or is_ours(device):
+            return NotImplemented
+        # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
+        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
+        return func(like, *args[1:], **kwargs)
+
+    return handler
+
+
 def _handlers() -> dict[Any, Callable[[tuple, dict], Any]]:
     T = torch.Tensor
     return {
@@ -439,9 +451,12 @@ def _handlers() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.tolist: lambda args, kwargs: args[0].tolist(),
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
         _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+        **{func: _like(func) for func in _LIKE},
     }
 
 
+_LIKE = tuple(getattr(torch._C._VariableFunctions, f"{name}_like") for name in (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint"))
 _BINARY = {
     "__add__": torch.Tensor.add, "__sub__": torch.Tensor.sub, "__mul__": torch.Tensor.mul,
     "__truediv__": torch.Tensor.div, "__matmul__": torch.Tensor.matmul,
