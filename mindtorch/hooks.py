@@ -71,6 +71,7 @@ def disable() -> None:
         else:
             delattr(owner, name)
     _library = None
+    tensor.out_of_use()
 
 
 def is_enabled() -> bool:

@@ -274,21 +274,30 @@ def executor() -> Any:
     return _executor
 
 
-_first_use: Callable[[], None] | None = None
+_tracking: Any = None
+_tracked = False
 
 
-def set_first_use(callback: Callable[[], None]) -> None:
-    """Call this once, just before the first lazy tensor is made (module tracking is installed then, not earlier)."""
-    global _first_use
-    _first_use = callback
+def set_tracking(tracking: Any) -> None:
+    """Hand in what attributes ops to modules: install() is called just before the first lazy tensor is made."""
+    global _tracking
+    _tracking = tracking
 
 
 def in_use() -> None:
     """A lazy tensor is about to be made."""
-    global _first_use
-    if _first_use is not None:
-        callback, _first_use = _first_use, None
-        callback()
+    global _tracked
+    if not _tracked and _tracking is not None:
+        _tracked = True
+        _tracking.install()
+
+
+def out_of_use() -> None:
+    """Leave torch's modules alone again, until the next lazy tensor is made."""
+    global _tracked
+    if _tracked:
+        _tracked = False
+        _tracking.uninstall()
 
 
 def _run(segment: Any, reason: str) -> None:
