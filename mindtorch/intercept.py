@@ -458,6 +458,13 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
                 )
 
 
+def show_log() -> None:
+    """Make the log visible also in a program that does not set up logging."""
+    log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
 def on_record(name: str, args: tuple) -> None:
     """GENIE_LOG_INTERCEPTS=1: one line per captured op."""
     log.info("captured %s", name)

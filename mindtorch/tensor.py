@@ -493,7 +493,9 @@ def _install() -> _tape.Tape:
         setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     LazyTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     LazyTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
-    _intercept.set_logging(config.log_intercepts())
+    if config.log_intercepts():
+        intercept.show_log()
+        _intercept.set_logging(True)
     return main
 
 
