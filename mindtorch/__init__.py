@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .counters import reset_stats, stats
     from .devices import device, get_default_device, set_default_device
     from .execute import Executor, LocalExecutor
-    from .graph import ComputationGraph, capture
+    from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .hooks import disable, enable, is_enabled
     from .tensor import LazyTensor, flush, set_executor
 

@@ -19,7 +19,6 @@ from ..intercept import quiet
 from ..tensor import tape
 from .base import Executor
 
-
 OpObserver = Callable[[str, int, int, int, int, int], None]
 _op_observer: Callable[[int, int, int], None] | None = None
 
