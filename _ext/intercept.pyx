@@ -27,7 +27,7 @@ cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, lift, mixed_devices, on_record
-cdef object grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
@@ -37,7 +37,10 @@ def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
     global tape, describe, infer, run_eagerly, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+    global inference_enabled, inference_mode
     tape = get_tape()
+    inference_enabled = torch.is_inference_mode_enabled
+    inference_mode = torch.inference_mode
     grad_enabled = torch.is_grad_enabled
     dispatch_stack = torch._C._len_torch_dispatch_stack
     function_stack = torch._C._len_torch_function_stack
@@ -268,8 +271,16 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
 
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
+    cdef OpInfo info = _info_of(func, True)
+    if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
+        # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.
+        with inference_mode(False):
+            return _dispatch(info, func, args, kwargs)
+    return _dispatch(info, func, args, kwargs)
+
+
+cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
     global n_dispatch
-    cdef OpInfo info
     cdef object out
     cdef Handle h
     if func is detach and PyTuple_GET_SIZE(args) == 1:
@@ -279,7 +290,6 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
             out = rename(h)
             if out is not None:
                 return out
-    info = _info_of(func, True)
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:
             kwargs = None

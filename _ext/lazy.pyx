@@ -174,7 +174,8 @@ def unshare(Handle h):
 
 def wrap_slot(int slot, int meta):
     """A LazyTensor for a value known by its slot (inputs of a pending record)."""
-    return wrap(slot, meta, True, NULL)
+    cdef Slot* s = tape.slot(slot)
+    return wrap(slot, meta, True, tape.record(s.producer) if s.flags & SLOT_PENDING else NULL)
 
 
 def adopt(param, Handle h):

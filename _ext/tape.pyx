@@ -530,8 +530,9 @@ cdef class Tape:
             self._advance_head()
         finally:
             free(keep.data)
-        self.sweep_at = min(max(<uint64_t>SWEEP_MIN, 2 * self.n_pending),
-                            max(self.max_pending, self.n_pending + SWEEP_MIN))
+        self.sweep_at = max(<uint64_t>SWEEP_MIN, 2 * self.n_pending)
+        if self.n_pending < self.max_pending < self.sweep_at:
+            self.sweep_at = self.max_pending   # the limit is looked at after a sweep
         return 0
 
     # ---- introspection -----------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from . import tensor
+from . import intercept, tensor
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -64,11 +65,10 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         same = lazy.dtype is dtype and tensor.index_of(lazy.device) == index
         return lazy if same and func.__name__ != "tensor" else lazy.detach().to(dtype=dtype, copy=True)
     args = tuple(tensor._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
-    with torch._C.DisableTorchFunction():
+    with ExitStack() as stack:
+        intercept.quiet(stack)
         made = func(*args, device=_CPU, **kwargs)
-    if made.layout is not torch.strided:
-        return made
-    return tensor.from_plain(made.detach(), index)
+    return made if made.layout is not torch.strided else tensor.from_plain(made.detach(), index)
 
 
 def manual_seed_all(seed: int) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,7 +54,11 @@ def enable() -> None:
     _patch(torch.random, "manual_seed", _manual_seed)
     _patch(torch, "manual_seed", _manual_seed)
     _patch(torch, "set_default_dtype", _set_default_dtype)
+    _patch(torch.amp.autocast_mode.autocast, "__init__", _autocast_init)
     _patch(torch.overrides, "has_torch_function", _has_torch_function)
+    if not hasattr(torch, tensor.DEVICE_TYPE):
+        # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
+        _patch(torch, tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
     if _registered:
         _patch(torch, "get_device_module", _get_device_module)
     if config.enable_aten_impl():
@@ -118,9 +124,32 @@ class _DeviceModule(types.ModuleType):
     def _is_in_bad_fork(self) -> bool:
         return False
 
+    _initialized = True  # torch.utils.checkpoint then keeps the generator's state for the recomputation
+
+    @contextmanager
+    def device(self, index: Any) -> Iterator[None]:
+        """Nothing to switch: every index draws from the one generator of the executor."""
+        yield
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """State of the lazy device's generator; runs the pending draws, since they come before."""
+        tensor.materialize([], "get_rng_state", random=True)
+        with tensor.lock, tensor.executor().rng():
+            return _generator().get_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        tensor.materialize([], "set_rng_state", random=True)
+        with tensor.lock, tensor.executor().rng():
+            _generator().set_state(state)
+
     def synchronize(self, device: Any = None) -> None:
         tensor.flush("synchronize")
         tensor.executor().sync()
+
+
+def _generator() -> torch.Generator:
+    device = tensor.executor().device
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def _register() -> None:
@@ -175,6 +204,7 @@ _torch_manual_seed = torch.random.manual_seed
 _torch_set_default_dtype = torch.set_default_dtype
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
+_torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
@@ -315,6 +345,12 @@ def _set_default_dtype(d: torch.dtype) -> None:
         tensor.flush("set_default_dtype")
         _core.forget_calls()
     _torch_set_default_dtype(d)
+
+
+@functools.wraps(_torch_autocast_init)
+def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
+    _torch_autocast_init(self, "cpu" if device_type == tensor.DEVICE_TYPE else device_type, *args, **kwargs)
 
 
 @functools.wraps(_torch_has_function)

@@ -304,12 +304,13 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
         if isinstance(a, torch.Tensor):
             if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
                 return a
-            if a.device.type != "cpu" or a.layout is not torch.strided:
+            if a.device.type != "cpu" or a.layout is not torch.strided or a.is_nested:
                 return a
             found = True
             with ExitStack() as stack:
                 quiet(stack)
-                return _core.hold(a.detach().clone().to(_runtime.device()), device, None, not a.requires_grad)
+                value = a.detach().clone().to(_runtime.device())
+            return _core.hold(value, device, None, not a.requires_grad)
         if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
             return type(a)(turn(item, write) for item in a)
         return a
@@ -350,11 +351,13 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 return _zeros(info, args, kwargs, error)
             raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") \
                 from error
-        device = _core.device_index(inputs[0]) if inputs else 0
-        wrapper = _Wrapper(inputs, values, device, (*args, *kwargs.values()))
-        for t in before:
-            wrapper.check_metadata(info, t)
-        return wrapper.wrap(out)
+    # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
+    wrapper = _Wrapper(inputs, values, _core.device_index(inputs[0]) if inputs else 0, (*args, *kwargs.values()))
+    for t in before:
+        wrapper.check_metadata(info, t)
+    if info.name == "aten::_pack_padded_sequence":
+        return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
+    return wrapper.wrap(out)
 
 
 def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
@@ -391,8 +394,8 @@ class _Wrapper:
         if isinstance(out, torch.Tensor):
             if id(out) in self.same:
                 return self.same[id(out)]
-            if out.device != _runtime.device() or out.layout is not torch.strided:
-                return out  # meta, another device, sparse: stays torch's own
+            if out.device != _runtime.device() or out.layout is not torch.strided or out.is_nested:
+                return out  # meta, another device, sparse, nested: stays torch's own
             key = _storage_key(out)
             lazy = _core.hold(out, self.device, self.roots.get(key), False)
             self.roots.setdefault(key, lazy)
@@ -411,14 +414,13 @@ class _Wrapper:
         ):
             return
         _core.set_meta(handle, value)
-        with torch._C._DisableTorchDispatch():
-            try:
+        if torch.Tag.inplace_view in info.func.tags and not info.name.endswith("resize_"):
+            with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
                 torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())
-            except RuntimeError as error:
-                raise UnsupportedOperationError(
-                    f"[{info.name}] changes a lazy tensor from {tuple(size)} to {tuple(value.shape)} in place, "
-                    "which needs more storage than it was made with"
-                ) from error
+        else:
+            fresh = _core.hold(value, self.device, t, True)
+            with torch._C.DisableTorchFunctionSubclass():
+                torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
 
 
 def _storage_key(t: torch.Tensor) -> int:
@@ -431,9 +433,12 @@ def same_device(device: torch.device) -> bool:
     return device.type in ("cpu", "remote_accelerator")
 
 
-# Functions that take tensors of two devices on purpose.
-_CROSS_DEVICE = frozenset({"copy_", "to", "type_as", "__getitem__", "__setitem__", "set_data", "index", "index_put",
-                           "index_put_", "data", "grad"})
+# Functions that take tensors of two devices on purpose; lengths and batch sizes belong on the CPU in torch.
+_CROSS_DEVICE = frozenset({
+    "copy_", "to", "type_as", "__getitem__", "__setitem__", "set_data", "index", "index_put", "index_put_", "data",
+    "grad", "_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss",
+    "tensor_split",
+})
 
 
 def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
@@ -446,7 +451,7 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
             if not isinstance(t, torch.Tensor):
                 continue
             handle = _core.get_handle(t)
-            if handle is None and t.dim() == 0:
+            if handle is None and (t.dim() == 0 or _no_ordinary_cpu_tensor(t)):
                 continue
             here = f"remote_accelerator:{_core.device_index(t)}" if handle is not None else str(t.device)
             if not first:
@@ -456,6 +461,11 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
                     f"[{info.name}] Expected all tensors to be on the same device, but found at least two devices, "
                     f"{first} and {here}!"
                 )
+
+
+def _no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
+    # Sparse and nested results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor inside.
+    return t.is_nested or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def show_log() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -186,6 +187,12 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
             copied.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copied
         return copied
+
+    def __copy__(self) -> Any:
+        copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(copied, self.requires_grad)
+        return copied.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
@@ -376,8 +383,10 @@ class _FromPlain(torch.autograd.Function):
 
 def _upload(t: torch.Tensor, index: int) -> Any:
     in_use()
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        return _core.hold(t.detach().to(executor().device, copy=True), index, None, True)
+    with ExitStack() as stack:
+        intercept.quiet(stack)
+        value = t.detach().to(executor().device, copy=True)
+    return _core.hold(value, index, None, True)
 
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
@@ -400,16 +409,26 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
 
 
 def _repr(t: LazyTensor) -> str:
+    """As torch prints a tensor on a device of its own: values, device, size, dtype, grad_fn."""
     value = materialize([t], "print")[0]
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        text = torch._tensor_str._str(value.cpu())
-    prefix = "Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else ""
-    suffix = f", device='{t.device}'"
+    suffixes = [f"device='{t.device}'"]
+    if value.numel() == 0 and value.dim() != 1:
+        suffixes.append(f"size={tuple(value.shape)}")
+    default = torch.get_default_dtype()
+    if value.numel() == 0:
+        usual = value.dtype is default
+    else:
+        usual = value.dtype in (default, default.to_complex(), torch.int64, torch.bool)
+    if not usual:
+        suffixes.append(f"dtype={value.dtype}")
     if t.grad_fn is not None:
-        suffix += f", grad_fn=<{type(t.grad_fn).__name__}>"
+        suffixes.append(f"grad_fn=<{type(t.grad_fn).__name__}>")
     elif t.requires_grad:
-        suffix += ", requires_grad=True"
-    return f"{prefix}{text[:-1]}{suffix})"
+        suffixes.append("requires_grad=True")
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        text = torch._tensor_str._tensor_str(value.cpu(), len("tensor(")) if value.numel() else "[]"
+        whole = torch._tensor_str._add_suffixes("tensor(" + text, suffixes, len("tensor("), force_newline=False)
+    return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole
 
 
 # ---- wiring ----------------------------------------------------------------------------------------------------------

@@ -164,12 +164,12 @@ ROWS: list[OpRow] = [
         "embedding_backward embedding_dense_backward embedding_sparse_backward one_hot",
     ),
     # these do arithmetic that depends on the offsets (bags) or on the norms (renorm)
-    op("embedding_bag", "reduction", None, python=("embedding_bag",)),
-    op("_embedding_bag", "reduction", None, eager=True),
+    op("embedding_bag", "reduction", None, eager=True, python=("embedding_bag",)),
+    *ops("reduction", None, "_embedding_bag _embedding_bag_forward_only", eager=True),
     *ops(
         "reduction",
         None,
-        "_embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward "
+        "_embedding_bag_backward _embedding_bag_dense_backward "
         "_embedding_bag_sparse_backward _embedding_bag_per_sample_weights_backward embedding_renorm",
     ),
     # dropout: a multiplication per element; the draw is not arithmetic
