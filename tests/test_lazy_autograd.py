@@ -123,6 +123,18 @@ class Cube(torch.autograd.Function):
         return g * 3 * x * x * ctx.scale, None
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return g * 2 * x
+
+
 class AddsInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -140,6 +152,18 @@ def custom_function(d: str) -> object:
     w = AddsInPlace.apply(x * 1)
     (y.sum() + w.sum()).backward()
     return y, z, w, x.grad
+
+
+@pytest.mark.parametrize("use", [torch.relu, torch.neg, lambda y: y * 2, lambda y: 2 - y, lambda y: y @ y.t(),
+                                 lambda y: F.linear(y, y), lambda y: F.softmax(y, -1), torch.sum])
+def test_L7_ops_on_the_result_of_a_custom_function(use: Callable[[Any], Any], same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x = leaf(d)
+        y = use(Square.apply(x))
+        y.sum().backward()
+        return y, x.grad
+
+    same_as_eager(program)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -189,12 +213,29 @@ def save_on_cpu(d: str) -> object:
     return x.grad
 
 
+def crossing_devices_once(d: str) -> object:
+    x = torch.ones(3, requires_grad=True)
+    (x.to(d) * torch.arange(3.0, device=d)).sum().backward()
+    return x.grad
+
+
 def crossing_devices(d: str) -> object:
     x = torch.ones(3, requires_grad=True)
     y = x.to(d) * torch.arange(3.0, device=d)
     z = y.cpu() * 2
     z.sum().backward()
     return x.grad.cpu(), z.cpu()
+
+
+def becomes_a_leaf_later(d: str) -> object:
+    with torch.no_grad():
+        x = torch.ones(3, device=d) * 2
+        y = x + 1
+    x.requires_grad_()
+    y.requires_grad = True
+    p = nn.Parameter(x.detach() * 3)
+    ((x * 2) * (y * 3) * (p * 4)).sum().backward()
+    return x.grad, y.grad, p.grad
 
 
 def zero_grad_and_none(d: str) -> object:
@@ -232,7 +273,7 @@ def forward_mode(d: str) -> object:
 
 PROGRAMS = [backward, backward_twice_accumulates, backward_with_a_gradient, backward_inputs, grad_function, grad_of_unused,
             gradient_through_views_and_writes, retain_grad, tensor_hooks, module_hooks, custom_function, backward_of_many_ops,
-            anomaly_free_saved_hooks, save_on_cpu, crossing_devices, zero_grad_and_none, detach_in_the_middle,
+            anomaly_free_saved_hooks, save_on_cpu, crossing_devices_once, crossing_devices, becomes_a_leaf_later, zero_grad_and_none, detach_in_the_middle,
             double_use_of_leaf_views, forward_mode]
 
 
@@ -419,7 +460,8 @@ def test_L7_a_moved_model_can_be_copied_frozen_and_stripped(same_bits: Same) -> 
     with torch.no_grad():
         for a, b in zip(ema.parameters(), m.parameters()):
             a.lerp_(b + 1, 0.5)
-    same_bits(ema.weight, m.weight.detach().cpu() + ((m.weight.detach().cpu() + 1) - m.weight.detach().cpu()) * 0.5)
+    weight = m.weight.detach().cpu()
+    same_bits(ema.weight, weight.lerp(weight + 1, 0.5))
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(m.parameters()) * 2, m.parameters())
     nn.init.zeros_(m.bias)
     assert m.bias.tolist() == [0.0] * 3
