@@ -1,0 +1,182 @@
+"""The tape and its tables by themselves: counters, memory returned, nothing torn by odd orders of death (SPEC S5)."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch._ext import intern, tape
+from mindtorch.tensor import tape as main
+
+LAZY = "remote_accelerator:0"
+
+
+@pytest.fixture(autouse=True)
+def settled() -> None:
+    gc.collect()
+    mindtorch.flush("test")
+
+
+def test_S5_a_fresh_tape_is_empty() -> None:
+    t = tape.Tape(intern.Interner(torch.Size))
+    counters = t.counters()
+    assert {k: counters[k] for k in ("recorded", "pending", "executed", "dropped", "values")} == dict.fromkeys(
+        ("recorded", "pending", "executed", "dropped", "values"), 0)
+    assert counters["record_bytes"] <= 64 and counters["bytes_held"] > 0
+    assert t.pending_seqs() == []
+    with pytest.raises(KeyError, match="record 5"):
+        t.describe(5)
+
+
+def test_S5_handles_are_made_by_the_engine_only() -> None:
+    with pytest.raises(TypeError):
+        tape.Handle()
+
+
+def test_S5_unknown_metadata_is_refused() -> None:
+    interner = intern.Interner(torch.Size)
+    assert interner.counts() == (0, 0)
+    for bad in (0, 1, 1000):
+        with pytest.raises((IndexError, OverflowError), match="expected an id|"):
+            interner.meta(bad)
+
+
+def test_S5_equal_calls_and_metadata_are_stored_once() -> None:
+    x = torch.ones(3, 3, device=LAZY)
+    (x + 1.25).cpu()
+    before = main.interner.counts()
+    for _ in range(100):
+        x = (x + 1.25) * 1.0
+    between = main.interner.counts()
+    assert between[0] - before[0] <= 1 and between[1] - before[1] <= 2
+    for _ in range(100):
+        x = (x + 1.25) * 1.0
+    assert main.interner.counts() == between
+
+
+@pytest.mark.parametrize("pair", [(1, 1.0), (1, True), (0.0, -0.0), (2, 2 + 0j), (float("nan"), 1.0)])
+def test_L7_constants_that_compare_equal_are_told_apart(pair: tuple) -> None:
+    base = torch.zeros(2, dtype=torch.int64)
+    for value in pair:
+        expected = torch.mul(base, value)
+        got = torch.mul(base.to(LAZY), value)
+        assert got.dtype == expected.dtype
+        left, right = torch.full((2,), value), torch.full((2,), value, device=LAZY).cpu()
+        assert left.dtype == right.dtype and left.view(torch.uint8).tolist() == right.view(torch.uint8).tolist()
+
+
+def test_S5_memory_returns_when_handles_die() -> None:
+    def work() -> None:
+        keep = [torch.ones(2, device=LAZY) * i for i in range(20_000)]
+        del keep
+
+    work()
+    gc.collect()
+    first = main.counters()
+    for _ in range(3):
+        work()
+    gc.collect()
+    after = main.counters()
+    assert after["values"] == first["values"] and after["pending"] == first["pending"]
+    assert after["bytes_held"] <= first["bytes_held"] * 1.02 + 4096
+
+
+def test_S5_counters_balance() -> None:
+    before = main.counters()
+    x = torch.ones(2, device=LAZY)
+    kept = [x + i for i in range(10)]
+    for i in range(10):
+        x * i
+    kept[3].cpu()
+    now = main.counters()
+    recorded, pending, executed, dropped = (now[k] - before[k] for k in ("recorded", "pending", "executed", "dropped"))
+    assert recorded == pending + executed + dropped == 21
+    assert (pending, executed, dropped) == (9, 2, 10)
+    assert now["values"] - before["values"] == 11
+    seqs = main.pending_seqs()
+    assert seqs == sorted(seqs) and len(seqs) == now["pending"]
+
+
+def test_S5_chunks_are_reused_around_a_survivor() -> None:
+    """One old pending record must not keep the memory of everything recorded after it."""
+    old = torch.ones(2, device=LAZY) + 1
+    before = main.counters()["bytes_held"]
+    for i in range(100_000):
+        torch.ones(2, device=LAZY) * 2
+    assert main.counters()["bytes_held"] <= before + 200_000
+    assert old.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_L14_random_programs_agree_with_eager_whatever_dies_or_is_read_when(seed: int) -> None:
+    """A small interpreter of random programs: pure ops, views, writes, draws, deaths and reads in any order."""
+    rng = random.Random(seed)
+    outcomes = []
+    for device in ("cpu", LAZY):
+        rng.seed(seed)
+        torch.manual_seed(seed)
+        live = [torch.arange(12.0, device=device).reshape(3, 4)]
+        seen: list[object] = []
+        for _ in range(400):
+            t = rng.choice(live)
+            kind = rng.randrange(12)
+            if kind == 0:
+                live.append(t * 0.5 + 1)
+            elif kind == 1:
+                live.append(t[rng.randrange(t.shape[0])].reshape(1, -1) if t.shape[0] else t)
+            elif kind == 2:
+                live.append(t.t())
+            elif kind == 3:
+                t.mul_(0.5)
+            elif kind == 4:
+                t[0].add_(1)
+            elif kind == 5:
+                live.append(torch.randn(2, 3, device=device))
+            elif kind == 6 and len(live) > 3:
+                live.pop(rng.randrange(len(live)))
+            elif kind == 7:
+                live.append(t.detach())
+            elif kind == 8:
+                t.copy_(rng.choice([u for u in live if u.shape == t.shape]).clone())
+            elif kind == 9:
+                seen.append(t.tolist())
+            elif kind == 10:
+                live.append(torch.cat([t, t]).view(-1)[:2].view(2, 1))
+            else:
+                t.normal_() if rng.randrange(2) else t.clamp_(-5, 5)
+        seen.extend(t.tolist() for t in live)
+        outcomes.append(seen)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_L14_a_tensor_that_dies_while_recording_is_harmless() -> None:
+    class Reader:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def __del__(self) -> None:
+            (self.x * 3).tolist()
+            self.x + 7
+
+    x = torch.ones(4, device=LAZY)
+    for i in range(2000):
+        cycle: list[object] = [Reader(x)]
+        cycle.append(cycle)
+        del cycle
+        y = x + i * 0.001
+    gc.collect()
+    assert torch.equal(y.cpu(), torch.ones(4) + 1999 * 0.001)
+
+
+def test_S5_many_names_for_one_value() -> None:
+    x = torch.ones(2, device=LAZY)
+    names = [x.detach() for _ in range(1000)]
+    assert all(n.tolist() == [1.0, 1.0] for n in names[::250])
+    x.add_(1)
+    assert names[0].tolist() == names[999].tolist() == [2.0, 2.0]
+    del names
+    assert x.tolist() == [2.0, 2.0]
