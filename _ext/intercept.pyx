@@ -27,7 +27,8 @@ cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, lift, mixed_devices, on_record
-cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
+cdef object below, detach
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
@@ -154,11 +155,14 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) exce
                                  written, flags)
 
 
-cdef object _finish(uint32_t sid, bint no_grad):
+cdef object _finish(uint32_t sid):
     """Append the call whose key and inputs are in the static buffers, and wrap its outputs.
 
-    `grad_on` must hold torch's grad mode: some kernels (oneDNN's LSTM) compute differently with it.
+    `grad_on` must hold torch's grad mode: some kernels (oneDNN's LSTM) compute differently with it. Results are
+    certain not to require grad only if it is on: what custom Functions return is computed with it off, and gets its
+    grad_fn afterwards.
     """
+    cdef bint no_grad = grad_on and not K.uncertain
     cdef SigS* s = tape.interner.sigs[sid]
     cdef uint32_t i
     cdef Record* r
@@ -220,8 +224,8 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
             mixed_devices(info, args, kwargs)
         return NOT_RECORDED
     sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
-    cdef bint no_grad = _grad_is_off() or not K.uncertain
-    if not dispatch and not no_grad:
+    cdef bint no_graph = _grad_is_off() or not K.uncertain
+    if not dispatch and not no_graph:
         return NOT_RECORDED
     if sid == 0:
         sid = _new_sig(info, args, kwargs, dispatch)
@@ -231,7 +235,7 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
         on_record(info.name, args)
         if encode_call(info, args, kwargs):
             return NOT_RECORDED
-    return _finish(sid, no_grad)
+    return _finish(sid)
 
 
 cdef bint grad_on = False
@@ -287,7 +291,7 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
         # Autograd detaches every output it saves. The same value under another name: no record.
         h = handle_of(<object>PyTuple_GET_ITEM(args, 0))
         if h is not None:
-            out = rename(h)
+            out = rename(h, PyObject_CallNoArgs(grad_enabled))
             if out is not None:
                 return out
     if info.kind == KIND_RECORD:
@@ -348,7 +352,7 @@ def make_binary(func, fallback, bint reflected=False):
                 sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
                 if sid:
                     n_whole += 1
-                    return _finish(sid, True)
+                    return _finish(sid)
             out = _record(info, (other, self) if reflected else (self, other), None, False)
             if out is not NOT_RECORDED:
                 n_whole += 1
@@ -392,4 +396,4 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
         if encode_call(info, args, kwargs):
             return None
     _grad_is_off()
-    return _finish(sid, True)
+    return _finish(sid)

@@ -17,4 +17,4 @@ cdef extern from *:
 cdef Tape get_tape()
 cdef Handle handle_of(object t)
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r)
-cdef object rename(Handle h)
+cdef object rename(Handle h, bint no_grad)

@@ -139,11 +139,11 @@ def device_index(t):
     return tape.interner.metas[h.meta].device if h is not None else 0
 
 
-cdef object rename(Handle h):
-    """A new LazyTensor naming the same value as handle `h`; it does not require grad."""
+cdef object rename(Handle h, bint no_grad):
+    """A new LazyTensor naming the same value as handle `h`; None when too many do already."""
     if tape.slot(h.slot).handles >= MAX_HANDLES:
         return None
-    cdef object t = wrap(h.slot, h.meta, True, NULL)
+    cdef object t = wrap(h.slot, h.meta, no_grad, NULL)
     cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
     n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
     return t

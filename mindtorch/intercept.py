@@ -310,7 +310,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
             with ExitStack() as stack:
                 quiet(stack)
                 value = a.detach().clone().to(_runtime.device())
-            return _core.hold(value, device, None, not a.requires_grad)
+            return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
         if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
             return type(a)(turn(item, write) for item in a)
         return a

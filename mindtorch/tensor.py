@@ -386,7 +386,7 @@ def _upload(t: torch.Tensor, index: int) -> Any:
     with ExitStack() as stack:
         intercept.quiet(stack)
         value = t.detach().to(executor().device, copy=True)
-    return _core.hold(value, index, None, True)
+    return _core.hold(value, index, None, torch.is_grad_enabled())
 
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
