@@ -212,6 +212,7 @@ cdef object _finish(uint32_t sid):
 cdef int _limit() except -1:
     if tape.n_pending >= tape.max_pending and tape.on_limit is not None:
         tape.on_limit()
+        tape.rearm()
     return 0
 
 

@@ -63,6 +63,7 @@ cdef class Tape:
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
                   Vec* out) except -1
     cdef int sweep(self) except -1
+    cdef void rearm(self) noexcept
     cdef void _drain(self) noexcept
     cdef void _free_slot(self, uint32_t i, Slot* s) noexcept
     cdef void _advance_head(self) noexcept

@@ -530,10 +530,14 @@ cdef class Tape:
             self._advance_head()
         finally:
             free(keep.data)
+        self.rearm()
+        return 0
+
+    cdef void rearm(self) noexcept:
+        """When to sweep next: after as many records again, so that sweeping stays O(1) per record."""
         self.sweep_at = max(<uint64_t>SWEEP_MIN, 2 * self.n_pending)
         if self.n_pending < self.max_pending < self.sweep_at:
             self.sweep_at = self.max_pending   # the limit is looked at after a sweep
-        return 0
 
     # ---- introspection -----------------------------------------------------------------------------------------
     def counters(self):

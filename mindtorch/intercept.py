@@ -140,7 +140,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
         spec = _infer_by_rule(info, args, kwargs, inputs, written)
         if spec is not None:
-            return spec
+            return spec if _probe(info, args, kwargs, inputs, spec) else None
     if eager_row:
         return None  # torch's own prediction is known to be wrong
     with ExitStack() as stack:
@@ -159,9 +159,13 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
             return None
         if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
             return None
+        device_given = device is not None
         if device is None:
             device = _core.device_index(inputs[0]) if inputs else 0
-        return _spec(info, out, metas, written, dispatch, device)
+        spec = _spec(info, out, metas, written, dispatch, device)
+    if spec is None or info.view or device_given:
+        return spec
+    return spec if _probe(info, args, kwargs, inputs, spec) else None
 
 
 def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
@@ -180,6 +184,58 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
     single = len(outs) == 1
     return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), bytes(written), (
         SIG_WRITES if any(written) else 0)
+
+
+_PROBE_ELEMENTS = 1 << 14
+
+
+def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spec: Any) -> bool:
+    """Would the kernel itself take this call, and give what was predicted? Asked once per distinct small call.
+
+    Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
+    Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
+    """
+    handles = [_core.meta_of(_core.get_handle(t)) for t in inputs]
+    if sum(m[1].numel() for m in handles) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
+        return True
+    error: Exception | None = None
+    for integer in (0, 1):  # indices may have to be 0, divisors must not be
+        with ExitStack() as stack:
+            quiet(stack, grad=True)
+            values = []
+            for dtype, size, stride, _offset, _device in handles:
+                value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
+                values.append(value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5))
+            holes = iter(values)
+            cargs = tuple(_concrete(a, holes) for a in args)
+            ckwargs = {k: _concrete(a, holes) for k, a in kwargs.items()}
+            state = torch.default_generator.get_state() if info.random else None
+            try:
+                out = info.call(*cargs, **ckwargs)
+                return _as_predicted(out, spec)
+            except torch.linalg.LinAlgError:
+                return True  # about these values, not about the call
+            except _TORCH_ERRORS as e:
+                error = e
+            finally:
+                if state is not None:
+                    torch.default_generator.set_state(state)
+    log.debug("%s: the kernel refuses the call: %s", info.name, error)
+    return False
+
+
+def _as_predicted(out: Any, spec: Any) -> bool:
+    items = out if isinstance(out, (tuple, list)) else (out,)
+    ret = spec[2]
+    for position, item in enumerate(items):
+        code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
+        if code is None or code < 0 or not isinstance(item, torch.Tensor):
+            continue
+        dtype, size, stride, offset, device = spec[0][code]
+        if item.dtype is not dtype or item.shape != size:
+            return False
+        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), offset, device)
+    return True
 
 
 def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -414,10 +470,11 @@ class _Wrapper:
         ):
             return
         _core.set_meta(handle, value)
-        if torch.Tag.inplace_view in info.func.tags and not info.name.endswith("resize_"):
+        if value.numel() <= size.numel() and torch.Tag.inplace_view in info.func.tags:
             with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
                 torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())
         else:
+            # Not within the storage that C++ believes in: give it another one.
             fresh = _core.hold(value, self.device, t, True)
             with torch._C.DisableTorchFunctionSubclass():
                 torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
