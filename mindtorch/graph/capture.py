@@ -97,8 +97,8 @@ class Recorder(TorchDispatchMode):
         # Before the call: it may change what its arguments are (`resize_`, `set_`, `t_`).
         sources: list[tuple[int, int]] = []
         inputs: list[torch.Tensor] = []
-        cargs = tuple(self._encode(a, sources, inputs) for a in args)
-        ckwargs = {key: self._encode(a, sources, inputs) for key, a in kwargs.items()}
+        cargs = tuple(self._encode(a, sources, inputs, known.reads) for a in args)
+        ckwargs = {key: self._encode(a, sources, inputs, known.reads) for key, a in kwargs.items()}
         out = func(*args, **kwargs)
         if func is _DETACH:
             # The same value under another name (autograd makes many): the engine does not record it either.
@@ -107,19 +107,21 @@ class Recorder(TorchDispatchMode):
         self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
         return out
 
-    def _encode(self, value: Any, sources: list[tuple[int, int]], inputs: list[torch.Tensor]) -> Any:
+    def _encode(self, value: Any, sources: list[tuple[int, int]], inputs: list[torch.Tensor], reads: bool) -> Any:
         if isinstance(value, torch.Tensor):
-            sources.append(self._source(value))
+            sources.append(self._source(value, reads))
             inputs.append(value)
             return Hole(len(sources) - 1)
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-            items = [self._encode(item, sources, inputs) for item in value]
+            items = [self._encode(item, sources, inputs, reads) for item in value]
             return items if isinstance(value, list) else tuple(items)
         return constant(value)
 
-    def _source(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def _source(self, tensor: torch.Tensor, reads: bool) -> tuple[int, int]:
         graph = self.graph
         found = graph._values.find(tensor)
+        if found is None and reads:
+            found = graph._values.read_from(tensor)  # below a lazy tensor's item() is a plain one's
         if found is None:
             handle = _core.get_handle(tensor)
             if handle is not None and handle.sig:

@@ -242,11 +242,12 @@ def to_text(graph: ComputationGraph, width: int = 80) -> str:
 
 def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     segments = graph.segments
-    made = sum(1 for node in graph._names if not graph._kind[node])
-    note = f" ({made:,} of them initialize parameters or buffers)" if made else ""
     counts = ((graph.count("op"), "op"), (len(graph.edges), "edge"), (graph.count("parameter"), "parameter"),
               (graph.count("input"), "other input"))
-    yield ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts) + note
+    yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
+    made = sum(1 for node in graph._names if not graph._kind[node])
+    if made:
+        yield _cut(f"{made:,} more parameters and buffers are made by the program's own ops", width)
     readers = Counter(s.read_by.removeprefix("aten::") for s in segments if s.read_by)
     if readers:
         text = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in readers.most_common())

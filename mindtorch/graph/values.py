@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .._ext import lazy as _core
+from ..errors import LazyTensorError
+
 Source = tuple[int, int]  # node id, output index
 _DEFAULT = torch.Tensor.__torch_dispatch__
 _storage_of = torch._C.TensorBase.untyped_storage
@@ -82,6 +85,21 @@ class Values:
         memory = self._memory(tensor) or self._add(tensor, None)
         memory.views.clear()
         memory.writer = (node, output)
+
+    def read_from(self, tensor: torch.Tensor) -> Source | None:
+        """The maker of the lazy tensor whose computed value ``tensor`` is: what ``item()`` reads. O(live tensors)."""
+        for ref, memory in self._objects.values():
+            lazy = ref()
+            handle = getattr(lazy, "_handle", None)
+            if lazy is None or handle is None or handle.pending:
+                continue
+            try:
+                found = _core.value(handle) is tensor
+            except LazyTensorError:  # its op failed: it has no value
+                continue
+            if found:
+                return memory.views.get(_geometry(lazy)) or memory.writer
+        return None
 
     def know_slots(self, slots: array[int], until: int) -> None:
         """Makers of lazy values by tape slot, `packed`, 0 for none.

@@ -175,6 +175,14 @@ def test_C6_lazy_tensors_are_captured_too():
     assert graph.nodes[1].outputs[0].device == "remote_accelerator:0"
 
 
+def test_C6_reading_a_lazy_tensor_reads_what_made_it():
+    with capture() as graph:
+        x = torch.ones(3, device="remote_accelerator:0")
+        assert (x.sum() * 2).item() == 6
+    assert [node.op for node in graph.nodes] == [f"aten::{op}" for op in ("ones", "sum", "mul", "_local_scalar_dense")]
+    assert graph.nodes[3].inputs == ((2, 0),)
+
+
 def test_C6_an_error_inside_ends_the_capture():
     with pytest.raises(RuntimeError, match="size"), capture() as graph:
         torch.ones(2) + torch.ones(3)

@@ -192,7 +192,10 @@ def test_C6_text_fits_the_width(graph, odd, width):
     deep = ComputationGraph()
     deep.add_operation("aten::" + "long" * 40, [list(range(100))], outputs=[((10**9,) * 6, F32, "cpu")],
                        module=".".join(f"level{i}" for i in range(9)))
-    for each in (graph, odd, deep):
+    with capture() as made:
+        Model(1)(torch.ones(3, 8)).sum().item()
+    assert "4 more parameters" in made.to_text()
+    for each in (graph, odd, deep, made):
         assert max(map(len, each.to_text(width).splitlines())) <= width
 
 
