@@ -231,7 +231,7 @@ def _as_predicted(out: Any, spec: Any) -> bool:
         code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
         if code is None or code < 0 or not isinstance(item, torch.Tensor):
             continue
-        dtype, size, stride, offset, device = spec[0][code]
+        dtype, size, _stride, offset, device = spec[0][code]
         if item.dtype is not dtype or item.shape != size:
             return False
         spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), offset, device)

@@ -22,7 +22,7 @@ from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
-from .errors import LazyTensorError
+from .errors import LazyTensorError, UnsupportedOperationError
 from .metadata import TensorMetadata
 
 DEVICE_TYPE = "remote_accelerator"
@@ -383,6 +383,9 @@ class _FromPlain(torch.autograd.Function):
 
 def _upload(t: torch.Tensor, index: int) -> Any:
     in_use()
+    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
+        kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
+        raise UnsupportedOperationError(f"[to] {DEVICE_TYPE} holds dense strided tensors, got a {kind} one")
     with ExitStack() as stack:
         intercept.quiet(stack)
         value = t.detach().to(executor().device, copy=True)
