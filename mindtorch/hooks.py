@@ -35,15 +35,16 @@ def enable() -> None:
         return
     _register()
     _torch_device._device_constructors()  # memoized with torch's own functions before their names are replaced
-    for name in (*creation.RECORDED, *creation.EAGER):
-        original = getattr(torch, name, None)
+    named = [(torch, name) for name in (*creation.RECORDED, *creation.EAGER)]
+    for owner, name in (*named, (torch.fft, "fftfreq"), (torch.fft, "rfftfreq")):
+        original = getattr(owner, name, None)
         if original is None:
             continue
         hook = _hooks.CreationHook(original, creation.create)
         functools.update_wrapper(hook, original)
         if id(original) in _script_names():
             _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
-        _patch(torch, name, hook)
+        _patch(owner, name, hook)
     to = _hooks.make_to_hook(_torch_to, _to, torch.dtype, torch.device)
     _patch(torch.Tensor, "to", functools.wraps(_torch_to)(to))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
