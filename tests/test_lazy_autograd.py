@@ -32,7 +32,7 @@ def backward(d: str) -> object:
 
 def backward_twice_accumulates(d: str) -> object:
     x = leaf(d)
-    y = (x ** 3).sum()
+    y = (x**3).sum()
     y.backward(retain_graph=True)
     first = x.grad.clone()
     y.backward()
@@ -80,7 +80,7 @@ def retain_grad(d: str) -> object:
     x = leaf(d)
     y = x * 2
     y.retain_grad()
-    (y ** 2).sum().backward()
+    (y**2).sum().backward()
     return y.grad, x.grad
 
 
@@ -88,13 +88,18 @@ def tensor_hooks(d: str) -> object:
     x = leaf(d)
     y = x * 2
     seen: list[torch.Tensor] = []
-    y.register_hook(lambda g: seen.append(g) or g * 10)
+
+    def times_ten(g: torch.Tensor) -> torch.Tensor:
+        seen.append(g)
+        return g * 10
+
+    y.register_hook(times_ten)
     handle = x.register_hook(lambda g: g + 1)
-    (y ** 2).sum().backward(retain_graph=True)
+    (y**2).sum().backward(retain_graph=True)
     handle.remove()
     post: list[torch.Tensor] = []
     x.register_post_accumulate_grad_hook(lambda t: post.append(t.grad.clone()))
-    (y ** 2).sum().backward()
+    (y**2).sum().backward()
     return seen, x.grad, post
 
 
@@ -115,7 +120,7 @@ class Cube(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         ctx.save_for_backward(x)
         ctx.scale = scale
-        return x ** 3 * scale, x.detach() + 1
+        return x**3 * scale, x.detach() + 1
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor, unused: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
@@ -154,8 +159,19 @@ def custom_function(d: str) -> object:
     return y, z, w, x.grad
 
 
-@pytest.mark.parametrize("use", [torch.relu, torch.neg, lambda y: y * 2, lambda y: 2 - y, lambda y: y @ y.t(),
-                                 lambda y: F.linear(y, y), lambda y: F.softmax(y, -1), torch.sum])
+@pytest.mark.parametrize(
+    "use",
+    [
+        torch.relu,
+        torch.neg,
+        lambda y: y * 2,
+        lambda y: 2 - y,
+        lambda y: y @ y.t(),
+        lambda y: F.linear(y, y),
+        lambda y: F.softmax(y, -1),
+        torch.sum,
+    ],
+)
 def test_L7_ops_on_the_result_of_a_custom_function(use: Callable[[Any], Any], same_as_eager: Same) -> None:
     def program(d: str) -> object:
         x = leaf(d)
@@ -184,13 +200,50 @@ def test_L7_checkpoint(reentrant: bool, same_as_eager: Same) -> None:
 def backward_of_many_ops(d: str) -> object:
     x = leaf(d)
     m = torch.randn(4, 4, device=d, requires_grad=True)
-    outs = [x.softmax(-1), x.logsumexp(0), x.std(), x.var(1), x.norm(), x.cumsum(1), x.prod(), (x + 1).log(), x.abs().sqrt(),
-            x.max(1).values, x.sort(descending=True).values, x.topk(2).values, x.gather(1, torch.ones(3, 1, dtype=torch.int64, device=d)),
-            torch.einsum("ij,kj->ik", x, x), F.gelu(x), F.silu(x), F.layer_norm(x, (4,)), F.pad(x, (1, 1)), torch.where(x > 1, x, -x),
-            torch.linalg.inv(m), torch.linalg.qr(m)[1], torch.linalg.solve(m, x.t()), m.det(), torch.cdist(x, x + 1), x.clamp(0.2, 1),
-            x.roll(1), x.flip(0), x.repeat(2, 2), x.tril(), x.index_select(0, torch.tensor([0, 0], device=d)), x.unfold(1, 2, 1),
-            torch.stack([x, x]), torch.cat([x, x * 2]), F.conv1d(x[None], torch.ones(2, 3, 2, device=d)), x.masked_fill(x > 1, 0),
-            x.expand(2, 3, 4), x.permute(1, 0), x.to(torch.float64), x.lerp(x * 2, 0.3), torch.addcmul(x, x, x), x.atan2(x + 1), x[x > 0.5]]
+    outs = [
+        x.softmax(-1),
+        x.logsumexp(0),
+        x.std(),
+        x.var(1),
+        x.norm(),
+        x.cumsum(1),
+        x.prod(),
+        (x + 1).log(),
+        x.abs().sqrt(),
+        x.max(1).values,
+        x.sort(descending=True).values,
+        x.topk(2).values,
+        x.gather(1, torch.ones(3, 1, dtype=torch.int64, device=d)),
+        torch.einsum("ij,kj->ik", x, x),
+        F.gelu(x),
+        F.silu(x),
+        F.layer_norm(x, (4,)),
+        F.pad(x, (1, 1)),
+        torch.where(x > 1, x, -x),
+        torch.linalg.inv(m),
+        torch.linalg.qr(m)[1],
+        torch.linalg.solve(m, x.t()),
+        m.det(),
+        torch.cdist(x, x + 1),
+        x.clamp(0.2, 1),
+        x.roll(1),
+        x.flip(0),
+        x.repeat(2, 2),
+        x.tril(),
+        x.index_select(0, torch.tensor([0, 0], device=d)),
+        x.unfold(1, 2, 1),
+        torch.stack([x, x]),
+        torch.cat([x, x * 2]),
+        F.conv1d(x[None], torch.ones(2, 3, 2, device=d)),
+        x.masked_fill(x > 1, 0),
+        x.expand(2, 3, 4),
+        x.permute(1, 0),
+        x.to(torch.float64),
+        x.lerp(x * 2, 0.3),
+        torch.addcmul(x, x, x),
+        x.atan2(x + 1),
+        x[x > 0.5],
+    ]
     total = sum((o.double() ** 2).sum() for o in outs)
     total.backward()
     return outs, total, x.grad, m.grad
@@ -199,7 +252,12 @@ def backward_of_many_ops(d: str) -> object:
 def anomaly_free_saved_hooks(d: str) -> object:
     x = leaf(d)
     packed: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t * 1, lambda t: t):
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        packed.append(1)
+        return t * 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         y = (x.exp() * x).sum()
     y.backward()
     return x.grad, len(packed)
@@ -271,10 +329,29 @@ def forward_mode(d: str) -> object:
         return out.primal, out.tangent
 
 
-PROGRAMS = [backward, backward_twice_accumulates, backward_with_a_gradient, backward_inputs, grad_function, grad_of_unused,
-            gradient_through_views_and_writes, retain_grad, tensor_hooks, module_hooks, custom_function, backward_of_many_ops,
-            anomaly_free_saved_hooks, save_on_cpu, crossing_devices_once, crossing_devices, becomes_a_leaf_later, zero_grad_and_none, detach_in_the_middle,
-            double_use_of_leaf_views, forward_mode]
+PROGRAMS = [
+    backward,
+    backward_twice_accumulates,
+    backward_with_a_gradient,
+    backward_inputs,
+    grad_function,
+    grad_of_unused,
+    gradient_through_views_and_writes,
+    retain_grad,
+    tensor_hooks,
+    module_hooks,
+    custom_function,
+    backward_of_many_ops,
+    anomaly_free_saved_hooks,
+    save_on_cpu,
+    crossing_devices_once,
+    crossing_devices,
+    becomes_a_leaf_later,
+    zero_grad_and_none,
+    detach_in_the_middle,
+    double_use_of_leaf_views,
+    forward_mode,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
@@ -324,7 +401,16 @@ def test_L7_autograd_errors_are_eagers() -> None:
     def grad_shape(d: str) -> None:
         leaf(d).exp().backward(torch.ones(2, device=d))
 
-    for program in (modified, modified_view, leaf_in_place, leaf_view_in_place, freed, not_scalar, no_graph, grad_shape):
+    for program in (
+        modified,
+        modified_view,
+        leaf_in_place,
+        leaf_view_in_place,
+        freed,
+        not_scalar,
+        no_graph,
+        grad_shape,
+    ):
         with pytest.raises(RuntimeError) as eager:
             program("cpu")
         with pytest.raises(RuntimeError) as lazy:
@@ -389,7 +475,13 @@ def test_L7_optimizers(name: str, clip: str, same_as_eager: Same) -> None:
             return loss
 
         losses = [optimizer.step(closure).detach() for _ in range(3) if schedule.step() is None]
-        return losses, norms, dict(model.named_parameters()), dict(model.named_buffers()), [p.grad for p in model.parameters()]
+        return (
+            losses,
+            norms,
+            dict(model.named_parameters()),
+            dict(model.named_buffers()),
+            [p.grad for p in model.parameters()],
+        )
 
     same_as_eager(program)
 
@@ -439,13 +531,22 @@ def test_L7_moving_keeps_identity_ties_and_optimizers(same_bits: Same) -> None:
     assert type(model[0].weight) is nn.Parameter
 
 
-@pytest.mark.parametrize("how", ["to_string", "to_device", "to_kw", "to_tensor", "to_dtype", "half", "float", "to_empty", "shared"])
+@pytest.mark.parametrize(
+    "how", ["to_string", "to_device", "to_kw", "to_tensor", "to_dtype", "half", "float", "to_empty", "shared"]
+)
 def test_L7_ways_to_move_and_cast(how: str) -> None:
     m = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    {"to_string": lambda: m.to(LAZY), "to_device": lambda: m.to(torch.device(LAZY)), "to_kw": lambda: m.to(device=LAZY),
-     "to_tensor": lambda: m.to(torch.ones(1, device=LAZY)), "to_dtype": lambda: m.to(LAZY, torch.float64),
-     "half": lambda: m.to(LAZY).to(torch.bfloat16), "float": lambda: m.to(LAZY).double(),
-     "to_empty": lambda: m.to_empty(device=LAZY), "shared": lambda: m.to(LAZY).to(LAZY)}[how]()
+    {
+        "to_string": lambda: m.to(LAZY),
+        "to_device": lambda: m.to(torch.device(LAZY)),
+        "to_kw": lambda: m.to(device=LAZY),
+        "to_tensor": lambda: m.to(torch.ones(1, device=LAZY)),
+        "to_dtype": lambda: m.to(LAZY, torch.float64),
+        "half": lambda: m.to(LAZY).to(torch.bfloat16),
+        "float": lambda: m.to(LAZY).double(),
+        "to_empty": lambda: m.to_empty(device=LAZY),
+        "shared": lambda: m.to(LAZY).to(LAZY),
+    }[how]()
     dtype = {"to_dtype": torch.float64, "half": torch.bfloat16, "float": torch.float64}.get(how, torch.float32)
     assert all(isinstance(t, mindtorch.LazyTensor) for t in m.state_dict().values())
     assert all(p.dtype == dtype and isinstance(p, nn.Parameter) and p.is_leaf for p in m.parameters())

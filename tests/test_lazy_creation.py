@@ -175,7 +175,9 @@ def float64_default() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("float64_default")
-@pytest.mark.parametrize("name", ["randn", "zeros", "full_float", "linspace", "tensor", "normal", "arange_float", "eye"])
+@pytest.mark.parametrize(
+    "name", ["randn", "zeros", "full_float", "linspace", "tensor", "normal", "arange_float", "eye"]
+)
 def test_L2_default_dtype_is_read_when_the_call_is_made(name: str, same_bits: Callable[..., None]) -> None:
     expected, got = draw(CREATIONS[name], "cpu"), draw(CREATIONS[name], LAZY)
     torch.set_default_dtype(torch.float32)
@@ -201,8 +203,16 @@ def test_L2_default_dtype_changes_between_recording_and_running() -> None:
 def test_L2_device_context(spelling: str) -> None:
     device = torch.device(SPELLINGS[spelling])
     with device:
-        tensors = [torch.randn(2), torch.zeros(2), torch.tensor([1.0]), torch.arange(3), torch.as_tensor([1]),
-                   torch.nn.Linear(2, 2).weight, torch.empty(2), torch.eye(2)]
+        tensors = [
+            torch.randn(2),
+            torch.zeros(2),
+            torch.tensor([1.0]),
+            torch.arange(3),
+            torch.as_tensor([1]),
+            torch.nn.Linear(2, 2).weight,
+            torch.empty(2),
+            torch.eye(2),
+        ]
         on_cpu = torch.zeros(2, device="cpu")
     assert [str(t.device) for t in tensors] == [str(device)] * len(tensors)
     assert type(on_cpu) is torch.Tensor and on_cpu.device.type == "cpu"
@@ -228,8 +238,13 @@ def test_L2_set_default_device() -> None:
 def test_L2_module_made_in_a_device_context_equals_the_cpus(same_bits: Callable[..., None]) -> None:
     def build() -> torch.nn.Module:
         torch.manual_seed(5)
-        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Conv1d(1, 2, 3), torch.nn.LSTM(3, 4),
-                                   torch.nn.Embedding(5, 3), torch.nn.BatchNorm1d(4))
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 8),
+            torch.nn.Conv1d(1, 2, 3),
+            torch.nn.LSTM(3, 4),
+            torch.nn.Embedding(5, 3),
+            torch.nn.BatchNorm1d(4),
+        )
 
     eager = build()
     with torch.device(LAZY):
@@ -240,10 +255,15 @@ def test_L2_module_made_in_a_device_context_equals_the_cpus(same_bits: Callable[
 
 
 def test_L2_bad_calls_fail_as_on_the_cpu() -> None:
-    for bad in (lambda d: torch.zeros(-1, device=d), lambda d: torch.randint(5, 1, (2,), device=d),
-                lambda d: torch.zeros("x", device=d), lambda d: torch.arange(0, 5, -1, device=d),
-                lambda d: torch.tensor([[1], [1, 2]], device=d), lambda d: torch.zeros(2, dtype="x", device=d),
-                lambda d: torch.empty_strided((2,), (1, 2), device=d)):
+    for bad in (
+        lambda d: torch.zeros(-1, device=d),
+        lambda d: torch.randint(5, 1, (2,), device=d),
+        lambda d: torch.zeros("x", device=d),
+        lambda d: torch.arange(0, 5, -1, device=d),
+        lambda d: torch.tensor([[1], [1, 2]], device=d),
+        lambda d: torch.zeros(2, dtype="x", device=d),
+        lambda d: torch.empty_strided((2,), (1, 2), device=d),
+    ):
         with pytest.raises(Exception) as eager:
             bad("cpu")
         with pytest.raises(type(eager.value)):

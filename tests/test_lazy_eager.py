@@ -228,11 +228,33 @@ def inplace_chain_of_names(d: str) -> object:
     return names[0], names[-1], x.detach_()
 
 
-WRITES = [write_base_read_view, write_view_read_base, write_view_of_view, old_value_kept, view_read_between_writes,
-          clone_then_write, data_assignment, data_of_a_parameter, data_with_another_shape, out_argument, out_is_resized,
-          out_of_several, in_place_family, in_place_view_ops, resize_and_set, overlapping_copy, expand_and_write,
-          unsafe_views, as_strided_write, view_dtype, complex_views, write_dead_view, write_after_reader_died,
-          detach_shares, inplace_chain_of_names]
+WRITES = [
+    write_base_read_view,
+    write_view_read_base,
+    write_view_of_view,
+    old_value_kept,
+    view_read_between_writes,
+    clone_then_write,
+    data_assignment,
+    data_of_a_parameter,
+    data_with_another_shape,
+    out_argument,
+    out_is_resized,
+    out_of_several,
+    in_place_family,
+    in_place_view_ops,
+    resize_and_set,
+    overlapping_copy,
+    expand_and_write,
+    unsafe_views,
+    as_strided_write,
+    view_dtype,
+    complex_views,
+    write_dead_view,
+    write_after_reader_died,
+    detach_shares,
+    inplace_chain_of_names,
+]
 
 
 @pytest.mark.parametrize("program", WRITES, ids=lambda p: p.__name__)
@@ -257,29 +279,63 @@ def test_L7_writes_in_inference_mode(program: Callable[[str], object], same_as_e
 # ---- random numbers --------------------------------------------------------------------------------------------------
 def dropouts(d: str) -> object:
     x = torch.ones(50, device=d)
-    return (F.dropout(x, 0.5), F.dropout(x, 0.3, training=False), F.alpha_dropout(x, 0.5, training=True),
-            F.dropout1d(torch.ones(4, 5, 6, device=d)), F.feature_alpha_dropout(torch.ones(4, 5, 6, device=d), training=True))
+    return (
+        F.dropout(x, 0.5),
+        F.dropout(x, 0.3, training=False),
+        F.alpha_dropout(x, 0.5, training=True),
+        F.dropout1d(torch.ones(4, 5, 6, device=d)),
+        F.feature_alpha_dropout(torch.ones(4, 5, 6, device=d), training=True),
+    )
 
 
 def in_place_draws(d: str) -> object:
     x = torch.empty(20, device=d)
-    return (x.normal_().clone(), x.uniform_().clone(), x.exponential_().clone(), x.bernoulli_(0.3).clone(),
-            x.random_(10).clone(), x.cauchy_().clone(), x.geometric_(0.5).clone(), x.log_normal_().clone())
+    return (
+        x.normal_().clone(),
+        x.uniform_().clone(),
+        x.exponential_().clone(),
+        x.bernoulli_(0.3).clone(),
+        x.random_(10).clone(),
+        x.cauchy_().clone(),
+        x.geometric_(0.5).clone(),
+        x.log_normal_().clone(),
+    )
 
 
 def drawing_functions(d: str) -> object:
     w = torch.ones(6, device=d)
-    return (torch.bernoulli(w / 2), torch.multinomial(w, 3), torch.multinomial(w, 9, replacement=True),
-            torch.poisson(w * 3), torch.normal(w, 2.0), torch.rand_like(w), torch.randn_like(w), torch.randint_like(w, 9),
-            torch.randperm(6, device=d), F.gumbel_softmax(w), torch.rrelu(w - 2, training=True),
-            F.rrelu(w - 2, training=True), torch.distributions.Normal(w, w).sample(),
-            torch.distributions.Categorical(probs=w / 6).sample((4,)))
+    return (
+        torch.bernoulli(w / 2),
+        torch.multinomial(w, 3),
+        torch.multinomial(w, 9, replacement=True),
+        torch.poisson(w * 3),
+        torch.normal(w, 2.0),
+        torch.rand_like(w),
+        torch.randn_like(w),
+        torch.randint_like(w, 9),
+        torch.randperm(6, device=d),
+        F.gumbel_softmax(w),
+        torch.rrelu(w - 2, training=True),
+        F.rrelu(w - 2, training=True),
+        torch.distributions.Normal(w, w).sample(),
+        torch.distributions.Categorical(probs=w / 6).sample((4,)),
+    )
 
 
 def initializers(d: str) -> object:
     out = [torch.empty(4, 6, device=d) for _ in range(7)]
-    for t, init in zip(out, (nn.init.xavier_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.normal_,
-                             nn.init.trunc_normal_, nn.init.uniform_, nn.init.constant_)):
+    for t, init in zip(
+        out,
+        (
+            nn.init.xavier_uniform_,
+            nn.init.kaiming_normal_,
+            nn.init.orthogonal_,
+            nn.init.normal_,
+            nn.init.trunc_normal_,
+            nn.init.uniform_,
+            nn.init.constant_,
+        ),
+    ):
         init(t, 0.5) if init is nn.init.constant_ else init(t)
     return out
 
@@ -321,9 +377,21 @@ def attention_dropout(d: str) -> object:
     return F.scaled_dot_product_attention(q, q, q, dropout_p=0.3), nn.functional.dropout(q)
 
 
-@pytest.mark.parametrize("program", [dropouts, in_place_draws, drawing_functions, initializers, seeds_in_the_middle,
-                                     draws_read_out_of_order, dead_draws_still_count, dropout_with_gradient,
-                                     attention_dropout], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [
+        dropouts,
+        in_place_draws,
+        drawing_functions,
+        initializers,
+        seeds_in_the_middle,
+        draws_read_out_of_order,
+        dead_draws_still_count,
+        dropout_with_gradient,
+        attention_dropout,
+    ],
+    ids=lambda p: p.__name__,
+)
 def test_L7_random_numbers(program: Callable[[str], object], same_as_eager: Same) -> None:
     same_as_eager(program)
 
@@ -344,6 +412,26 @@ def test_L7_the_device_has_its_own_generator(same_bits: Same) -> None:
         same_bits(got, expected)
 
 
+def test_L7_functions_that_draw_inside_use_the_devices_generator(same_bits: Same) -> None:
+    x = torch.randn(2, 4, 9, 9)
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda t: F.fractional_max_pool2d(t, 2, 4),
+        lambda t: F.fractional_max_pool3d(t[None], 2, 3),
+        lambda t: F.gumbel_softmax(t),
+        lambda t: F.dropout2d(t),
+        lambda t: F.rrelu(t, training=True),
+    ]
+    for call in calls:
+        torch.manual_seed(1)
+        expected = call(x)
+        torch.manual_seed(1)
+        torch.randn(5)  # the CPU's generator is elsewhere
+        state = torch.get_rng_state()
+        got = call(x.to(LAZY))
+        same_bits(got, expected)
+        assert torch.equal(torch.get_rng_state(), state), "the CPU's generator moved"
+
+
 def test_L7_a_segment_that_runs_later_draws_the_same(same_bits: Same) -> None:
     torch.manual_seed(2)
     pending = torch.randn(4, device=LAZY)
@@ -356,8 +444,13 @@ def test_L7_a_segment_that_runs_later_draws_the_same(same_bits: Same) -> None:
 
 def test_L7_an_eager_fallback_draws_in_program_order(same_bits: Same) -> None:
     torch.manual_seed(3)
-    expected = [torch.randn(3), torch.multinomial(torch.ones(5), 2), torch.randn(3),
-                torch.randn(2, generator=None), torch.rand(2)]
+    expected = [
+        torch.randn(3),
+        torch.multinomial(torch.ones(5), 2),
+        torch.randn(3),
+        torch.randn(2, generator=None),
+        torch.rand(2),
+    ]
     torch.manual_seed(3)
     got = [torch.randn(3, device=LAZY), torch.multinomial(torch.ones(5, device=LAZY), 2), torch.randn(3, device=LAZY)]
     packed = torch.nonzero(got[0])
@@ -383,26 +476,58 @@ def other_norms(d: str) -> object:
     x = torch.randn(4, 6, 5, 5).to(d)
     i = nn.InstanceNorm2d(6, affine=True, track_running_stats=True).to(d)
     s = nn.utils.spectral_norm(nn.Linear(5, 5)).to(d)
-    return (i(x), i.running_mean, nn.GroupNorm(3, 6).to(d)(x), nn.LocalResponseNorm(2)(x), F.normalize(x),
-            nn.RMSNorm(5).to(d)(x), s(x), s.weight_u)
+    return (
+        i(x),
+        i.running_mean,
+        nn.GroupNorm(3, 6).to(d)(x),
+        nn.LocalResponseNorm(2)(x),
+        F.normalize(x),
+        nn.RMSNorm(5).to(d)(x),
+        s(x),
+        s.weight_u,
+    )
 
 
 def losses(d: str) -> object:
     x, y = torch.randn(5, 7, device=d), torch.arange(5, device=d)
     p, q = torch.sigmoid(x), torch.rand(5, 7, device=d)
-    return (F.cross_entropy(x, y, label_smoothing=0.1), F.nll_loss(F.log_softmax(x, -1), y), F.mse_loss(x, q),
-            F.l1_loss(x, q), F.smooth_l1_loss(x, q), F.huber_loss(x, q), F.binary_cross_entropy(p, q),
-            F.binary_cross_entropy_with_logits(x, q), F.kl_div(F.log_softmax(x, -1), q), F.cosine_similarity(x, q),
-            F.cross_entropy(x, y, ignore_index=2, reduction="none"),
-            F.ctc_loss(F.log_softmax(torch.randn(9, 2, 4, device=d), -1), torch.tensor([[1, 2], [1, 3]], device=d),
-                       torch.tensor([9, 9]), torch.tensor([2, 2])))
+    return (
+        F.cross_entropy(x, y, label_smoothing=0.1),
+        F.nll_loss(F.log_softmax(x, -1), y),
+        F.mse_loss(x, q),
+        F.l1_loss(x, q),
+        F.smooth_l1_loss(x, q),
+        F.huber_loss(x, q),
+        F.binary_cross_entropy(p, q),
+        F.binary_cross_entropy_with_logits(x, q),
+        F.kl_div(F.log_softmax(x, -1), q),
+        F.cosine_similarity(x, q),
+        F.cross_entropy(x, y, ignore_index=2, reduction="none"),
+        F.ctc_loss(
+            F.log_softmax(torch.randn(9, 2, 4, device=d), -1),
+            torch.tensor([[1, 2], [1, 3]], device=d),
+            torch.tensor([9, 9]),
+            torch.tensor([2, 2]),
+        ),
+    )
 
 
 def recurrent(d: str) -> object:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4).to(d)
-    out = [m.to(d)(x) for m in (nn.LSTM(4, 6), nn.GRU(4, 6, 2, bidirectional=True), nn.RNN(4, 6),
-                                nn.LSTM(4, 6, proj_size=2), nn.LSTM(4, 6, 2, dropout=0.5))]
+    kinds = [
+        m.to(d)
+        for m in (
+            nn.LSTM(4, 6),
+            nn.GRU(4, 6, 2, bidirectional=True),
+            nn.RNN(4, 6),
+            nn.LSTM(4, 6, proj_size=2),
+            nn.LSTM(4, 6, 2, dropout=0.5),
+        )
+    ]
+    torch.manual_seed(1)  # initial weights come from the CPU's generator, dropout from the device's
+    out = [m(x) for m in kinds]
+    torch.manual_seed(2)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3, 2, 1, 1]))
     unpacked, lengths = nn.utils.rnn.pad_packed_sequence(nn.LSTM(4, 6).to(d)(packed)[0])
     return out, unpacked, lengths, nn.LSTMCell(4, 6).to(d)(x[0]), nn.GRUCell(4, 6).to(d)(x[0])
@@ -411,12 +536,28 @@ def recurrent(d: str) -> object:
 def convolutions(d: str) -> object:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 9, 9).to(d)
-    return ([m.to(d)(x) for m in (
-        nn.Conv2d(4, 6, 3), nn.Conv2d(4, 8, 3, stride=2, groups=2, padding="valid"), nn.ConvTranspose2d(4, 3, 3, 2),
-        nn.MaxPool2d(2), nn.AvgPool2d(3), nn.AdaptiveMaxPool2d(3), nn.Upsample(scale_factor=2, mode="bilinear"),
-        nn.PixelShuffle(2), nn.ReflectionPad2d(1), nn.Unfold(3), nn.LPPool2d(2, 3), nn.FractionalMaxPool2d(2, 4))],
-        nn.MaxPool2d(2, return_indices=True)(x), F.grid_sample(x, torch.zeros(2, 3, 3, 2, device=d), align_corners=False),
-        F.interpolate(x, size=5), x.to(memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last))
+    return (
+        [
+            m.to(d)(x)
+            for m in (
+                nn.Conv2d(4, 6, 3),
+                nn.Conv2d(4, 8, 3, stride=2, groups=2, padding="valid"),
+                nn.ConvTranspose2d(4, 3, 3, 2),
+                nn.MaxPool2d(2),
+                nn.AvgPool2d(3),
+                nn.AdaptiveMaxPool2d(3),
+                nn.Upsample(scale_factor=2, mode="bilinear"),
+                nn.PixelShuffle(2),
+                nn.ReflectionPad2d(1),
+                nn.Unfold(3),
+                nn.LPPool2d(2, 3),
+            )
+        ],
+        nn.MaxPool2d(2, return_indices=True)(x),
+        F.grid_sample(x, torch.zeros(2, 3, 3, 2, device=d), align_corners=False),
+        F.interpolate(x, size=5),
+        x.to(memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last),
+    )
 
 
 def embeddings(d: str) -> object:
@@ -432,14 +573,22 @@ def attention(d: str) -> object:
     m = nn.MultiheadAttention(8, 2, batch_first=True).to(d)
     mask = nn.Transformer.generate_square_subsequent_mask(5, device=d)
     t = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True).to(d)
-    return (m(x, x, x), m(x, x, x, attn_mask=mask, need_weights=False), t(x, x, tgt_mask=mask),
-            F.scaled_dot_product_attention(x, x, x, is_causal=True), nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).to(d).eval()(
-                    x, src_key_padding_mask=torch.tensor([[False] * 5, [False] * 3 + [True] * 2]).to(d)))
+    return (
+        m(x, x, x),
+        m(x, x, x, attn_mask=mask, need_weights=False),
+        t(x, x, tgt_mask=mask),
+        F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        .to(d)
+        .eval()(x, src_key_padding_mask=torch.tensor([[False] * 5, [False] * 3 + [True] * 2]).to(d)),
+    )
 
 
-@pytest.mark.parametrize("program", [batch_norm_statistics, other_norms, losses, recurrent, convolutions, embeddings,
-                                     attention], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [batch_norm_statistics, other_norms, losses, recurrent, convolutions, embeddings, attention],
+    ids=lambda p: p.__name__,
+)
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
 def test_L7_modules(program: Callable[[str], object], mode: str, same_as_eager: Same) -> None:
     context = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[mode]
@@ -497,9 +646,14 @@ def test_L7_func_transforms(same_as_eager: Same) -> None:
     def program(d: str) -> object:
         w, x = torch.randn(3, 4, device=d), torch.randn(5, 4, device=d)
         loss = lambda w, x: (w @ x).sin().sum()  # noqa: E731
-        return (torch.func.grad(loss)(w, x[0]), torch.func.vmap(lambda v: w @ v)(x),
-                torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x), torch.func.jacrev(lambda v: w @ v * v.sum())(x[0]),
-                torch.func.hessian(lambda v: (v ** 3).sum())(x[0]), torch.func.jvp(torch.sin, (x,), (x,)))
+        return (
+            torch.func.grad(loss)(w, x[0]),
+            torch.func.vmap(lambda v: w @ v)(x),
+            torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x),
+            torch.func.jacrev(lambda v: w @ v * v.sum())(x[0]),
+            torch.func.hessian(lambda v: (v**3).sum())(x[0]),
+            torch.func.jvp(torch.sin, (x,), (x,)),
+        )
 
     same_as_eager(program)
 

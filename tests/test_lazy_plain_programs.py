@@ -17,13 +17,25 @@ from torch.utils import _device as torch_device_module
 import mindtorch
 
 LAZY = "remote_accelerator:0"
-PATCHED_OWNERS = (torch, torch.Tensor, torch.nn.Module, torch.random, torch.overrides, torch_device_module.DeviceContext)
+PATCHED_OWNERS = (
+    torch,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.random,
+    torch.overrides,
+    torch_device_module.DeviceContext,
+)
 
 
 def run(code: str, **environment: str) -> str:
     """What ``python -c code`` prints, in a fresh process; fails with its traceback when it fails."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -169,8 +181,9 @@ def test_L1_every_patched_attribute_is_torchs_own_after_disable() -> None:
         print([sorted(set(b) - set(a)) for a, b in zip(before, after)])
     """
     # What torch itself adds when a device is registered, and nothing else.
-    assert run(code) == ("[['remote_accelerator'], ['is_remote_accelerator', 'remote_accelerator'], "
-                         "['remote_accelerator'], [], [], []]")
+    assert run(code) == (
+        "[['remote_accelerator'], ['is_remote_accelerator', 'remote_accelerator'], ['remote_accelerator'], [], [], []]"
+    )
 
 
 def test_L1_lazy_tensors_outlive_disable() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -29,7 +30,7 @@ def lazy(*values: float) -> torch.Tensor:
     return out
 
 
-def triggered(reason: str, action: Callable[[], object]) -> object:
+def triggered(reason: str, action: Callable[[], Any]) -> Any:
     """Runs ``action``; it must run one segment, and for this reason."""
     mindtorch.reset_stats()
     result = action()
@@ -323,15 +324,25 @@ def test_L6_a_limit_on_pending_ops_runs_them() -> None:
         assert mindtorch.stats()["ops_executed"] == 60001
         print("ok")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "GENIE_MAX_PENDING_OPS": "20000"})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GENIE_MAX_PENDING_OPS": "20000"},
+    )
     assert done.stdout == "ok\n", done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", ""])
 def test_L6_a_bad_limit_is_refused_by_name(value: str) -> None:
-    done = subprocess.run([sys.executable, "-c", "import mindtorch"], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "GENIE_MAX_PENDING_OPS": value})
+    done = subprocess.run(
+        [sys.executable, "-c", "import mindtorch"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GENIE_MAX_PENDING_OPS": value},
+    )
     assert done.returncode != 0 and "GENIE_MAX_PENDING_OPS: expected a positive number" in done.stderr
 
 
@@ -413,8 +424,13 @@ def test_L7_deepcopy_and_copy(same_bits: Callable[..., None]) -> None:
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -452,19 +468,23 @@ def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks() -> Non
                 randint(3, (2,), device=d), randperm(3, device=d), empty_strided((2,), (1,), device=d),
                 arange(1, 5, 2, device=d), zeros(2, device=d, dtype=torch.int64), ones(1, device=d, requires_grad=True)]
         assert all(isinstance(t, mindtorch.LazyTensor) for t in made)
-        print(made[3].tolist(), made[4].tolist(), made[3].dtype, made[11].tolist(), made[12].dtype, made[13].requires_grad)
+        print(made[3].tolist(), made[4].tolist(), made[3].dtype,
+              made[11].tolist(), made[12].dtype, made[13].requires_grad)
     """
-    assert run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout == (
-        "[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n")
+    assert run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout == ("[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n")
 
 
 def test_L11_every_variable_is_in_the_readme(root) -> None:  # type: ignore[no-untyped-def]
     import re
 
     text = (root / "README.md").read_text()
-    used = {name for path in (root / "mindtorch").rglob("*.py")
-            for name in re.findall(r"environ(?:\.get)?[\[(]\"(GENIE_\w+)\"|_flag\(\"(GENIE_\w+)\"", path.read_text())
-            for name in name if name}
+    used = {
+        name
+        for path in (root / "mindtorch").rglob("*.py")
+        for name in re.findall(r"environ(?:\.get)?[\[(]\"(GENIE_\w+)\"|_flag\(\"(GENIE_\w+)\"", path.read_text())
+        for name in name
+        if name
+    }
     assert used and not sorted(name for name in used if name not in text)
 
 

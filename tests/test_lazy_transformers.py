@@ -1,4 +1,4 @@
-"""Stock transformers models with random weights, lazily and eagerly (SPEC L7): outputs, tokens and gradients in every bit."""
+"""Stock transformers models with random weights, lazily and eagerly (SPEC L7): the same in every bit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ SMALL: dict[str, Any] = dict(hidden_size=32, intermediate_size=64, num_hidden_la
 
 
 def llama() -> tuple[Any, dict[str, torch.Tensor]]:
-    config = transformers.LlamaConfig(vocab_size=99, num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, **SMALL)
+    config = transformers.LlamaConfig(
+        vocab_size=99, num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, **SMALL
+    )
     return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(1, 99, (2, 7))}
 
 
 def gpt2() -> tuple[Any, dict[str, torch.Tensor]]:
-    config = transformers.GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, pad_token_id=0,
-                                     bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(
+        vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
     ids = torch.randint(1, 99, (2, 7))
     return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -35,10 +38,21 @@ def bert() -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def t5() -> tuple[Any, dict[str, torch.Tensor]]:
-    config = transformers.T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-                                   decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+    config = transformers.T5Config(
+        vocab_size=99,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
     return transformers.T5ForConditionalGeneration(config), {
-        "input_ids": torch.randint(2, 99, (2, 7)), "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3])}
+        "input_ids": torch.randint(2, 99, (2, 7)),
+        "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3]),
+    }
 
 
 def vit() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -84,8 +98,11 @@ def test_L7_generate(name: str, sample: bool, same_bits: Callable[..., None]) ->
 
 def test_L7_beam_search(same_bits: Callable[..., None]) -> None:
     eager, lazy, inputs, lazy_inputs = pair("llama")
-    same_bits(lazy.eval().generate(**lazy_inputs, max_new_tokens=4, num_beams=3),
-              eager.eval().generate(**inputs, max_new_tokens=4, num_beams=3), "tokens")
+    same_bits(
+        lazy.eval().generate(**lazy_inputs, max_new_tokens=4, num_beams=3),
+        eager.eval().generate(**inputs, max_new_tokens=4, num_beams=3),
+        "tokens",
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])

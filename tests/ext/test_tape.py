@@ -25,7 +25,8 @@ def test_S5_a_fresh_tape_is_empty() -> None:
     t = tape.Tape(intern.Interner(torch.Size))
     counters = t.counters()
     assert {k: counters[k] for k in ("recorded", "pending", "executed", "dropped", "values")} == dict.fromkeys(
-        ("recorded", "pending", "executed", "dropped", "values"), 0)
+        ("recorded", "pending", "executed", "dropped", "values"), 0
+    )
     assert counters["record_bytes"] <= 64 and counters["bytes_held"] > 0
     assert t.pending_seqs() == []
     with pytest.raises(KeyError, match="record 5"):
@@ -41,7 +42,7 @@ def test_S5_unknown_metadata_is_refused() -> None:
     interner = intern.Interner(torch.Size)
     assert interner.counts() == (0, 0)
     for bad in (0, 1, 1000):
-        with pytest.raises((IndexError, OverflowError), match="expected an id|"):
+        with pytest.raises(IndexError, match="expected an id"):
             interner.meta(bad)
 
 
@@ -105,7 +106,7 @@ def test_S5_chunks_are_reused_around_a_survivor() -> None:
     """One old pending record must not keep the memory of everything recorded after it."""
     old = torch.ones(2, device=LAZY) + 1
     before = main.counters()["bytes_held"]
-    for i in range(100_000):
+    for _ in range(100_000):
         torch.ones(2, device=LAZY) * 2
     assert main.counters()["bytes_held"] <= before + 200_000
     assert old.tolist() == [2.0, 2.0]
