@@ -23,6 +23,9 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
     PyObject* METHOD_WRAPPER "(PyObject*)&_PyMethodWrapper_Type"
 
+cdef enum:
+    MAX_DRAWS = 2048
+
 cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
@@ -210,6 +213,10 @@ cdef object _finish(uint32_t sid):
 
 
 cdef int _limit() except -1:
+    if tape.waiting_draws > MAX_DRAWS and tape.on_draws is not None:
+        # The generator must advance even if nobody reads the numbers: draw them now, so that they don't pile up.
+        tape.waiting_draws = 0
+        tape.on_draws()
     if tape.n_pending >= tape.max_pending and tape.on_limit is not None:
         tape.on_limit()
         tape.rearm()
@@ -270,6 +277,8 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         out = info.handler(args, {} if kwargs is None else kwargs)
         if out is not NotImplemented:
             return out
+    elif info.writes:
+        mixed_devices(info, args, kwargs)      # in place: below Python, CPU operands are not told apart
     # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
     return below(func, types, args, kwargs) if kwargs else below(func, types, args)
 

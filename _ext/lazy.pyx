@@ -217,6 +217,11 @@ def segment_all():
     return plan_segment(tape, NULL, 0, NULL, 0)
 
 
+def sweep():
+    """Drop every pending record whose effect nobody can see."""
+    tape.sweep()
+
+
 def rng_segment():
     """The Segment of all pending random draws (before a draw or a seed that happens off the tape)."""
     cdef uint32_t rng = tape.rng
@@ -256,13 +261,19 @@ def sig_info(uint32_t sig):
 def call_template(uint32_t sig, tuple inputs, device=None):
     """(args, kwargs) of call `sig` with `inputs` in its holes."""
     cdef SigS* s = tape.interner.sigs[sig]
-    cdef PyObject* ptrs[256]
+    cdef PyObject** ptrs
     cdef Py_ssize_t k
-    if len(inputs) != s.n_in or s.n_in > 256:
-        raise ValueError(f"[{(<OpInfo>s.info).name}] expected {s.n_in} inputs (at most 256), got {len(inputs)}")
-    for k in range(<Py_ssize_t>s.n_in):
-        ptrs[k] = <PyObject*>PyTuple_GET_ITEM(inputs, k)
-    return decode_call(s, ptrs, device)
+    if len(inputs) != s.n_in:
+        raise ValueError(f"[{(<OpInfo>s.info).name}] expected {s.n_in} inputs, got {len(inputs)}")
+    ptrs = <PyObject**>calloc(s.n_in + 1, sizeof(PyObject*))
+    if not ptrs:
+        raise MemoryError()
+    try:
+        for k in range(<Py_ssize_t>s.n_in):
+            ptrs[k] = <PyObject*>PyTuple_GET_ITEM(inputs, k)
+        return decode_call(s, ptrs, device)
+    finally:
+        free(ptrs)
 
 
 def producer(Handle h):

@@ -281,6 +281,7 @@ cdef class Segment:
             free(big.data)
             self._give_back()
             tape._advance_head()
+            tape.rearm()
 
     cdef int _store(self, uint64_t seq, Record* r, SigS* s, object result, object verify) except -1:
         cdef uint32_t* outs = rec_outs(r, s)

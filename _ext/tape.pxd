@@ -47,6 +47,8 @@ cdef class Tape:
     cdef bint busy
     cdef readonly bint retain    # keep records and slots after their death (graph captures)
     cdef public object on_limit  # called with no arguments when max_pending is reached
+    cdef public object on_draws  # called with no arguments when many random draws wait
+    cdef size_t waiting_draws    # draws that the last sweep met
 
     cdef Slot* slot(self, uint32_t i) noexcept
     cdef uint32_t new_slot(self) except 0

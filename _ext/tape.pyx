@@ -509,8 +509,12 @@ cdef class Tape:
         keep.n = keep.cap = 0
         try:
             self.plan(NULL, 0, NULL, 0, &keep)
+            self.waiting_draws = 0
             for k in range(keep.n):
-                self.record(keep.data[k]).flags |= REC_NEEDED
+                r = self.record(keep.data[k])
+                r.flags |= REC_NEEDED
+                if self.interner.sigs[r.sig].flags & SIG_RANDOM:
+                    self.waiting_draws += 1
             seq = self.head
             self.busy = True       # collect deaths; release them when the scan is over
             while seq < self.tail:

@@ -53,7 +53,10 @@ def describe(func: Any, dispatch: bool) -> Any:
     if not dispatch and name is not None and _can_record_whole(func, name):
         guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
         return _intern.OpInfo(func, name, _intern.RECORD, handler=guard)
-    return _intern.OpInfo(func, name or getattr(func, "__name__", "?"), _intern.EAGER if dispatch else _intern.PASS)
+    kind = _intern.EAGER if dispatch else _intern.PASS
+    plain_name = name or getattr(func, "__name__", "?")
+    in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
+    return _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
 
 
 def _default_attention() -> bool:
@@ -112,7 +115,8 @@ def _describe_overload(func: Any) -> Any:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
     mispredicted = row is not None and row.eager and name not in _RULES
-    if mispredicted or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
+    no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
+    if mispredicted or no_kernel or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
@@ -120,10 +124,11 @@ def _describe_overload(func: Any) -> Any:
 
 
 # ---- infer -----------------------------------------------------------------------------------------------------------
-def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None) -> Any:
+def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
 
     outputs: one (dtype, size, stride or None if contiguous, storage offset, device index) per fresh tensor.
+    check: ask the kernel itself about small calls (see _probe).
     alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
     """
     if info.name == "genie::manual_seed":
@@ -140,7 +145,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
         spec = _infer_by_rule(info, args, kwargs, inputs, written)
         if spec is not None:
-            return spec if _probe(info, args, kwargs, inputs, spec) else None
+            return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
     if eager_row:
         return None  # torch's own prediction is known to be wrong
     with ExitStack() as stack:
@@ -163,7 +168,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         if device is None:
             device = _core.device_index(inputs[0]) if inputs else 0
         spec = _spec(info, out, metas, written, dispatch, device)
-    if spec is None or info.view or device_given:
+    if spec is None or info.view or device_given or not check:
         return spec
     return spec if _probe(info, args, kwargs, inputs, spec) else None
 
@@ -417,7 +422,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
-    spec = infer(info, args, kwargs, True)
+    spec = infer(info, args, kwargs, True, check=False)
     if spec is None:
         raise UnsupportedOperationError(f"[{info.name}] {error}; its result's shape is unknown too") from error
     log.warning("[%s] %s; returning zeros (GENIE_UNSUPPORTED=zeros)", info.name, error)
@@ -492,7 +497,8 @@ def same_device(device: torch.device) -> bool:
 
 # Functions that take tensors of two devices on purpose; lengths and batch sizes belong on the CPU in torch.
 _CROSS_DEVICE = frozenset({
-    "copy_", "to", "type_as", "__getitem__", "__setitem__", "set_data", "index", "index_put", "index_put_", "data",
+    "copy_", "set_", "requires_grad_", "retain_grad_", "to", "type_as", "__getitem__", "__setitem__", "set_data",
+    "index", "index_put", "index_put_", "data",
     "grad", "_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss",
     "tensor_split",
 })

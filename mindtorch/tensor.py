@@ -331,6 +331,13 @@ def flush(reason: str) -> None:
     """Compute everything that a live tensor can see."""
     with lock:
         _run(_core.segment_all(), reason)
+        _core.sweep()  # what is left had no visible effect
+
+
+def draw(reason: str) -> None:
+    """Run all pending random draws, so that the generator stands where the program is."""
+    with lock:
+        _run(_core.rng_segment(), reason)
 
 
 class _Runtime:
@@ -501,6 +508,7 @@ _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 def _install() -> _tape.Tape:
     main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops())
     main.on_limit = lambda: flush("limit")
+    main.on_draws = lambda: draw("unread draws")
     offset = _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, torch=torch)
     _keys.init(LazyTensor, _FastLazyTensor, offset, intercept.same_device, torch)
     _intercept.init(intercept, torch)
