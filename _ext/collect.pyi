@@ -6,6 +6,13 @@ from typing_extensions import Self
 def now_ns() -> int: ...
 
 @final
+class Runs:
+    recorded: int
+    ran: int
+    sig: int
+    unseen: int
+
+@final
 class Op:
     func: Any
     call: Any
@@ -15,6 +22,7 @@ class Op:
     is_free: bool
     allocates: bool
     writes: bool
+    is_run: bool
     def __init__(
         self,
         func: Any,
@@ -25,6 +33,7 @@ class Op:
         is_free: bool,
         allocates: bool,
         writes: bool,
+        is_run: bool = ...,
     ) -> None: ...
 
 @final
@@ -43,6 +52,11 @@ class Collector:
     sig_flops: list[tuple[int, int] | None]
     enabled: bool
     other_thread: bool
+    runs: dict[str, Runs]
+    plain_ops: int
+    lazy_ops: int
+    lazy_runs: int
+    lazy_devices: int
     mark_error: BaseException | None
     depth: int
     n_ops: int
@@ -73,6 +87,7 @@ class Collector:
         self, func: Any, types: Any, args: tuple[Any, ...] = ..., kwargs: dict[str, Any] | None = None
     ) -> Any: ...
     def hold_tensor(self, tensor: Any) -> None: ...
+    def ran(self, name: str, module: int, phase: int, location: int, start: int, end: int) -> None: ...
     def event_count(self) -> int: ...
     def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int]: ...
 

@@ -2,15 +2,21 @@
 
 One clock reading ends one interval and starts the next, and every interval is added to exactly one row, so rows sum
 to the measured time to the nanosecond. FLOPs are asked for once per signature and kept.
+
+An op on lazy tensors is seen twice: when it is recorded (`dispatch`: calls, FLOPs, bytes) and when it runs, at a later
+read (`ran`: time). Its run counts for the module, phase and line that recorded it.
 """
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
     current_location, current_module, current_phase, set_transition_hook,
 )
+from mindtorch._ext.lazy cimport get_tape, handle_of
+from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
+from mindtorch._ext.tape cimport Handle, Tape
 
 import weakref
 
@@ -45,13 +51,23 @@ MT_ASSERT(sizeof(Row) == 40)
 MT_ASSERT(sizeof(Event) == 40)
 
 cdef enum:
-    EVENT_OP = 0
+    EVENT_OP = 0                               # then 1 + Transition
+    EVENT_RECORD = 4                           # an op that was only recorded
+    EVENT_RUN = 5                              # a recorded op that ran
     SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
 
 
 def now_ns():
     """The clock of every time here, nanoseconds."""
     return mt_now()
+
+
+@cython.final
+cdef class Runs:
+    """How often lazy ops of one name were recorded and ran."""
+    cdef readonly uint64_t recorded, ran       # ran: only those that were seen recorded
+    cdef readonly uint32_t sig                 # for runs whose calls were counted at recording
+    cdef readonly uint32_t unseen              # for runs of ops that nobody saw being recorded
 
 
 @cython.final
@@ -65,10 +81,11 @@ cdef class Op:
     cdef readonly bint is_free                 # computes nothing by definition
     cdef readonly bint allocates               # has outputs that are neither views nor written arguments
     cdef readonly bint writes                  # writes into an argument
+    cdef readonly bint is_run                  # stands for runs of recorded ops: no calls of its own
     cdef dict sigs                             # signature -> index
     cdef uint32_t plain                        # index used when the signature does not matter
 
-    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes):
+    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes, is_run=False):
         self.func = func
         self.call = call
         self.name = name
@@ -77,6 +94,7 @@ cdef class Op:
         self.is_free = is_free
         self.allocates = allocates
         self.writes = writes
+        self.is_run = is_run
         self.sigs = {}
         self.plain = 0
 
@@ -138,6 +156,9 @@ cdef class Collector:
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef unsigned long thread
     cdef readonly bint enabled, other_thread
+    cdef readonly dict runs                    # name -> Runs
+    cdef readonly uint64_t plain_ops, lazy_ops, lazy_runs, lazy_devices    # since the last split; bit set of indices
+    cdef uint64_t inner                        # ns within the current op that are accounted for already
     cdef bint in_op                            # an op written in Python may call modules: part of the op
     cdef readonly object mark_error
     cdef readonly uint32_t depth
@@ -146,7 +167,7 @@ cdef class Collector:
     cdef object __weakref__
 
     def __cinit__(self, describe, count, tensor_type, on_mark, max_events=1 << 20, synchronize=None):
-        """`describe(func) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
+        """`describe(func or name of a recorded op) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
         `on_mark(kind, now)` is told about outermost calls ("enter", "exit") and the end of an optimizer step ("step").
         """
         self.describe = describe
@@ -158,6 +179,7 @@ cdef class Collector:
         self.max_events = max_events
         self.storages = {}
         self.ops = {}
+        self.runs = {}
         self.sig_ops = [None]
         self.sig_flops = [(0, 0)]
         self.cap_modules = 256
@@ -246,7 +268,8 @@ cdef class Collector:
         r.ns += ns - ours
         r.calls += 1
         self.overhead += ours
-        self.last = until
+        if until > self.last:
+            self.last = until
 
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
@@ -255,7 +278,8 @@ cdef class Collector:
         for i in range(self.row_mask + 1):
             if self.rows[i].calls:
                 r = self.rows[i]
-                found.append((r.sig, r.module, r.location, r.phase, r.calls, r.ns, r.nbytes))
+                calls = 0 if r.sig and (<Op> self.sig_ops[r.sig]).is_run else r.calls
+                found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
                 self.rows[i].calls = self.rows[i].ns = self.rows[i].nbytes = 0
         self.n_rows = 0
         return found
@@ -269,7 +293,7 @@ cdef class Collector:
         if self.enabled and <uint64_t> at > self.last:
             self.gap(at, 0, current_module(), current_phase())
         taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
-        self.overhead = 0
+        self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         self.peak = self.live
         for i in range(4):
             self.phase_peaks[i] = 0
@@ -300,7 +324,9 @@ cdef class Collector:
         """Run one op and account for it. The signature of ``__torch_dispatch__``."""
         cdef uint64_t t_in = mt_now(), t0, t1, ns, ours
         cdef uint32_t module, location, phase, sig
-        cdef uint64_t nbytes = 0
+        cdef uint64_t nbytes = 0, before
+        cdef bint recorded
+        cdef Tape tape
         cdef Op op
         cdef Row *r
         found = self.ops.get(<uintptr_t> <void *> func)
@@ -317,6 +343,9 @@ cdef class Collector:
         module = current_module()
         location = current_location()
         self.gap(t_in, self.cost_out, module, phase)
+        tape = get_tape()
+        before = tape.n_recorded if tape is not None else 0
+        self.inner = 0
         t0 = mt_now()
         self.in_op = True
         try:
@@ -329,27 +358,104 @@ cdef class Collector:
         except BaseException:
             self.failed += 1
             self.overhead += t0 - t_in
-            self.last = t0                     # the time it took is between ops
+            self.last = t0 + self.inner        # the time it took is between ops
             raise
         finally:
             self.in_op = False
         t1 = mt_now()
         self.n_ops += 1
+        recorded = tape is not None and tape.n_recorded != before
         sig = self.signature(op, args, kwargs, out)
         if op.allocates:
             nbytes = self.track(out, module, phase)
         elif op.writes:
             nbytes = self.written(out)
-        ns = t1 - t0
+        self.note_place(out, args)
+        ns = t1 - t0 - self.inner
         ours = self.cost_in if self.cost_in < ns else ns
         r = self.row(sig, module, location, phase)
         r.calls += 1
-        r.ns += ns - ours
         r.nbytes += nbytes
-        self.note(EVENT_OP, t0, ns, sig, module, location, phase)
+        if recorded:                           # its own time is that of its run; making a note of it is Python's
+            (<Runs> self.runs_of(op.name)).recorded += 1
+            r = self.row(0, module, 0, phase)
+            r.calls += 1
+        r.ns += ns - ours
+        self.note(EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         self.last = mt_now()
         self.overhead += (t0 - t_in) + ours + (self.last - t1)
         return out
+
+    # ------------------------------------------------------------ lazy ops
+
+    def ran(self, name, uint32_t module, uint32_t phase, uint32_t location, uint64_t start, uint64_t end):
+        """A recorded op ran from `start` to `end` (ns); the rest is that of its recording. An op observer (L14)."""
+        cdef uint64_t now
+        cdef Runs runs
+        cdef uint32_t sig
+        cdef Row *r
+        if not self.enabled:
+            return
+        if PyThread_get_thread_ident() != self.thread and current_phase() != PHASE_BACKWARD:
+            self.other_thread = True
+            return
+        if self.synchronize is not None:
+            self.synchronize(None)
+            end = mt_now()
+        if start < self.last:
+            start = self.last
+        if end < start:
+            end = start
+        runs = <Runs> self.runs_of(name)
+        if runs.ran < runs.recorded:
+            runs.ran += 1
+            sig = runs.sig
+        else:                                  # made by a creation function, or recorded before the start
+            sig = runs.unseen
+        if not self.in_op:
+            self.gap(start, 0, current_module(), current_phase())
+        r = self.row(sig, module, location, phase)
+        r.calls += 1
+        r.ns += end - start
+        self.lazy_runs += 1
+        self.note(EVENT_RUN, start, end - start, sig, module, location, phase)
+        now = mt_now()
+        self.overhead += now - end
+        if self.in_op:
+            self.inner += now - start
+        else:
+            self.last = now
+
+    cdef Runs runs_of(self, str name):
+        cdef Runs runs = <Runs> self.runs.get(name)
+        cdef Op op
+        if runs is None:
+            runs = Runs.__new__(Runs)
+            op = self.describe(name)
+            runs.sig = self.new_sig(op, (0, 0))
+            op = Op(None, None, name, op.category, False, op.is_free, False, False)
+            runs.unseen = self.new_sig(op, (0, 0) if op.is_free else None)
+            self.runs[name] = runs
+        return runs
+
+    cdef void note_place(self, object out, tuple args):
+        """Where the tensors of an op are: plain torch's devices, or ours."""
+        cdef Handle h
+        while type(out) is tuple or type(out) is list:
+            if not out:
+                break
+            out = out[0]
+        h = handle_of(out)
+        if h is None and args:                 # reads and in-place lists of lazy tensors
+            out = args[0]
+            if (type(out) is tuple or type(out) is list) and out:
+                out = out[0]
+            h = handle_of(out)
+        if h is None:
+            self.plain_ops += 1
+        else:
+            self.lazy_ops += 1
+            self.lazy_devices |= (<uint64_t> 1) << (h.tape.interner.metas[h.meta].device & 63)
 
     cdef Op new_op(self, func):
         cdef Op op = self.describe(func)
@@ -388,29 +494,37 @@ cdef class Collector:
     # ------------------------------------------------------------ memory
 
     cdef uint64_t track(self, out, uint32_t module, uint32_t phase) except? 0:
-        """Note the storages of an op's outputs; the bytes that are new."""
-        cdef uint64_t before = self.live
+        """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
+        cdef uint64_t before = self.live, later = 0
         if PyObject_TypeCheck(out, self.tensor_type):
-            self.hold(out)
+            later += self.hold(out)
         elif type(out) is tuple or type(out) is list:
             for item in out:
                 if PyObject_TypeCheck(item, self.tensor_type):
-                    self.hold(item)
+                    later += self.hold(item)
                 elif type(item) is tuple or type(item) is list:
                     for inner in item:
                         if PyObject_TypeCheck(inner, self.tensor_type):
-                            self.hold(inner)
+                            later += self.hold(inner)
         if self.live > before:
             if self.live > self.peak:
                 self.peak = self.live
             if self.live > self.phase_peaks[phase]:
                 self.phase_peaks[phase] = self.live
             self.module_peak(module)
-            return self.live - before
-        return 0
+            later += self.live - before
+        return later
 
-    cdef int hold(self, tensor) except -1:
+    cdef int64_t hold(self, tensor) except -1:
+        """Count the tensor's storage while it lives. The bytes that a lazy tensor will take once it is computed."""
         cdef Death death
+        cdef Slot *slot
+        cdef Handle h = handle_of(tensor)
+        if h is not None:                      # asking it for its storage would compute it
+            slot = h.tape.slot(h.slot)
+            if slot.flags & (SLOT_PENDING | SLOT_FAILED):
+                return tensor.nbytes if slot.root == h.slot else 0
+            tensor = <object> slot.concrete
         try:
             storage = tensor.untyped_storage()
             key = <uintptr_t> <void *> storage     # one Python object per storage, for as long as that lives
@@ -498,7 +612,7 @@ cdef class Collector:
         return e.kind, e.start, e.ns, e.sig, e.module, e.location, e.phase, e.live
 
     cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
-        cdef uint64_t now = mt_now()
+        cdef uint64_t now = mt_now(), began
         if not self.enabled or self.in_op:
             return
         if PyThread_get_thread_ident() != self.thread:
@@ -525,8 +639,10 @@ cdef class Collector:
             self.mark("step", now)
         elif phase == PHASE_BACKWARD:
             self.mark("backward", now)
+        # A mark may have let lazy ops run: then `last` is past `now`.
+        began = self.last if self.last > now else now
         self.last = mt_now()
-        self.overhead += self.last - now
+        self.overhead += self.last - began
 
     cdef void mark(self, str kind, uint64_t now) noexcept:
         try:

@@ -1,25 +1,29 @@
 """`Profiler`: a context manager that records what a plain torch program does, without changing what it computes.
 
 It sees every op at the dispatch level: backward, optimizers, checkpointing, autocast and inference mode included.
+Ops on lazy tensors are counted when they are recorded and timed when they run (SPEC L14).
 It does not see: other threads' ops, other processes' (DataLoader workers), and the insides of compiled functions and
 of ops written in Python, which count as one op or as time between ops. Where it can tell, it says so in a warning.
 """
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import sys
 import time
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch import ops, semantics
-from mindtorch._ext.collect import Collector, Op
+from mindtorch import ops, semantics, tensor
+from mindtorch._ext.collect import Collector, Op, now_ns
+from mindtorch.errors import LazyTensorError
+from mindtorch.execute import local
 from mindtorch.profile import calibrate
 from mindtorch.profile.model import ModelBook
 from mindtorch.semantics import modules
@@ -52,6 +56,15 @@ class Mode(TorchDispatchMode, Collector):
         return True  # compiled functions stay compiled: a profile must measure the program as it runs
 
 
+class Places(NamedTuple):
+    """Where the ops of a stage were: on plain tensors, or recorded on lazy ones (of which devices), and their runs."""
+
+    plain_ops: int
+    lazy_ops: int
+    lazy_runs: int
+    lazy_devices: list[int]
+
+
 class Profiler:
     """Record everything that runs in this thread within the ``with`` block.
 
@@ -81,6 +94,7 @@ class Profiler:
         self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
         self.peaks: dict[int, int] = {}
         self.phase_peaks: list[int] = [0, 0, 0, 0]
+        self.places: dict[str, Places] = {}
         self.forks = 0
         self.compiled = False
         self.frozen_ns = 0
@@ -110,6 +124,7 @@ class Profiler:
         _active.add(self)
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
+        local.set_op_observer(collector.ran)
         collector.start(begun)
         collector.__enter__()
         return self
@@ -119,6 +134,7 @@ class Profiler:
     ) -> None:
         self.collector.stop()
         self.collector.__exit__(kind, error, trace)
+        local.set_op_observer(None)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
         semantics.uninstall()
@@ -139,11 +155,25 @@ class Profiler:
 
     def _end_part(self, at: int = 0) -> None:
         """What was recorded since the last call belongs to the stage that ends here."""
-        if self._stage in ("main", "import", "init"):
-            self.peaks = self.collector.module_peaks()
-            self.phase_peaks = [self.collector.phase_peak(i) for i in range(4)]
-        part = self.collector.split(at)
-        self.parts[self._stage] = part
+        collector = self.collector
+        if self._stage != "rest":
+            self.peaks = collector.module_peaks()
+            self.phase_peaks = [collector.phase_peak(i) for i in range(4)]
+        lazy = [i for i in range(64) if collector.lazy_devices >> i & 1]
+        self.places[self._stage] = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, lazy)
+        self.parts[self._stage] = collector.split(at)
+
+    def _run_pending(self, now: int) -> int:
+        """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
+        if not self.collector.lazy_ops:
+            return now
+        try:
+            tensor.flush("profile")
+        except LazyTensorError as error:
+            log.debug("the program's own read will raise: %s", error)
+        except KeyboardInterrupt:  # the caller is compiled and can't raise: have it come again right after
+            _thread.interrupt_main()
+        return now_ns()
 
     def _on_mark(self, kind: str, now: int) -> None:
         if kind == "op":
@@ -152,7 +182,7 @@ class Profiler:
                 self._stage = "init"
         elif kind == "enter":
             if self._stage in ("import", "init"):
-                self._end_part(now)
+                self._end_part(self._run_pending(now))
                 self._stage = "warmup" if self.warmup else "main"
         elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
             self._end_iteration(now)
@@ -160,27 +190,30 @@ class Profiler:
     def _end_iteration(self, now: int) -> None:
         self.marks.append(now)
         if self._stage == "warmup" and len(self.marks) == self.warmup:
-            self._end_part(now)
+            self._end_part(self._run_pending(now))
             self._stage = "main"
         elif self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
-            self._end_part(now)
+            self.frozen_ns = self._run_pending(now)
+            self._end_part(self.frozen_ns)
             self._stage = "rest"
-            self.frozen_ns = now
             self.collector.stop()
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        for tensor in (*root.parameters(), *root.buffers()):
-            self.collector.hold_tensor(tensor)
+        for held in (*root.parameters(), *root.buffers()):
+            self.collector.hold_tensor(held)
 
 
 # -------------------------------------------------------------------- what the collector asks
 
 
 def describe(func: Any) -> Op:
-    """What is the same for all calls of `func`; asked once per operator."""
-    name = ops.op_name(func)
+    """What is the same for all calls of `func`; asked once per operator. A name: for the runs of recorded calls."""
+    name = func if isinstance(func, str) else ops.op_name(func)
     row = ops.row(name)
+    if isinstance(func, str):
+        category = row.tag if row is not None else "other"
+        return Op(None, None, name, category, False, category in FREE, False, False, True)
     schema = getattr(func, "_schema", None)
     allocates = writes = False
     is_view = False

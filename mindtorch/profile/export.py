@@ -24,8 +24,8 @@ CSV_COLUMNS = (
     "self_params", "params", "peak_bytes", "ops", "category", "file", "line", "function", "source",
 )  # fmt: skip
 
-#: Kinds of recorded events: an op, and the three transitions after it.
-OP, ENTER, EXIT, PHASE = range(4)
+#: Kinds of events: an op, three transitions, a lazy op as it is recorded, and as it runs.
+OP, ENTER, EXIT, PHASE, RECORD, RUN = range(6)
 #: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
 MEMORY_POINTS = 4000
 
@@ -77,7 +77,8 @@ def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
     """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
 
-    One track of module slices with the ops inside, one of phases, and the live bytes. Times are as measured, the
+    One track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there are any, and the
+    live bytes. Times are as measured, the
     interception included. The first `max_events` events are kept.
     """
     collector = profiler.collector
@@ -85,7 +86,10 @@ def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: in
     dropped = collector.dropped_events + collector.event_count() - kept
     with atomic(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for tid, name in ((1, "modules and ops"), (2, "phases")):
+        tracks = [(1, "modules and ops"), (2, "phases")]
+        if collector.runs:
+            tracks.append((3, "lazy ops as they run"))
+        for tid, name in tracks:
             meta = {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
             file.write(json.dumps(meta, separators=(",", ":")) + ",\n")
         for event in _trace_events(profiler, kept):
@@ -122,19 +126,25 @@ def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
     for index in range(kept):
         kind, start, ns, sig, module, location, event_phase, live = collector.event(index)
         start -= origin
+        if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
+            facts = _facts(collector, sig, path(module), location)
+            yield _slice(collector.sig_ops[sig].name, start, start + ns, 3, facts)
+            continue
         if event_phase != phase:
             if start > phase_start:
                 yield _slice(context.phase_name(phase), phase_start, start, 2)
             phase, phase_start = event_phase, start
-        if group is not None and (kind != OP or open_modules or group[0] != module or phase != 2):
+        is_op = kind in (OP, RECORD)
+        if group is not None and (not is_op or open_modules or group[0] != module or phase != 2):
             yield _slice(path(group[0]), group[1], group[2], 1)
             group = None
         end = start + ns
-        if kind == OP:
+        if is_op:
             if module and not open_modules and phase == 2:
                 group = (module, start if group is None else group[1], end)
             facts = _facts(collector, sig, path(module), location)
-            yield _slice(collector.sig_ops[sig].name, start, end, 1, facts)
+            name = collector.sig_ops[sig].name
+            yield _slice(name if kind == OP else f"{name} (recorded)", start, end, 1, facts)
         elif kind == ENTER:
             open_modules.append((module, start))
         elif kind == EXIT and open_modules:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mindtorch import tensor
 from mindtorch._ext import context
 from mindtorch.profile.tree import module_rows
 
@@ -42,8 +43,9 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
         "mode": "measured",
-        "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+        "device": ", ".join(_devices(profiler, main)),
         "command": list(sys.argv),
+        "lazy": _lazy(profiler, main, rows),
         "model": profiler.book.main(),
         "startup": {
             "import_s": _seconds(profiler, "import", main),
@@ -91,6 +93,30 @@ def _op(profiler: Profiler, row: Row) -> Any:
 def _cost(profiler: Profiler, row: Row) -> tuple[int, int] | None:
     """(FLOPs, MACs) of one call; None without a formula."""
     return profiler.collector.sig_flops[row[0]]
+
+
+def _devices(profiler: Profiler, main: str) -> list[str]:
+    """Where the program's tensors are, the device of most ops first."""
+    places = profiler.places[main]
+    plain = ["cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"]
+    lazy = [f"{tensor.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
+    if not lazy or not places.plain_ops:
+        return lazy or plain
+    return lazy + plain if places.lazy_ops >= places.plain_ops else plain + lazy
+
+
+def _lazy(profiler: Profiler, main: str, rows: list[Row]) -> dict[str, Any] | None:
+    """Ops on lazy tensors: how many were recorded, how many ran and for how long; None without any."""
+    places = profiler.places[main]
+    if not places.lazy_ops and not places.lazy_runs:
+        return None
+    runs = {sig for entry in profiler.collector.runs.values() for sig in (entry.sig, entry.unseen)}
+    return {
+        "ops": places.lazy_ops,
+        "runs": places.lazy_runs,
+        "run_s": sum(row[5] for row in rows if row[0] in runs) / 1e9,
+        "executor": str(tensor.executor().device),
+    }
 
 
 def _seconds(profiler: Profiler, stage: str, main: str) -> float:
@@ -166,6 +192,10 @@ def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[
         if cost is None:
             table[_op(profiler, row).name][0] += row[4]
             table[_op(profiler, row).name][1] += row[5]
+    for row, _ in op_rows:  # the time of an op that was recorded without a formula, and ran later
+        op = _op(profiler, row)
+        if op.is_run and op.name in table:
+            table[op.name][1] += row[5]
     ordered = sorted(table.items(), key=lambda item: -item[1][1])
     return [{"name": name, "calls": calls, "self_s": ns / 1e9} for name, (calls, ns) in ordered]
 
@@ -187,11 +217,25 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
         found.append(f"the program ended within the {profiler.warmup} warm-up iterations; the report covers them")
     if profiler.frozen_ns:
         found.append(f"recording stopped after {profiler.steps} iterations, as asked")
+    if profiler.places[main].lazy_runs:
+        found.append("peak memory leaves out what lazy ops hold while they run; only computed values are seen")
+    left = {op.name: runs.recorded - runs.ran for op, runs in _recorded(profiler) if not op.is_free}
+    left = {name: calls for name, calls in left.items() if calls}
+    if left:
+        names = ", ".join(f"{name} ×{calls}" for name, calls in list(left.items())[:5])
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        found.append(f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
+                     "their FLOPs are counted, their time is not")
     if main in ("init", "import"):
         found.append("no nn.Module was called; everything after the first op is reported")
     if profiler.collector.mark_error is not None:
         found.append(f"start-up and iterations could not be told apart: {profiler.collector.mark_error!r}")
     return found
+
+
+def _recorded(profiler: Profiler) -> list[tuple[Any, Any]]:
+    """(op, runs) of every op that was recorded on lazy tensors."""
+    return [(profiler.collector.sig_ops[runs.sig], runs) for runs in profiler.collector.runs.values()]
 
 
 def _version() -> str:

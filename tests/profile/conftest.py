@@ -59,11 +59,39 @@ def net_class() -> type[Net]:
     return Net
 
 
+def _check_sums(report: dict[str, Any]) -> None:
+    """Asserts that nothing is counted twice and nothing lost: every table sums to the totals."""
+    total = report["totals"]["time_s"]
+    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s")):
+        assert sum(row[key] for row in report[table]) == pytest.approx(total, rel=1e-9), table
+    for key in ("flops", "macs", "ops"):
+        assert sum(row[key] for row in report["phases"]) == report["totals"][key], key
+    roots = [row for row in report["modules"] if row["depth"] == 0]
+    assert sum(row["total_s"] for row in roots) == pytest.approx(total, rel=1e-9)
+    for key in ("flops", "macs", "ops"):
+        assert sum(row[key] for row in roots) == report["totals"][key], key
+    assert sum(row["self_flops"] for row in report["modules"]) == report["totals"]["flops"]
+    assert sum(row["flops"] for row in report["ops"]) == report["totals"]["flops"]
+    assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
+    assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
+    startup = report["startup"]
+    accounted = (startup["import_s"] + startup["init_s"] + report["steps"]["warmup_s"]
+                 + total + report["totals"]["overhead_s"])
+    assert accounted == pytest.approx(report["totals"]["wall_s"], rel=1e-9)
+
+
+@pytest.fixture(name="check_sums")
+def check_sums_function() -> Callable[[dict[str, Any]], None]:
+    return _check_sums
+
+
 @pytest.fixture
 def record() -> Callable[..., tuple[dict[str, Any], Profiler]]:
     def run(program: Callable[[], Any], **options: Any) -> tuple[dict[str, Any], Profiler]:
         with Profiler(**options) as profiler:
             program()
-        return profiler.report(), profiler
+        report = profiler.report()
+        _check_sums(report)
+        return report, profiler
 
     return run

@@ -37,29 +37,8 @@ def matrix_macs(rows, inner, columns):
     return rows * inner * columns
 
 
-def check_sums(report):
-    total = report["totals"]["time_s"]
-    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s")):
-        assert sum(row[key] for row in report[table]) == pytest.approx(total, rel=1e-9), table
-    for key in ("flops", "macs", "ops"):
-        assert sum(row[key] for row in report["phases"]) == report["totals"][key], key
-    roots = [row for row in report["modules"] if row["depth"] == 0]
-    assert sum(row["total_s"] for row in roots) == pytest.approx(total, rel=1e-9)
-    for key in ("flops", "macs", "ops"):
-        assert sum(row[key] for row in roots) == report["totals"][key], key
-    assert sum(row["self_flops"] for row in report["modules"]) == report["totals"]["flops"]
-    assert sum(row["flops"] for row in report["ops"]) == report["totals"]["flops"]
-    assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
-    assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
-    startup = report["startup"]
-    accounted = (startup["import_s"] + startup["init_s"] + report["steps"]["warmup_s"]
-                 + total + report["totals"]["overhead_s"])
-    assert accounted == pytest.approx(report["totals"]["wall_s"], rel=1e-9)
-
-
 def test_C2_nothing_is_counted_twice(record, Net):
     report, _ = record(lambda: train(Net, 3))
-    check_sums(report)
     assert json.loads(json.dumps(report)) == report
     assert report["schema_version"] == 1 and report["mode"] == "measured"
 
@@ -170,7 +149,6 @@ def test_C2_startup_is_apart_from_the_model(record):
     report, _ = record(program)
     assert report["startup"]["ops"] >= 4 and op(report, "aten::addmm")["calls"] == 1
     assert not [row for row in report["ops"] if row["name"] == "aten::uniform_"]
-    check_sums(report)
 
 
 def test_C2_warmup_and_steps(record, Net):
@@ -179,7 +157,6 @@ def test_C2_warmup_and_steps(record, Net):
     assert report["steps"] == {"count": 5, "warmup": 2, "warmup_s": report["steps"]["warmup_s"]}
     assert op(report, "aten::native_layer_norm")["calls"] == 3 * LAYERS
     assert op(one, "aten::native_layer_norm")["calls"] == LAYERS
-    check_sums(report)
     with torch.inference_mode():
         net = torch.nn.Linear(2, 2)
         report, _ = record(lambda: [net(torch.ones(1, 2)) for _ in range(5)], warmup=3)
@@ -199,7 +176,6 @@ def test_C2_modes_autocast_inference_and_checkpoint(record):
     report, _ = record(lambda: checkpoint(net, x, use_reentrant=False).sum().backward())
     phases = {row["name"]: row["macs"] for row in report["phases"] if row["macs"]}
     assert phases == {"forward": 256, "backward": 3 * 256}    # the product again, and two gradients
-    check_sums(report)
 
 
 def test_C2_compiled_functions_stay_compiled_and_are_named_in_a_warning(record):
@@ -247,7 +223,8 @@ def test_C2_result_is_that_of_the_plain_program(record, Net):
     assert all(torch.equal(a, b) for a, b in zip(plain, profiled))
 
 
-def test_C2_interrupted_and_failing_programs_are_reported(Net):
+def test_C2_interrupted_and_failing_programs_are_reported(Net, check_sums):
+    installed = semantics.is_installed()          # an earlier test may have made lazy tensors
     for error, interrupted in ((KeyboardInterrupt, True), (ValueError, False)):
         with pytest.raises(error), Profiler() as profiler:
             train(Net)
@@ -259,16 +236,14 @@ def test_C2_interrupted_and_failing_programs_are_reported(Net):
     with Profiler() as profiler, pytest.raises(RuntimeError):
         torch.ones(2, 3) @ torch.ones(2, 3)
     check_sums(profiler.report())
-    assert not semantics.is_installed()
+    assert semantics.is_installed() == installed
 
 
 def test_C2_an_empty_program_and_one_without_modules(record):
     report, _ = record(lambda: None)
-    check_sums(report)
     assert report["totals"]["ops"] == 0 and report["model"] is None
     report, _ = record(lambda: torch.ones(3) + 1)
     assert report["totals"]["ops"] == 2
-    check_sums(report)
 
 
 def test_C2_torch_is_restored(record):
@@ -295,4 +270,3 @@ def test_C2_op_written_in_python_counts_once(record):
 
     report, _ = record(lambda: twice(torch.ones(1, 2)))
     assert op(report, "mindtorch_test::twice")["calls"] == 1
-    check_sums(report)
