@@ -92,7 +92,7 @@ def command(
     if csv_file is not None:
         csv_file.write(lambda path: export.write_csv(report, path))
     if trace_file is not None:
-        trace_file.write(lambda path: export.write_trace(profiler, path))
+        _write_trace(profiler, trace_file)
     if not to_stdout and _ran_anything(report):
         _show(report, program, inputs, by, top, depth, sort)
     for file in files:
@@ -128,6 +128,16 @@ def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[O
             return outcome, None, None
     facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
     return outcome, profiler.report(**facts), profiler
+
+
+def _write_trace(profiler: Any, file: OutputFile) -> None:
+    from mindtorch.profile import export
+
+    dropped: list[int] = []
+    file.write(lambda path: dropped.append(export.write_trace(profiler, path)))
+    if dropped and dropped[0]:
+        missing = f"{file.name} leaves out the last {dropped[0]:,} events"
+        click.echo(f"genie: {missing}; --steps makes a run shorter", err=True)
 
 
 def _note(text: str) -> None:

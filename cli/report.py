@@ -76,6 +76,10 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if wall is not None:
         text += f" · whole run {seconds(wall)}"
     facts.append(("time", text))
+    lazy = report.get("lazy")
+    if lazy:
+        runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
+        facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
     imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
     if imports or construction:
         facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
@@ -184,7 +188,10 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
     canvas.heading("Ops", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[:top]:
-        _op_row(canvas, row, clean(row.get("name") or "").removeprefix("aten::"), total, columns)
+        name = clean(row.get("name") or "").removeprefix("aten::")
+        if name == "(python)":
+            name = "(Python and recording)" if report.get("lazy") else "(Python, between ops)"
+        _op_row(canvas, row, name, total, columns)
     rest = rows[top:]
     if rest:
         summed = {key: sum(r.get(key) or 0 for r in rest) for key in ("calls", "self_s", "flops", "bytes")}
@@ -193,16 +200,15 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
 
 def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, columns: list[Column]) -> None:
     time_s, flops = row.get("self_s") or 0.0, row.get("flops") or 0
-    label = "(Python, between ops)" if name == "(python)" else name
     cells = [
-        count(row.get("calls")) if name != "(python)" else "",
+        count(row.get("calls")) if not name.startswith("(Python") else "",
         seconds(time_s),
         percent(time_s, total),
         amount(flops),
         amount(flops / time_s) if time_s > 0 and flops else "",
         bytes_text(row.get("bytes")),
     ]
-    canvas.sheet_row(Text(label), cells, columns, grade(time_s / total if total else 0.0))
+    canvas.sheet_row(Text(name), cells, columns, grade(time_s / total if total else 0.0))
 
 
 def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:

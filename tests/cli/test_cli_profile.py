@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -255,3 +256,32 @@ def test_C8_closed_pipe_is_not_an_error(here):
     command = f'{sys.executable} -c "{code}" profile quiet.py | head -n 1'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
+
+
+def test_C2_program_on_lazy_tensors_shows_that_and_its_devices(here):
+    (here / "lazy.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(256, 256).to('remote_accelerator:0')\n"
+        "with torch.no_grad():\n"
+        "    y = net(torch.ones(64, 256).to('remote_accelerator:0'))\n"
+        "print(y.sum().item())\n"
+    )
+    result = genie("--json", "lazy.json", "lazy.py")
+    assert result.exit_code == 0, result.output
+    assert "remote_accelerator:0" in result.stdout and "recorded ops ran when values were read" in result.stdout
+    report = json.loads((here / "lazy.json").read_text())
+    linear = next(op for op in report["ops"] if op["name"] == "aten::addmm")
+    assert linear["calls"] == 1 and linear["flops"] / linear["self_s"] < 1e13  # the run, not the recording
+
+
+def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
+    from mindtorch.cli.output import OutputFile
+    from mindtorch.cli.profile import _write_trace
+    from mindtorch.profile import export
+
+    for dropped in (0, 1234):
+        monkeypatch.setattr(export, "write_trace", lambda profiler, path, n=dropped: Path(path).write_text("{}") and n)
+        _write_trace(None, OutputFile(str(tmp_path / "t.json")))
+        error = capsys.readouterr().err
+        assert error.count("\n") == bool(dropped) and ("leaves out the last 1,234 events" in error) == bool(dropped)
+        assert (tmp_path / "t.json").read_text() == "{}"
