@@ -151,9 +151,10 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) exce
     if spec is None:
         return 0
     outs, alias, ret, written, flags = spec
+    # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.
+    out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
     if encode_call(info, args, kwargs):
         return 0
-    out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
     return tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
                                  written, flags)
 
@@ -393,11 +394,11 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
         if spec is None:
             return None
         outs, alias, ret, written, flags = spec
+        out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
         if encode_call(info, args, kwargs):
             return None
         room(8)
         _append_device(device)
-        out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
         sid = tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas,
                                     alias, written, flags)
     n_whole += 1

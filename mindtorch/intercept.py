@@ -29,6 +29,7 @@ _CPU = torch.device("cpu")
 # depend on state that is not part of the call.
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
+    "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
 })
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -54,7 +55,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
         return _intern.OpInfo(func, name, _intern.RECORD, handler=guard)
     kind = _intern.EAGER if dispatch else _intern.PASS
-    plain_name = name or getattr(func, "__name__", "?")
+    plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
     return _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
 

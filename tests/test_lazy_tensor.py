@@ -395,13 +395,6 @@ def test_L7_a_whole_model_and_its_optimizer_are_saved(same_bits: Callable[..., N
     assert isinstance(fresh.state_dict()["state"][0]["exp_avg"], mindtorch.LazyTensor)
 
 
-def test_L7_files_load_onto_the_lazy_device() -> None:
-    file = io.BytesIO()
-    torch.save({"x": torch.arange(3.0)}, file)
-    file.seek(0)
-    loaded = torch.load(file, map_location=LAZY)["x"]
-    assert isinstance(loaded, mindtorch.LazyTensor) and loaded.tolist() == [0.0, 1.0, 2.0]
-
 
 def test_L7_deepcopy_and_copy(same_bits: Callable[..., None]) -> None:
     x = torch.randn(3, device=LAZY)
