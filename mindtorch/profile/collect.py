@@ -125,6 +125,7 @@ class Profiler:
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.set_op_observer(collector.ran)
+        self._recorded = tensor.tape.n_recorded
         collector.start(begun)
         collector.__enter__()
         return self
@@ -165,8 +166,9 @@ class Profiler:
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
-        if not self.collector.lazy_ops:
+        if tensor.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
             return now
+        self._recorded = tensor.tape.n_recorded
         try:
             tensor.flush("profile")
         except LazyTensorError as error:

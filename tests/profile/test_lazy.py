@@ -135,6 +135,19 @@ def test_C2_what_was_recorded_in_a_stage_is_timed_in_it(record):
     assert len(profiler.marks) == 4
 
 
+def test_C2_lazy_initialization_is_start_up(record):
+    def program():
+        weights = [torch.randn(N, N, device=DEVICE) for _ in range(20)]
+        net = Product().to(DEVICE)
+        with torch.no_grad():
+            net(weights[0]).cpu()
+
+    report, _ = record(program)
+    assert "aten::randn" not in {r["name"] for r in report["ops"]}
+    # (less than a nanosecond per number is not possible)
+    assert report["startup"]["init_s"] > 20 * N * N * 1e-9 and report["lazy"]["runs"] < 5
+
+
 def test_C2_ops_that_run_eagerly_and_reads_inside_ops(record):
     def program():
         x = torch.arange(N * 8.0).to(DEVICE)
@@ -162,8 +175,9 @@ def test_C2_values_made_by_creation_functions_or_before_the_profile_count_when_t
 
 
 def test_C2_report_of_a_plain_program_is_not_lazy(record):
-    report, _ = record(lambda: torch.ones(3) + 1)
-    assert report["lazy"] is None and report["device"] == "cpu"
+    waiting = torch.ones(N, N).to(DEVICE) + 1
+    report, _ = record(lambda: torch.nn.Linear(2, 2)(torch.ones(1, 2)))
+    assert report["lazy"] is None and report["device"] == "cpu" and not waiting.materialized
 
 
 def test_C2_computed_lazy_values_are_in_the_peak(record):
