@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from mindtorch._ext.intern import Interner
 
@@ -13,6 +13,7 @@ class Handle:
     loc: int
     phase: int
     no_grad: bool
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     @property
     def pending(self) -> bool: ...
 
@@ -31,7 +32,7 @@ class Tape:
     retain: bool
     on_limit: Callable[[], None] | None
     on_draws: Callable[[], None] | None
-    def __init__(self, interner: Interner, max_pending: int = ..., retain: bool = ...) -> None: ...
+    def __new__(cls, interner: Interner, max_pending: int = ..., retain: bool = ...) -> Tape: ...
     def counters(self) -> dict[str, int]: ...
     def pending_seqs(self) -> list[int]: ...
     def describe(self, seq: int) -> tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]]: ...

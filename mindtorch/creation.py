@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import intercept, tensor
+from . import predict, tensor
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -66,7 +66,7 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         return lazy if same and func.__name__ != "tensor" else lazy.detach().to(dtype=dtype, copy=True)
     args = tuple(tensor._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
     with ExitStack() as stack:
-        intercept.quiet(stack)
+        predict.quiet(stack)
         made = func(*args, device=_CPU, **kwargs)
     return made if made.layout is not torch.strided else tensor.from_plain(made.detach(), index)
 

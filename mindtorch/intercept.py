@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
 from . import ops
 from ._ext import intern as _intern
 from ._ext import lazy as _core
-from ._ext import shapes as _shapes
 from .config import unsupported
 from .errors import UnsupportedOperationError
+from .predict import RULES, collect, concrete, infer, lazy_in, quiet
 
 log = logging.getLogger("mindtorch.intercept")
-SIG_WRITES, SIG_RANDOM, SIG_VIEW = 2, 4, 8
-_CPU = torch.device("cpu")
+# What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
+__all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eagerly", "set_runtime", "show_log"]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
 # depend on state that is not part of the call.
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
     "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
 })
-# What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
-_shapes.init(torch)
-_RULES = frozenset(_shapes.names())
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
 
@@ -76,7 +70,7 @@ def _can_record_whole(func: Any, name: str) -> bool:
     row = ops.row(name)
     if name in _NEVER_WHOLE:
         return False
-    if row is not None and (row.writes or (row.eager and name not in _RULES)):
+    if row is not None and (row.writes or (row.eager and name not in RULES)):
         return False
     if isinstance(func, types.FunctionType) and (
         row is None or func.__name__ not in row.python or func.__name__.startswith("embedding")  # max_norm writes
@@ -115,237 +109,13 @@ def _describe_overload(func: Any) -> Any:
     if row is not None:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
-    mispredicted = row is not None and row.eager and name not in _RULES
+    mispredicted = row is not None and row.eager and name not in RULES
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
     if mispredicted or no_kernel or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
     return _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes), view=view)
-
-
-# ---- infer -----------------------------------------------------------------------------------------------------------
-def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
-    """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
-
-    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index) per fresh tensor.
-    check: ask the kernel itself about small calls (see _probe).
-    alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
-    """
-    if info.name == "genie::manual_seed":
-        return [], [], (3,), b"", SIG_RANDOM
-    inputs: list[torch.Tensor] = []
-    written = bytearray()
-    for position, a in enumerate(args):
-        _collect(a, position in info.writes, inputs, written)
-    for key, a in kwargs.items():
-        _collect(a, key in info.writes, inputs, written)
-    if kwargs.get("generator") is not None:
-        return None
-    eager_row = (row := ops.row(info.name)) is not None and row.eager
-    if device is None and (eager_row or not any(written)) and not info.random and not info.view:
-        spec = _infer_by_rule(info, args, kwargs, inputs, written)
-        if spec is not None:
-            return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
-    if eager_row:
-        return None  # torch's own prediction is known to be wrong
-    with ExitStack() as stack:
-        quiet(stack)
-        metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
-        before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
-        holes = iter(metas)
-        margs = tuple(_replace(a, holes) for a in args)
-        mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
-        if device is not None:
-            mkwargs["device"] = torch.device("meta")
-        try:
-            out = info.call(*margs, **mkwargs)
-        except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
-            log.debug("%s: no meta inference: %s", info.name, error)
-            return None
-        if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
-            return None
-        device_given = device is not None
-        if device is None:
-            device = _core.device_index(inputs[0]) if inputs else 0
-        spec = _spec(info, out, metas, written, dispatch, device)
-    if spec is None or info.view or device_given or not check:
-        return spec
-    return spec if _probe(info, args, kwargs, inputs, spec) else None
-
-
-def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
-    """The result by the extension's own shape rules, if the op's family has one."""
-    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
-             (_core.meta_of(_core.get_handle(t)) for t in inputs)]
-    holes = iter(metas)
-    margs = tuple(_replace(a, holes) for a in args)
-    mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
-    result = _shapes.infer(info.name, margs, mkwargs)
-    if result is None:
-        return None
-    device = _core.device_index(inputs[0]) if inputs else 0
-    outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
-            for shape, stride, dtype in result]
-    single = len(outs) == 1
-    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), bytes(written), (
-        SIG_WRITES if any(written) else 0)
-
-
-_PROBE_ELEMENTS = 1 << 14
-
-
-def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spec: Any) -> bool:
-    """Would the kernel itself take this call, and give what was predicted? Asked once per distinct small call.
-
-    Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
-    Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
-    """
-    handles = [_core.meta_of(_core.get_handle(t)) for t in inputs]
-    if sum(m[1].numel() for m in handles) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
-        return True
-    error: Exception | None = None
-    for integer in (0, 1):  # indices may have to be 0, divisors must not be
-        with ExitStack() as stack:
-            quiet(stack, grad=True)
-            values = []
-            for dtype, size, stride, _offset, _device in handles:
-                value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
-                values.append(value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5))
-            holes = iter(values)
-            cargs = tuple(_concrete(a, holes) for a in args)
-            ckwargs = {k: _concrete(a, holes) for k, a in kwargs.items()}
-            state = torch.default_generator.get_state() if info.random else None
-            try:
-                out = info.call(*cargs, **ckwargs)
-                return _as_predicted(out, spec)
-            except torch.linalg.LinAlgError:
-                return True  # about these values, not about the call
-            except _TORCH_ERRORS as e:
-                error = e
-            finally:
-                if state is not None:
-                    torch.default_generator.set_state(state)
-    log.debug("%s: the kernel refuses the call: %s", info.name, error)
-    return False
-
-
-def _as_predicted(out: Any, spec: Any) -> bool:
-    items = out if isinstance(out, (tuple, list)) else (out,)
-    ret = spec[2]
-    for position, item in enumerate(items):
-        code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
-        if code is None or code < 0 or not isinstance(item, torch.Tensor):
-            continue
-        dtype, size, _stride, offset, device = spec[0][code]
-        if item.dtype is not dtype or item.shape != size:
-            return False
-        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), offset, device)
-    return True
-
-
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
-    stride, acc = [], 1
-    for n in reversed(size):
-        stride.append(acc)
-        acc *= max(n, 1)
-    return tuple(reversed(stride))
-
-
-def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, dispatch: bool, device: int) -> Any:
-    items = out if isinstance(out, (tuple, list)) else (out,)
-    codes: list[int | None] = []
-    outs: list[tuple] = []
-    alias: list[int] = []
-    storages = {m.untyped_storage()._cdata: i for i, m in reversed(list(enumerate(metas)))}
-    for item in items:
-        if item is None:
-            codes.append(None)
-            continue
-        if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "meta":
-            return None
-        same = next((i for i, m in enumerate(metas) if m is item), None)
-        if same is not None:
-            codes.append(-1 - same)
-            if not dispatch:
-                return None
-            continue
-        shared = storages.get(item.untyped_storage()._cdata, -1)
-        if shared >= 0 and not dispatch:
-            return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
-        codes.append(len(outs))
-        alias.append(shared)
-        outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
-                     device))
-    flags = SIG_WRITES if any(written) else 0
-    if info.random:
-        flags |= SIG_RANDOM
-    if outs and not flags and all(a >= 0 for a in alias):
-        flags |= SIG_VIEW
-    if not flags & (SIG_WRITES | SIG_RANDOM) and not outs:
-        return None  # nothing to remember: a query
-    ret: tuple | None
-    if out is None:
-        ret = (3,)
-    elif isinstance(out, (tuple, list)):
-        ret = (1 if isinstance(out, tuple) else 2, *codes)
-    else:
-        ret = None if codes == [0] else (0, *codes)
-    return outs, alias, ret, bytes(written), flags
-
-
-def _collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
-    for t in lazy_in(a):
-        inputs.append(t)
-        written.append(write)
-
-
-def lazy_in(a: Any) -> Iterator[torch.Tensor]:
-    """Lazy tensors in an argument, in the order in which the extension encodes them."""
-    if isinstance(a, torch.Tensor):
-        if _core.get_handle(a) is not None:
-            yield a
-    elif isinstance(a, (tuple, list)):
-        for item in a:
-            yield from lazy_in(item)
-
-
-def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(_replace(item, holes) for item in a)
-    return torch.device("meta") if isinstance(a, torch.device) else a
-
-
-def _meta_tensor(handle: Any) -> torch.Tensor:
-    dtype, size, stride, offset, _device = _core.meta_of(handle)
-    if stride is None and not offset:
-        return torch.empty(size, dtype=dtype, device="meta")
-    if stride is None:
-        stride = torch.empty(size, device="meta").stride()
-    length = 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    return torch.empty(max(length, offset), dtype=dtype, device="meta").as_strided(size, stride, offset)
-
-
-def quiet(stack: ExitStack, grad: bool = False) -> None:
-    """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
-
-    ``grad``: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
-    """
-    stack.enter_context(torch._C.DisableTorchFunction())
-    if torch._C._len_torch_dispatch_stack():
-        stack.enter_context(_python_dispatch._disable_current_modes())
-    if torch._C._is_any_autocast_enabled():
-        stack.enter_context(torch._C._DisableAutocast())
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        stack.enter_context(torch._C._DisableFuncTorch())
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))
-    if not grad:
-        stack.enter_context(torch.no_grad())
 
 
 # ---- when it cannot be recorded --------------------------------------------------------------------------------------
@@ -387,9 +157,9 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     inputs: list[torch.Tensor] = []
     written = bytearray()
     for position, a in enumerate(args):
-        _collect(a, position in info.writes, inputs, written)
+        collect(a, position in info.writes, inputs, written)
     for key, a in kwargs.items():
-        _collect(a, key in info.writes, inputs, written)
+        collect(a, key in info.writes, inputs, written)
     if info.name not in fallback_counts:
         log.info("%s runs eagerly: it cannot be recorded", info.name)
     fallback_counts[info.name] = fallback_counts.get(info.name, 0) + 1
@@ -404,8 +174,8 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 _core.unshare(_core.get_handle(t))
             values = [_core.value(_core.get_handle(t)) for t in inputs]
         holes = iter(values)
-        cargs = tuple(_concrete(a, holes) for a in args)
-        ckwargs = {k: _concrete(a, holes) for k, a in kwargs.items()}
+        cargs = tuple(concrete(a, holes, _runtime.device()) for a in args)
+        ckwargs = {k: concrete(a, holes, _runtime.device()) for k, a in kwargs.items()}
         try:
             out = info.call(*cargs, **ckwargs)
         except NotImplementedError as error:
@@ -429,18 +199,6 @@ def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
     log.warning("[%s] %s; returning zeros (GENIE_UNSUPPORTED=zeros)", info.name, error)
     made = [_core.hold(torch.zeros(o[1], dtype=o[0], device=_runtime.device()), o[4], None, True) for o in spec[0]]
     return made[0] if spec[2] is None else tuple(made)
-
-
-def _concrete(a: Any, holes: Iterator[torch.Tensor]) -> Any:
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(_concrete(item, holes) for item in a)
-    if isinstance(a, torch.device) and same_device(a):
-        return _runtime.device()
-    return a
 
 
 class _Wrapper:
@@ -491,11 +249,6 @@ def _storage_key(t: torch.Tensor) -> int:
 
 
 # ---- small callbacks -------------------------------------------------------------------------------------------------
-def same_device(device: torch.device) -> bool:
-    """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
-    return device.type in ("cpu", "remote_accelerator")
-
-
 # Functions that take tensors of two devices on purpose; lengths and batch sizes belong on the CPU in torch.
 _CROSS_DEVICE = frozenset({
     "copy_", "set_", "requires_grad_", "retain_grad_", "to", "type_as", "__getitem__", "__setitem__", "set_data",

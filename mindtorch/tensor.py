@@ -15,17 +15,16 @@ from typing import Any
 
 import torch
 
-from . import config, intercept, ops
-from ._ext import context as _context
+from . import config, intercept, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
 from .errors import LazyTensorError, UnsupportedOperationError
+from .lazy_device import DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .metadata import TensorMetadata
 
-DEVICE_TYPE = "remote_accelerator"
 _base = torch._C.TensorBase
 
 
@@ -214,38 +213,6 @@ class LazyParameter(LazyTensor, torch.nn.Parameter):
     """What ``Module.to("remote_accelerator")`` turns a module's parameter into, in place."""
 
 
-# ---- devices ---------------------------------------------------------------------------------------------------------
-_torch_devices: dict[int, Any] = {}
-
-
-def torch_device(index: int) -> Any:
-    """The device object of remote_accelerator ``index``: torch's own where torch can express it."""
-    device = _torch_devices.get(index)
-    if device is None:
-        try:
-            device = torch.device(DEVICE_TYPE, index)
-        except RuntimeError:
-            from .devices import device as mindtorch_device
-
-            return mindtorch_device(DEVICE_TYPE, index)
-        _torch_devices[index] = device
-    return device
-
-
-def is_ours(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
-    if isinstance(device, str):
-        return device.startswith(DEVICE_TYPE)
-    return getattr(device, "type", None) == DEVICE_TYPE
-
-
-def index_of(device: Any) -> int:
-    """The index a device names; a bare ``remote_accelerator`` is the current one, 0."""
-    from .devices import device as mindtorch_device
-
-    return mindtorch_device(device).index or 0
-
-
 # ---- materialization -------------------------------------------------------------------------------------------------
 lock = threading.RLock()
 triggers: dict[str, int] = {}
@@ -394,7 +361,7 @@ def _upload(t: torch.Tensor, index: int) -> Any:
         kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
         raise UnsupportedOperationError(f"[to] {DEVICE_TYPE} holds dense strided tensors, got a {kind} one")
     with ExitStack() as stack:
-        intercept.quiet(stack)
+        predict.quiet(stack)
         value = t.detach().to(executor().device, copy=True)
     return _core.hold(value, index, None, torch.is_grad_enabled())
 
@@ -444,7 +411,7 @@ def _repr(t: LazyTensor) -> str:
 # ---- wiring ----------------------------------------------------------------------------------------------------------
 def _unsure(args: tuple, kwargs: dict) -> Any:
     # From here on the tensor may require grad: its ops go through torch's autograd.
-    for t in intercept.lazy_in(list(args)):
+    for t in predict.lazy_in(list(args)):
         t._handle.no_grad = False
     return NotImplemented
 
@@ -510,7 +477,7 @@ def _install() -> _tape.Tape:
     main.on_limit = lambda: flush("limit")
     main.on_draws = lambda: draw("unread draws")
     offset = _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, torch=torch)
-    _keys.init(LazyTensor, _FastLazyTensor, offset, intercept.same_device, torch)
+    _keys.init(LazyTensor, _FastLazyTensor, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)
     for func, handler in _handlers().items():
@@ -530,5 +497,3 @@ def _install() -> _tape.Tape:
 
 
 tape = _install()
-location = _context.location
-op_name = ops.op_name

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors"},
-    {"ops", "devices", "hardware"},
-    {"tensor", "intercept", "metadata"},
+    {"ops", "devices", "hardware", "lazy_device"},
+    {"tensor", "intercept", "predict", "metadata"},
     {"graph", "creation", "modules", "counters", "hooks"},
     {"execute", "semantics", "optimize"},
     {"profile", "program", "configs", "inputs", "outcome"},

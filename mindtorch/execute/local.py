@@ -15,7 +15,7 @@ import torch
 from .._ext import context as _context
 from .._ext import lazy as _core
 from ..errors import MaterializationError, UsageError
-from ..intercept import quiet
+from ..predict import quiet
 from ..tensor import tape
 from .base import Executor
 

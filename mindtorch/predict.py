@@ -1,0 +1,269 @@
+"""What a call will give: sizes, dtype, strides and aliasing of its results, before it runs.
+
+Asked once per distinct call. The extension's own shape rules first, torch's meta kernels next; small calls are also
+tried on the kernel itself, which refuses some things that meta functions let through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from . import ops
+from ._ext import lazy as _core
+from ._ext import shapes as _shapes
+
+log = logging.getLogger("mindtorch.predict")
+SIG_WRITES, SIG_RANDOM, SIG_VIEW = 2, 4, 8  # as in _ext/structs.pxd
+_CPU = torch.device("cpu")
+# What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
+_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+_shapes.init(torch)
+RULES = frozenset(_shapes.names())
+
+
+# ---- infer -----------------------------------------------------------------------------------------------------------
+def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
+    """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
+
+    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index) per fresh tensor.
+    check: ask the kernel itself about small calls (see _probe).
+    alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
+    """
+    if info.name == "genie::manual_seed":
+        return [], [], (3,), b"", SIG_RANDOM
+    inputs: list[torch.Tensor] = []
+    written = bytearray()
+    for position, a in enumerate(args):
+        collect(a, position in info.writes, inputs, written)
+    for key, a in kwargs.items():
+        collect(a, key in info.writes, inputs, written)
+    if kwargs.get("generator") is not None:
+        return None
+    eager_row = (row := ops.row(info.name)) is not None and row.eager
+    if device is None and (eager_row or not any(written)) and not info.random and not info.view:
+        spec = _infer_by_rule(info, args, kwargs, inputs, written)
+        if spec is not None:
+            return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
+    if eager_row:
+        return None  # torch's own prediction is known to be wrong
+    with ExitStack() as stack:
+        quiet(stack)
+        metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
+        before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
+        holes = iter(metas)
+        margs = tuple(_replace(a, holes) for a in args)
+        mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
+        if device is not None:
+            mkwargs["device"] = torch.device("meta")
+        try:
+            out = info.call(*margs, **mkwargs)
+        except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
+            log.debug("%s: no meta inference: %s", info.name, error)
+            return None
+        if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
+            return None
+        device_given = device is not None
+        if device is None:
+            device = _core.device_index(inputs[0]) if inputs else 0
+        spec = _spec(info, out, metas, written, dispatch, device)
+    if spec is None or info.view or device_given or not check:
+        return spec
+    return spec if _probe(info, args, kwargs, inputs, spec) else None
+
+
+def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
+    """The result by the extension's own shape rules, if the op's family has one."""
+    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
+             (_core.meta_of(_core.get_handle(t)) for t in inputs)]
+    holes = iter(metas)
+    margs = tuple(_replace(a, holes) for a in args)
+    mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
+    result = _shapes.infer(info.name, margs, mkwargs)
+    if result is None:
+        return None
+    device = _core.device_index(inputs[0]) if inputs else 0
+    outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
+            for shape, stride, dtype in result]
+    single = len(outs) == 1
+    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), bytes(written), (
+        SIG_WRITES if any(written) else 0)
+
+
+_PROBE_ELEMENTS = 1 << 14
+
+
+def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spec: Any) -> bool:
+    """Would the kernel itself take this call, and give what was predicted? Asked once per distinct small call.
+
+    Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
+    Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
+    """
+    handles = [_core.meta_of(_core.get_handle(t)) for t in inputs]
+    if sum(m[1].numel() for m in handles) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
+        return True
+    error: Exception | None = None
+    for integer in (0, 1):  # indices may have to be 0, divisors must not be
+        with ExitStack() as stack:
+            quiet(stack, grad=True)
+            values = []
+            for dtype, size, stride, _offset, _device in handles:
+                value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
+                values.append(value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5))
+            holes = iter(values)
+            cargs = tuple(concrete(a, holes, _CPU) for a in args)
+            ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+            state = torch.default_generator.get_state() if info.random else None
+            try:
+                out = info.call(*cargs, **ckwargs)
+                return _as_predicted(out, spec)
+            except torch.linalg.LinAlgError:
+                return True  # about these values, not about the call
+            except _TORCH_ERRORS as e:
+                error = e
+            finally:
+                if state is not None:
+                    torch.default_generator.set_state(state)
+    log.debug("%s: the kernel refuses the call: %s", info.name, error)
+    return False
+
+
+def _as_predicted(out: Any, spec: Any) -> bool:
+    items = out if isinstance(out, (tuple, list)) else (out,)
+    ret = spec[2]
+    for position, item in enumerate(items):
+        code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
+        if code is None or code < 0 or not isinstance(item, torch.Tensor):
+            continue
+        dtype, size, _stride, offset, device = spec[0][code]
+        if item.dtype is not dtype or item.shape != size:
+            return False
+        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), offset, device)
+    return True
+
+
+def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    stride, acc = [], 1
+    for n in reversed(size):
+        stride.append(acc)
+        acc *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, dispatch: bool, device: int) -> Any:
+    items = out if isinstance(out, (tuple, list)) else (out,)
+    codes: list[int | None] = []
+    outs: list[tuple] = []
+    alias: list[int] = []
+    storages = {m.untyped_storage()._cdata: i for i, m in reversed(list(enumerate(metas)))}
+    for item in items:
+        if item is None:
+            codes.append(None)
+            continue
+        if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "meta":
+            return None
+        same = next((i for i, m in enumerate(metas) if m is item), None)
+        if same is not None:
+            codes.append(-1 - same)
+            if not dispatch:
+                return None
+            continue
+        shared = storages.get(item.untyped_storage()._cdata, -1)
+        if shared >= 0 and not dispatch:
+            return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
+        codes.append(len(outs))
+        alias.append(shared)
+        outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
+                     device))
+    flags = SIG_WRITES if any(written) else 0
+    if info.random:
+        flags |= SIG_RANDOM
+    if outs and not flags and all(a >= 0 for a in alias):
+        flags |= SIG_VIEW
+    if not flags & (SIG_WRITES | SIG_RANDOM) and not outs:
+        return None  # nothing to remember: a query
+    ret: tuple | None
+    if out is None:
+        ret = (3,)
+    elif isinstance(out, (tuple, list)):
+        ret = (1 if isinstance(out, tuple) else 2, *codes)
+    else:
+        ret = None if codes == [0] else (0, *codes)
+    return outs, alias, ret, bytes(written), flags
+
+
+def collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
+    for t in lazy_in(a):
+        inputs.append(t)
+        written.append(write)
+
+
+def lazy_in(a: Any) -> Iterator[torch.Tensor]:
+    """Lazy tensors in an argument, in the order in which the extension encodes them."""
+    if isinstance(a, torch.Tensor):
+        if _core.get_handle(a) is not None:
+            yield a
+    elif isinstance(a, (tuple, list)):
+        for item in a:
+            yield from lazy_in(item)
+
+
+def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
+    if isinstance(a, torch.Tensor):
+        return next(holes) if _core.get_handle(a) is not None else a
+    if isinstance(a, torch.Size):
+        return a
+    if isinstance(a, (tuple, list)):
+        return type(a)(_replace(item, holes) for item in a)
+    return torch.device("meta") if isinstance(a, torch.device) else a
+
+
+def _meta_tensor(handle: Any) -> torch.Tensor:
+    dtype, size, stride, offset, _device = _core.meta_of(handle)
+    if stride is None and not offset:
+        return torch.empty(size, dtype=dtype, device="meta")
+    if stride is None:
+        stride = torch.empty(size, device="meta").stride()
+    length = 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    return torch.empty(max(length, offset), dtype=dtype, device="meta").as_strided(size, stride, offset)
+
+
+def quiet(stack: ExitStack, grad: bool = False) -> None:
+    """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
+
+    ``grad``: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
+    """
+    stack.enter_context(torch._C.DisableTorchFunction())
+    if torch._C._len_torch_dispatch_stack():
+        stack.enter_context(_python_dispatch._disable_current_modes())
+    if torch._C._is_any_autocast_enabled():
+        stack.enter_context(torch._C._DisableAutocast())
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        stack.enter_context(torch._C._DisableFuncTorch())
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch.inference_mode(False))
+    if not grad:
+        stack.enter_context(torch.no_grad())
+
+
+def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:
+    """The argument with computed tensors in its holes, and the executor's device for ours."""
+    if isinstance(a, torch.Tensor):
+        return next(holes) if _core.get_handle(a) is not None else a
+    if isinstance(a, torch.Size):
+        return a
+    if isinstance(a, (tuple, list)):
+        return type(a)(concrete(item, holes, device) for item in a)
+    if isinstance(a, torch.device) and same_device(a):
+        return device
+    return a
+
+
+def same_device(device: torch.device) -> bool:
+    """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
+    return device.type in ("cpu", "remote_accelerator")
