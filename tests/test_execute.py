@@ -171,11 +171,12 @@ def test_L10_a_long_chain_records_and_runs_without_recursion() -> None:
     n = 200_000
     x = torch.zeros((), device=LAZY)
     y = x
+    before = mindtorch.stats()["bytes_held"]  # tables that earlier programs of this process have filled
     for _ in range(n):
         y = y + 1
     s = mindtorch.stats()
     assert s["ops_pending"] == n + 1
-    assert s["bytes_per_op"] <= 100
+    assert 28 <= (s["bytes_held"] - before) / n <= 100
     assert y.item() == n
     s = mindtorch.stats()
     assert s["ops_executed"] == n + 1 and s["ops_pending"] == 0
