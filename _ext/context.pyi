@@ -11,7 +11,6 @@ def configure(
     sequence_nr: Callable[[], int],
     current_node: Callable[[], Any],
     grad_enabled: Callable[[], bool],
-    root_observer: Callable[[Any, int], None] | None = None,
     parameter_owner: Callable[[Any], int] | None = None,
 ) -> None: ...
 def optimizer_begin(optimizer: object) -> None: ...

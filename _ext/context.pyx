@@ -7,13 +7,14 @@ Nothing here imports torch; `configure` hands in the few torch functions that ar
 """
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, realloc
 from libc.string cimport memmove
 
 import sys
 from types import FunctionType
 
-from mindtorch._ext import location as _location
+from mindtorch._ext import location as _location, paths as _paths
+from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 
 cdef extern from *:
     """
@@ -59,34 +60,6 @@ cdef extern from *:
     static void mt_register(mt_tls *t) { (void)t; }
     #endif
 
-    /* The live referent as a new reference, or NULL without an error. */
-    static inline PyObject *mt_referent(PyObject *wr) {
-        PyObject *got = NULL;
-    #if PY_VERSION_HEX >= 0x030D0000
-        if (PyWeakref_GetRef(wr, &got) < 0) PyErr_Clear();
-    #else
-        got = PyWeakref_GET_OBJECT(wr);
-        if (got == Py_None) return NULL;
-        Py_INCREF(got);
-    #endif
-        return got;
-    }
-    static inline int mt_is_referent(PyObject *wr, PyObject *ob) {
-        PyObject *got = mt_referent(wr);
-        Py_XDECREF(got);
-        return got == ob;
-    }
-    /* module.__dict__["_modules"][name] is child? Never raises. */
-    static inline int mt_holds(PyObject *module, PyObject *modules_str, PyObject *name, PyObject *child) {
-        PyObject *d = PyObject_GenericGetDict(module, NULL), *m;
-        int same = 0;
-        if (d == NULL) { PyErr_Clear(); return 0; }
-        m = PyDict_GetItemWithError(d, modules_str);
-        if (m != NULL && PyDict_Check(m)) same = PyDict_GetItemWithError(m, name) == child;
-        Py_DECREF(d);
-        if (PyErr_Occurred()) PyErr_Clear();
-        return same;
-    }
     /* Calls f(), reads an unsigned number; `fail` when that did not work. Never raises. */
     static inline uint64_t mt_number(PyObject *r, uint64_t fail) {
         uint64_t v;
@@ -146,8 +119,6 @@ cdef extern from *:
     mt_tls *mt_get() noexcept
     int mt_setup() noexcept
     void mt_register(mt_tls *t) noexcept
-    bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
-    bint mt_holds(PyObject *module, PyObject *modules_str, PyObject *name, PyObject *child) noexcept
     uint64_t mt_call_number(PyObject *f, uint64_t fail) noexcept
     uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
     PyObject *mt_call_optional(PyObject *f) noexcept
@@ -157,12 +128,8 @@ cdef extern from *:
     PyObject *PyObject_Vectorcall "mt_vectorcall" (
         PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept
     PyObject *PyErr_NoMemory() noexcept
-    void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
-    PyObject *PyWeakref_NewRef(PyObject *ob, PyObject *callback) noexcept
-    void PyErr_Clear() noexcept
     void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **trace) noexcept
     void PyErr_Restore(PyObject *kind, PyObject *value, PyObject *trace) noexcept
-    void Py_XDECREF(PyObject *p) noexcept
     void decref "Py_DECREF" (PyObject *p) noexcept
     void incref "Py_INCREF" (PyObject *p) noexcept
 
@@ -176,260 +143,19 @@ cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the 
 cdef enum:
     LOG_CAP = 1 << 18                          # boundaries remembered per thread: about 800 steps of GPT-2
     DEAD_LOGS = 8                              # logs of ended threads kept, as their graphs may still be run
-    CODE_CAP = 1 << 16                         # code objects kept alive at most; beyond, locations are unknown
-    MODULES_CAP = 1 << 20                      # (parent, module) pairs before the dead ones are swept
 
-cdef object s_modules = sys.intern("_modules")
 cdef object s_sequence_nr = sys.intern("_sequence_nr")
 cdef object _original_call = None
 cdef object _original_backward = None
 cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
-cdef object _root_observer = None
 cdef object _parameter_owner = None
 
 cdef transition_fn _hook = NULL
 cdef void *_hook_data = NULL
 cdef uint32_t _backwards = 0                   # engine runs in progress, in any thread
 cdef mt_log *_backward_log = NULL              # log of the thread that started the last of them
-
-
-# ---------------------------------------------------------------- paths: (parent id, name) interned
-
-cdef struct Path:
-    PyObject *name                             # owned, interned
-    PyObject *class_name                       # owned, interned
-    uint32_t parent
-
-cdef Path *paths = <Path *> calloc(64, sizeof(Path))
-cdef uint32_t n_paths = 1                      # 0 = no module
-cdef uint32_t cap_paths = 64
-cdef dict path_ids = {}
-
-
-def intern_path(parent, name, class_name):
-    """Id of the path `parent`.`name`; the class name of the first module seen there is kept."""
-    global paths, n_paths, cap_paths
-    key = (parent, name)
-    got = path_ids.get(key)
-    if got is not None:
-        return got
-    if not 0 <= parent < n_paths:
-        raise IndexError(f"[intern_path] expected a path id below {n_paths}, got {parent}")
-    name = sys.intern(name)
-    class_name = sys.intern(class_name)
-    cdef Path *bigger
-    if n_paths == cap_paths:
-        bigger = <Path *> realloc(paths, 2 * cap_paths * sizeof(Path))
-        if bigger == NULL:
-            raise MemoryError
-        paths = bigger
-        cap_paths *= 2
-    cdef Path *p = &paths[n_paths]
-    p.name = <PyObject *> name
-    p.class_name = <PyObject *> class_name
-    p.parent = parent
-    incref(p.name)
-    incref(p.class_name)
-    path_ids[(parent, name)] = n_paths
-    n_paths += 1
-    return n_paths - 1
-
-
-cdef Path *path_at(id) except NULL:
-    if not 0 < id < n_paths:
-        raise IndexError(f"[path] expected an id in 1..{n_paths - 1}, got {id}")
-    return &paths[<uint32_t> id]
-
-
-def module_path(id):
-    """Dotted path such as ``GPT2.h.0.attn``; "" for id 0."""
-    names = []
-    while id:
-        p = path_at(id)
-        names.append(<object> p.name)
-        id = p.parent
-    return ".".join(reversed(names))
-
-
-def path_parent(id):
-    return path_at(id).parent
-
-
-def path_name(id):
-    return <object> path_at(id).name
-
-
-def path_class(id):
-    return <object> path_at(id).class_name
-
-
-def path_count():
-    """Ids are 1 .. path_count() - 1."""
-    return n_paths
-
-
-# ---------------------------------------------------------------- known (parent, module) pairs
-
-cdef struct Known:                             # open addressing; empty when child == NULL
-    PyObject *child                            # borrowed: only compared, and validated by wr_child
-    PyObject *parent                           # borrowed; NULL for an outermost call
-    PyObject *wr_child                         # owned
-    PyObject *wr_parent                        # owned or NULL
-    PyObject *wr_owner                         # owned or NULL: container that holds the child
-    PyObject *owner                            # borrowed
-    PyObject *name                             # borrowed from the path: the child's name in the owner
-    uint32_t context                           # path id of the parent; OUTER_BACKWARD for a recompute
-    uint32_t path
-
-cdef enum:
-    OUTER_BACKWARD = 0xFFFFFFFF
-    NO_PATH = 0xFFFFFFFE
-
-cdef Known *known = <Known *> calloc(256, sizeof(Known))
-cdef uint32_t known_mask = 255
-cdef uint32_t n_known = 0
-
-
-cdef inline uint32_t known_slot(PyObject *child, PyObject *parent, uint32_t context) noexcept:
-    cdef uint64_t h = (<uintptr_t> child >> 4) * <uint64_t> 0x9E3779B97F4A7C15
-    h ^= (<uintptr_t> parent >> 4) * <uint64_t> 0xC2B2AE3D27D4EB4F + context
-    cdef uint32_t i = <uint32_t> (h >> 20) & known_mask
-    while known[i].child != NULL:
-        if known[i].child == child and known[i].parent == parent and known[i].context == context:
-            return i
-        i = (i + 1) & known_mask
-    return i
-
-
-cdef inline bint known_valid(Known *k) noexcept:
-    """Ids of dead objects come back and modules are moved: believe an entry only if it is true now."""
-    if not mt_is_referent(k.wr_child, k.child):
-        return False
-    if k.parent != NULL and not mt_is_referent(k.wr_parent, k.parent):
-        return False
-    if k.wr_owner == NULL:
-        return True
-    if k.owner != k.parent and not mt_is_referent(k.wr_owner, k.owner):
-        return False
-    return mt_holds(k.owner, <PyObject *> s_modules, k.name, k.child)
-
-
-cdef int known_grow() except -1:
-    """Double the table, or only drop the dead when most are; called with the table two thirds full."""
-    global known, known_mask, n_known
-    cdef uint32_t i, j, size = known_mask + 1, live = 0
-    for i in range(size):
-        if known[i].child != NULL and mt_is_referent(known[i].wr_child, known[i].child):
-            live += 1
-    cdef Known *old = known
-    cdef uint32_t new_size = size * 2 if live * 3 > size else size
-    cdef Known *new = <Known *> calloc(new_size, sizeof(Known))
-    if new == NULL:
-        raise MemoryError
-    known = new
-    known_mask = new_size - 1
-    n_known = 0
-    for i in range(size):
-        if old[i].child == NULL:
-            continue
-        if mt_is_referent(old[i].wr_child, old[i].child):
-            j = known_slot(old[i].child, old[i].parent, old[i].context)
-            known[j] = old[i]
-            n_known += 1
-        else:
-            decref(old[i].wr_child)
-            Py_XDECREF(old[i].wr_parent)
-            Py_XDECREF(old[i].wr_owner)
-    free(old)
-    return 0
-
-
-cdef tuple locate(object child, object parent, uint32_t context, mt_tls *t):
-    """(path id, owner or None) of a module called by `parent`. First call only: a search by identity."""
-    cdef object cls = type(child).__name__
-    cdef object ancestor, container, name
-    cdef uint32_t base
-    cdef Py_ssize_t i
-    for name, container in parent._modules.items():          # by far the most frequent case
-        if container is child:
-            return intern_path(context, name, cls), parent
-    for i in range(<Py_ssize_t> t.depth - 1, -1, -1):        # deeper, or held by a module further out
-        ancestor = <object> t.stack[i]
-        base = t.ids[i]
-        for name, container in ancestor.named_modules():
-            if container is child and name:
-                return intern_steps(ancestor, base, name, cls)
-    # Held by no running module: made on the fly or kept in a plain list.
-    return intern_path(context, f"({cls})", cls), None
-
-
-cdef tuple intern_steps(object root, uint32_t base, str qualified, object cls):
-    """One path per component, so that containers (ModuleList) appear in the tree."""
-    cdef object owner = root
-    *containers, last = qualified.split(".")
-    for name in containers:
-        owner = owner._modules[name]
-        base = intern_path(base, name, type(owner).__name__)
-    return intern_path(base, last, cls), owner
-
-
-cdef uint32_t outer_path(object module, bint recompute) except? NO_PATH:
-    """Path of an outermost call. In backward (checkpointing runs forward code again) the module's earlier path."""
-    cdef uint32_t i
-    if recompute:
-        for i in range(known_mask + 1):
-            if (known[i].child == <PyObject *> module and known[i].context != OUTER_BACKWARD
-                    and known_valid(&known[i])):
-                return known[i].path
-    return intern_path(0, type(module).__name__, type(module).__name__)
-
-
-cdef uint32_t learn(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) except? NO_PATH:
-    global n_known
-    cdef object owner = None
-    cdef uint32_t path, slot
-    if parent == NULL:
-        path = outer_path(<object> child, context == OUTER_BACKWARD)
-    else:
-        path, owner = locate(<object> child, <object> parent, context, t)
-    if (n_known + 1) * 3 > (known_mask + 1) * 2:
-        known_grow()
-    slot = known_slot(child, parent, context)
-    cdef Known *k = &known[slot]
-    cdef Known stale = k[0]
-    cdef PyObject *wr_child = PyWeakref_NewRef(child, NULL)
-    cdef PyObject *wr_parent = NULL
-    cdef PyObject *wr_owner = NULL
-    if wr_child != NULL and parent != NULL:
-        wr_parent = PyWeakref_NewRef(parent, NULL)
-    if wr_child != NULL and owner is not None:
-        wr_owner = PyWeakref_NewRef(<PyObject *> owner, NULL)
-    if wr_child == NULL or (parent != NULL and wr_parent == NULL) or (owner is not None and wr_owner == NULL):
-        PyErr_Clear()                                        # a class without weak references: not remembered
-        Py_XDECREF(wr_child)
-        Py_XDECREF(wr_parent)
-        Py_XDECREF(wr_owner)
-        return path
-    if k.child == NULL:
-        n_known += 1
-    k.child = child
-    k.parent = parent
-    k.wr_child = wr_child
-    k.wr_parent = wr_parent
-    k.wr_owner = wr_owner
-    k.owner = <PyObject *> owner if owner is not None else NULL
-    k.name = paths[path].name
-    k.context = context
-    k.path = path
-    if stale.child != NULL:
-        decref(stale.wr_child)
-        Py_XDECREF(stale.wr_parent)
-        Py_XDECREF(stale.wr_owner)
-    if parent == NULL and context == 0 and _root_observer is not None:
-        _root_observer(<object> child, path)
-    return path
 
 
 # ---------------------------------------------------------------- sequence-number logs, one per thread
@@ -480,7 +206,7 @@ cdef void log_boundary(mt_tls *t, uint32_t module) noexcept:
 
 cdef bint log_room(mt_log *log) noexcept:
     cdef uint32_t half = log.n // 2
-    cdef uint32_t cap = 2 * log.cap if log.cap else 256
+    cdef uint32_t cap = 2 * log.cap if log.cap else 16
     cdef uint64_t *seq
     cdef uint32_t *module
     if log.cap >= LOG_CAP:                     # forget the older half: their nodes read as "no module"
@@ -599,16 +325,6 @@ cdef bint push(mt_tls *t, PyObject *module, uint32_t id) noexcept:
     return True
 
 
-cdef uint32_t learn_safely(PyObject *child, PyObject *parent, uint32_t context, mt_tls *t) noexcept:
-    """learn(); NO_PATH with the error set when it raised (a module's own named_modules may)."""
-    try:
-        return learn(child, parent, context, t)
-    except BaseException as error:
-        raised, kind = error, type(error)
-    PyErr_SetObject(<PyObject *> kind, <PyObject *> raised)
-    return NO_PATH
-
-
 cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept:
     """Vectorcall of the replacement of ``Module.__call__``: the original, with the path kept while it runs.
 
@@ -616,31 +332,24 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     """
     cdef mt_tls *t = mt_get()
     cdef PyObject *module = args[0] if nargsf & ARGUMENT_COUNT else NULL
-    cdef PyObject *parent = NULL
     cdef PyObject *result
     cdef PyObject *kind
     cdef PyObject *value
     cdef PyObject *trace
-    cdef uint32_t depth = t.depth, previous = t.module, context = previous, id, slot
+    cdef uint32_t depth = t.depth, previous = t.module, id
     cdef uint8_t previous_phase = t.phase, phase = previous_phase
     if module == NULL:                         # let the original complain
         return PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
     if depth != t.base:
-        parent = t.stack[depth - 1]
-        context = t.ids[depth - 1]
+        id = path_of_child(module, t.stack, t.ids, depth)
     elif _backwards and current_phase() == PHASE_BACKWARD:
-        context = OUTER_BACKWARD               # recomputed by checkpointing: stays part of backward
+        id = path_of_outermost(module, backward_module(t))    # recomputed by checkpointing: stays part of backward
         phase = PHASE_BACKWARD
     else:
-        context = 0
+        id = path_of_outermost(module, 0)
         phase = PHASE_FORWARD
-    slot = known_slot(module, parent, context)
-    if known[slot].child != NULL and known_valid(&known[slot]):
-        id = known[slot].path
-    else:
-        id = learn_safely(module, parent, context, t)
-        if id == NO_PATH:
-            return NULL
+    if id == NO_PATH:
+        return NULL
     if _hook != NULL:
         _hook(_hook_data, MODULE_ENTER, id, phase)
     if not push(t, module, id):
@@ -756,17 +465,15 @@ def set_run_backward(original):
     _original_backward = original
 
 
-def configure(sequence_nr, current_node, grad_enabled, root_observer=None, parameter_owner=None):
+def configure(sequence_nr, current_node, grad_enabled, parameter_owner=None):
     """Hand in torch's ``_get_sequence_nr``, ``_current_autograd_node`` and ``is_grad_enabled``.
 
-    ``root_observer(module, path_id)`` hears of each outermost module once; ``parameter_owner(tensor)`` gives the
-    path id of the module that owns a parameter, 0 for none.
+    ``parameter_owner(tensor)`` gives the path id of the module that owns a parameter, 0 for none.
     """
-    global _sequence_nr, _current_node, _grad_enabled, _root_observer, _parameter_owner
+    global _sequence_nr, _current_node, _grad_enabled, _parameter_owner
     _sequence_nr = sequence_nr
     _current_node = current_node
     _grad_enabled = grad_enabled
-    _root_observer = root_observer
     _parameter_owner = parameter_owner
 
 
@@ -780,6 +487,12 @@ def get_phase():
 
 get_location = _location.get_location
 location = _location.location
+intern_path = _paths.intern_path
+module_path = _paths.module_path
+path_parent = _paths.path_parent
+path_name = _paths.path_name
+path_class = _paths.path_class
+path_count = _paths.path_count
 
 
 def phase_name(id):
@@ -787,8 +500,8 @@ def phase_name(id):
 
 
 def table_bytes():
-    """Bytes held by the tables of this extension (paths, known modules, logs), Python names excluded."""
-    cdef size_t total = cap_paths * sizeof(Path) + (known_mask + 1) * sizeof(Known) + sys.getsizeof(path_ids)
+    """Bytes held by the tables of paths, source lines and autograd numbers; names and code belong to the program."""
+    cdef size_t total = _paths.table_bytes() + _location.table_bytes()
     for address in logs:
         total += sizeof(mt_log) + (<mt_log *> <uintptr_t> address).cap * 12
     return total

@@ -35,6 +35,7 @@ cdef class Interner:
     cdef uint32_t sig_bytes(self, SigS* s) noexcept
     cdef void _free_entries(self) noexcept
     cdef void _free_sig(self, SigS* s) noexcept
+    cdef object _share(self, object tup, bint stride)
     cdef int _grow_metas(self) except -1
     cdef int _grow_sigs(self) except -1
 

@@ -19,6 +19,10 @@ from libc.string cimport memcmp, memcpy, memset
 from .structs cimport MAX_SIGS, MetaS, SigS
 
 
+cdef enum:
+    SHARED = 64                # entries back that a size or stride is looked for, to be held once
+
+
 cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
     # 8 bytes at a time, multiply-xorshift (the finalizer of splitmix64); the key is short and trusted.
     cdef uint64_t h = 0x9E3779B97F4A7C15ULL ^ n
@@ -114,23 +118,35 @@ cdef class Interner:
             return self.meta_id(dtype, size, stride, offset, device)
         if type(size) is not self.size_type:
             size = self.size_type(size)
+        size = self._share(size, False)
+        if stride is not None:
+            stride = self._share(stride, True)
         mid = self.n_metas
         m = &self.metas[mid]
         m.dtype = <PyObject*>dtype
         Py_INCREF(size)
         m.size = <PyObject*>size
         m.stride = NULL
-        self.bytes += _object_bytes(size)
         if stride is not None:
             Py_INCREF(stride)
             m.stride = <PyObject*>stride
-            self.bytes += _object_bytes(stride)
         m.offset = offset
         m.device = device
         m.hash = h
         self.meta_index[i] = mid
         self.n_metas += 1
         return mid
+
+    cdef object _share(self, object tup, bint stride):
+        """An equal tuple that recent metadata holds, or this one: views of a size differ in strides or offset only."""
+        cdef uint32_t mid
+        cdef PyObject* held
+        for mid in range(self.n_metas - 1, max(<int64_t>self.n_metas - SHARED, 1) - 1, -1):
+            held = self.metas[mid].stride if stride else self.metas[mid].size
+            if held and PyObject_RichCompareBool(<object>held, tup, Py_EQ):
+                return <object>held
+        self.bytes += _object_bytes(tup)
+        return tup
 
     cdef int _grow_metas(self) except -1:
         cdef uint32_t cap = self.cap_metas + self.cap_metas // 2

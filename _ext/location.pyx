@@ -29,31 +29,22 @@ cdef extern from *:
 
 cdef enum:
     CODE_CAP = 1 << 16                         # code objects kept alive at most; beyond, new lines read as unknown
+    SKIP = 1 << 31                             # in code_slots: the library's own code
     SKIPPED = 0xFFFFFFFF
 
-cdef struct CodeSlot:                          # open addressing; empty when code == NULL
-    PyObject *code                             # owned, so that the address means this code for good
-    uint32_t index                             # order of arrival: the upper half of a place's key
-    uint32_t skip                              # the library's own code
-
-cdef struct Place:
-    PyObject *code                             # borrowed from its CodeSlot
-    int32_t lasti
-
-cdef struct PlaceSlot:                         # open addressing; empty when id == 0
-    uint64_t key                               # code index << 32 | instruction
-    uint32_t id
-
-cdef CodeSlot *code_slots = <CodeSlot *> calloc(256, sizeof(CodeSlot))
-cdef uint32_t code_mask = 255
-cdef uint32_t n_codes = 0
-cdef PlaceSlot *place_slots = <PlaceSlot *> calloc(256, sizeof(PlaceSlot))
-cdef uint32_t place_mask = 255
-cdef Place *places = <Place *> calloc(128, sizeof(Place))
+# Two arrays in order of arrival, each with an open-addressing table of indices (0 = empty; both count from 1).
+cdef PyObject **codes = <PyObject **> calloc(32, sizeof(PyObject *))    # owned: the address means this code for good
+cdef uint32_t *code_slots = <uint32_t *> calloc(64, sizeof(uint32_t))
+cdef uint32_t n_codes = 1
+cdef uint32_t cap_codes = 32
+cdef uint32_t code_mask = 63
+cdef uint64_t *places = <uint64_t *> calloc(32, sizeof(uint64_t))       # code << 32 | instruction
+cdef uint32_t *place_slots = <uint32_t *> calloc(64, sizeof(uint32_t))
 cdef uint32_t n_places = 1                     # 0 = unknown
-cdef uint32_t cap_places = 128
+cdef uint32_t cap_places = 32
+cdef uint32_t place_mask = 63
 cdef tuple skip_prefixes = ()
-if code_slots == NULL or place_slots == NULL or places == NULL:
+if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
     raise MemoryError
 
 
@@ -62,97 +53,99 @@ cdef bint skipped(PyObject *code) noexcept:
     return name.startswith(skip_prefixes)
 
 
-cdef bint grow_codes() noexcept:
-    global code_slots, code_mask
-    cdef CodeSlot *old = code_slots
-    cdef uint32_t old_size = code_mask + 1, i, j
-    cdef CodeSlot *new = <CodeSlot *> calloc(2 * old_size, sizeof(CodeSlot))
-    if new == NULL:
-        return False
-    code_mask = 2 * old_size - 1
-    for i in range(old_size):
-        if old[i].code != NULL:
-            j = code_hash(old[i].code)
-            while new[j].code != NULL:
-                j = (j + 1) & code_mask
-            new[j] = old[i]
-    code_slots = new
-    free(old)
-    return True
-
-
 cdef inline uint32_t code_hash(PyObject *code) noexcept:
-    return <uint32_t> (((<uintptr_t> code >> 4) * <uint64_t> 0x9E3779B97F4A7C15) >> 24) & code_mask
+    return <uint32_t> (((<uintptr_t> code >> 4) * <uint64_t> 0x9E3779B97F4A7C15) >> 24)
+
+
+cdef inline uint32_t place_hash(uint64_t place) noexcept:
+    return <uint32_t> ((place * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
 
 
 cdef inline uint32_t code_index(PyObject *code) noexcept:
     """Index of a user's code object; SKIPPED for the library's own; takes a reference the first time."""
-    cdef uint32_t i = code_hash(code)
-    while code_slots[i].code != NULL:
-        if code_slots[i].code == code:
-            return SKIPPED if code_slots[i].skip else code_slots[i].index
+    cdef uint32_t i = code_hash(code) & code_mask
+    cdef uint32_t entry
+    while True:
+        entry = code_slots[i]
+        if entry == 0:
+            return new_code(code)
+        if codes[entry & ~SKIP] == code:
+            return SKIPPED if entry & SKIP else entry
         i = (i + 1) & code_mask
-    return new_code(code)
 
 
 cdef uint32_t new_code(PyObject *code) noexcept:
-    global n_codes
-    cdef uint32_t i
-    if n_codes >= CODE_CAP or ((n_codes + 1) * 3 > (code_mask + 1) * 2 and not grow_codes()):
+    global codes, cap_codes, code_slots, code_mask, n_codes
+    cdef PyObject **bigger
+    cdef uint32_t *slots
+    cdef uint32_t i, j
+    if n_codes >= CODE_CAP:
         return SKIPPED
-    i = code_hash(code)
-    while code_slots[i].code != NULL:
+    if n_codes == cap_codes:                   # the slots have twice as many entries
+        bigger = <PyObject **> realloc(codes, 2 * cap_codes * sizeof(PyObject *))
+        if bigger == NULL:
+            return SKIPPED
+        codes = bigger
+        slots = <uint32_t *> calloc(4 * cap_codes, sizeof(uint32_t))
+        if slots == NULL:
+            return SKIPPED
+        cap_codes *= 2
+        for i in range(code_mask + 1):
+            if code_slots[i]:
+                j = code_hash(codes[code_slots[i] & ~SKIP]) & (2 * cap_codes - 1)
+                while slots[j]:
+                    j = (j + 1) & (2 * cap_codes - 1)
+                slots[j] = code_slots[i]
+        free(code_slots)
+        code_slots = slots
+        code_mask = 2 * cap_codes - 1
+    i = code_hash(code) & code_mask
+    while code_slots[i]:
         i = (i + 1) & code_mask
     incref(code)
-    code_slots[i].code = code
-    code_slots[i].index = n_codes
-    code_slots[i].skip = skipped(code)
+    codes[n_codes] = code
+    code_slots[i] = n_codes | (SKIP if skipped(code) else 0)
     n_codes += 1
-    return SKIPPED if code_slots[i].skip else code_slots[i].index
+    return SKIPPED if code_slots[i] & SKIP else n_codes - 1
 
 
-cdef uint32_t intern_place(PyObject *code, uint32_t index, int lasti) noexcept:
-    cdef uint64_t key = (<uint64_t> index << 32) | <uint32_t> lasti
-    cdef uint32_t i = <uint32_t> ((key * <uint64_t> 0x9E3779B97F4A7C15) >> 32) & place_mask
-    while place_slots[i].id:
-        if place_slots[i].key == key:
-            return place_slots[i].id
+cdef uint32_t intern_place(uint32_t code, int lasti) noexcept:
+    cdef uint64_t place = (<uint64_t> code << 32) | <uint32_t> lasti
+    cdef uint32_t i = place_hash(place) & place_mask
+    while place_slots[i]:
+        if places[place_slots[i]] == place:
+            return place_slots[i]
         i = (i + 1) & place_mask
-    return new_place(code, key, lasti)
+    return new_place(place)
 
 
-cdef uint32_t new_place(PyObject *code, uint64_t key, int lasti) noexcept:
+cdef uint32_t new_place(uint64_t place) noexcept:
     global places, n_places, cap_places, place_slots, place_mask
-    cdef Place *bigger
-    cdef PlaceSlot *old = place_slots
-    cdef PlaceSlot *new
-    cdef uint32_t i, j, old_size = place_mask + 1
+    cdef uint64_t *bigger
+    cdef uint32_t *slots
+    cdef uint32_t id, j
     if n_places == cap_places:
-        bigger = <Place *> realloc(places, 2 * cap_places * sizeof(Place))
+        bigger = <uint64_t *> realloc(places, 2 * cap_places * sizeof(uint64_t))
         if bigger == NULL:
             return 0
         places = bigger
-        cap_places *= 2
-    if (n_places + 1) * 3 > old_size * 2:
-        new = <PlaceSlot *> calloc(2 * old_size, sizeof(PlaceSlot))
-        if new == NULL:
+        slots = <uint32_t *> calloc(4 * cap_places, sizeof(uint32_t))
+        if slots == NULL:
             return 0
-        place_mask = 2 * old_size - 1
-        for i in range(old_size):
-            if old[i].id:
-                j = <uint32_t> ((old[i].key * <uint64_t> 0x9E3779B97F4A7C15) >> 32) & place_mask
-                while new[j].id:
-                    j = (j + 1) & place_mask
-                new[j] = old[i]
-        place_slots = new
-        free(old)
-    i = <uint32_t> ((key * <uint64_t> 0x9E3779B97F4A7C15) >> 32) & place_mask
-    while place_slots[i].id:
-        i = (i + 1) & place_mask
-    places[n_places].code = code
-    places[n_places].lasti = lasti
-    place_slots[i].key = key
-    place_slots[i].id = n_places
+        cap_places *= 2
+        place_mask = 2 * cap_places - 1
+        for id in range(1, n_places):
+            j = place_hash(places[id]) & place_mask
+            while slots[j]:
+                j = (j + 1) & place_mask
+            slots[j] = id
+        free(place_slots)
+        place_slots = slots
+    j = place_hash(place) & place_mask
+    while place_slots[j]:
+        j = (j + 1) & place_mask
+    places[n_places] = place
+    place_slots[j] = n_places
     n_places += 1
     return n_places - 1
 
@@ -169,7 +162,7 @@ cdef uint32_t current_location() noexcept:
         code = mt_frame_code(frame)
         index = code_index(code)
         if index != SKIPPED:
-            found = intern_place(code, index, mt_frame_lasti(frame))
+            found = intern_place(index, mt_frame_lasti(frame))
             decref(code)                       # the table's own reference stays
             decref(frame)
             return found
@@ -183,11 +176,12 @@ cdef uint32_t current_location() noexcept:
 def configure(prefixes):
     """Code whose file name starts with one of `prefixes` is never the user's. Forgets earlier decisions."""
     global skip_prefixes
-    cdef uint32_t i
+    cdef uint32_t i, index
     skip_prefixes = tuple(prefixes)
     for i in range(code_mask + 1):
-        if code_slots[i].code != NULL:
-            code_slots[i].skip = skipped(code_slots[i].code)
+        index = code_slots[i] & ~SKIP
+        if index:
+            code_slots[i] = index | (SKIP if skipped(codes[index]) else 0)
 
 
 def get_location():
@@ -200,9 +194,10 @@ def location(id):
         raise IndexError(f"[location] expected an id below {n_places}, got {id}")
     if id == 0:
         return None
-    cdef Place *p = &places[<uint32_t> id]
-    code = <object> p.code
-    line = mt_code_line(p.code, p.lasti)
+    cdef uint64_t place = places[<uint32_t> id]
+    cdef PyObject *pointer = codes[place >> 32]
+    code = <object> pointer
+    line = mt_code_line(pointer, <int32_t> (place & 0xFFFFFFFF))
     return code.co_filename, line if line > 0 else code.co_firstlineno, code.co_name
 
 
@@ -213,5 +208,4 @@ def location_count():
 
 def table_bytes():
     """Bytes held by the tables of this extension; code objects belong to the program."""
-    return ((code_mask + 1) * sizeof(CodeSlot) + (place_mask + 1) * sizeof(PlaceSlot)
-            + cap_places * sizeof(Place))
+    return cap_codes * sizeof(PyObject *) + cap_places * sizeof(uint64_t) + (code_mask + 1 + place_mask + 1) * 4

@@ -30,8 +30,8 @@ cdef extern from *:
     void MT_ASSERT(bint c) noexcept
 
 cdef enum:
-    SLOT_BITS = 6
-    SLOT_BLOCK = 64
+    SLOT_BITS = 5
+    SLOT_BLOCK = 32
     SWEEP_MIN = 4096
 
 

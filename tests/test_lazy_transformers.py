@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -133,3 +135,23 @@ def test_L7_training_with_dropout(name: str, checkpointing: bool, same_bits: Cal
         assert (p.grad is None) == (q.grad is None), key
         if p.grad is not None:
             same_bits(q.grad, p.grad, f"gradient of {key}")
+
+
+def test_S5_a_gpt2_forward_stays_within_its_bytes_per_op() -> None:
+    code = """
+import torch, mindtorch, transformers
+config = transformers.GPT2Config(vocab_size=1000, bos_token_id=0, eos_token_id=0)
+model = transformers.GPT2LMHeadModel(config).eval().to("remote_accelerator:0")
+tokens = torch.randint(1000, (1, 64)).to("remote_accelerator:0")
+mindtorch.reset_stats()
+with torch.no_grad():
+    out = model(tokens)
+figures = mindtorch.stats()
+assert figures["ops_executed"] == 0 and not out.logits.materialized
+print(figures["ops_recorded"], figures["bytes_held"])
+"""
+    # A process of its own: tables that other tests filled would count too.
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    ops, held = (int(figure) for figure in ran.stdout.split())
+    assert ops > 400 and held <= 100 * ops

@@ -12,7 +12,7 @@ import threading
 
 import torch
 
-from mindtorch._ext import context, location
+from mindtorch._ext import context, location, paths
 from mindtorch.semantics import modules, phases
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,6 @@ def _configure() -> None:
         torch._C._autograd._get_sequence_nr,
         torch._C._current_autograd_node,
         torch.is_grad_enabled,
-        modules.saw_root,
         modules.parameter_owner,
     )
+    paths.configure(modules.saw_root, modules.recomputed_path)

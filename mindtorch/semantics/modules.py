@@ -2,8 +2,8 @@
 
 ``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the
 class name of the outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module
-that calls it; if it is held further out (a shared embedding), by that holder; if no running module holds it, by its
-class in parentheses.
+that calls it; if it is held further out (a shared embedding), by that holder; if no running module holds it when it is
+first called, by its class in parentheses, until its caller does.
 Two outermost modules of one class share a path. A generator returned by ``forward`` runs under its consumer's path.
 
 Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that
@@ -90,6 +90,36 @@ def saw_root(module: torch.nn.Module, path: int) -> None:
     _roots.append((weakref.ref(module), path))
     for listener in list(_listeners):
         listener(module, path)
+
+
+def recomputed_path(module: torch.nn.Module, near: int) -> int:
+    """Path of a module that checkpointing calls again, for an autograd node made in the module of path `near`.
+
+    Looked for among the modules that led to `near`, then under them, the innermost first; 0 when it is nowhere there.
+    """
+    ids = [near]
+    while parent := context.path_parent(ids[-1]):
+        ids.append(parent)
+    for root, path in roots():
+        if path != ids[-1]:
+            continue
+        holders = [(root, path)]
+        for id in reversed(ids[:-1]):
+            below = holders[-1][0]._modules.get(context.path_name(id))
+            if below is None:
+                break
+            holders.append((below, id))
+        for holder, path in reversed(holders):
+            if holder is module:
+                return path
+        for holder, path in reversed(holders):
+            for name, candidate in holder.named_modules():
+                if candidate is module:
+                    for step in name.split("."):
+                        holder = holder._modules[step]
+                        path = context.intern_path(path, step, type(holder).__name__)
+                    return path
+    return 0
 
 
 def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]]:

@@ -108,6 +108,75 @@ def test_L12_tables_are_compact_and_stay_bounded():
     assert bytes_after(200) <= bytes_after(0) * 2 and context.table_bytes() < 2_000_000
 
 
+class Where(torch.nn.Module):
+    """Gives its own path."""
+
+    def forward(self, *_):
+        return context.module_path(context.get_module())
+
+
+class Holder(torch.nn.Module):
+    """Calls what it is told to call."""
+
+    def __init__(self, wide=40):
+        super().__init__()
+        self.first = Where()
+        self.many = torch.nn.ModuleList(Where() for _ in range(wide))
+        for i in range(wide):
+            self.add_module(f"w{i}", Where())
+
+    def forward(self, *children):
+        return [child() for child in children]
+
+
+def test_L12_every_child_has_its_own_path_in_wide_modules_and_lists():
+    holders = [Holder(), Holder()]
+    expected = ["Holder.first", *(f"Holder.many.{i}" for i in range(40)), *(f"Holder.w{i}" for i in range(40))]
+    count = 0
+    for _ in range(3):
+        for holder in holders:                 # two live models share their paths
+            children = [holder.first, *holder.many, *(getattr(holder, f"w{i}") for i in range(40))]
+            assert holder(*children) == expected
+        count = count or context.path_count()
+    assert context.path_count() == count
+
+
+def test_L12_paths_follow_modules_that_are_replaced_moved_or_shared():
+    holder, other = Holder(2), Holder(2)
+    loose = Where()
+    for _ in range(2):
+        assert holder(holder.many[0], holder.w1, loose) == ["Holder.many.0", "Holder.w1", "Holder.(Where)"]
+    held = holder.many[0], holder.w1
+    holder.many[0], holder.w1 = held[1], held[0]
+    for _ in range(2):
+        assert holder(*held) == ["Holder.w1", "Holder.many.0"]
+    holder.loose = loose
+    assert holder(loose) == ["Holder.loose"]
+    # What the other model holds is not this one's; called by it, it is.
+    for _ in range(2):
+        assert holder(other.w0) == ["Holder.(Where)"] and other(other.w0) == ["Holder.w0"]
+    del holder.w0
+    for _ in range(50):                        # new modules, often at an old one's address
+        assert holder(Where()) == ["Holder.(Where)"]
+        holder.fresh = Where()
+        assert holder(holder.fresh) == ["Holder.fresh"]
+
+
+def test_L12_tables_forget_loose_modules_that_died():
+    def held_after(n):
+        for _ in range(n):
+            Where()()                          # outermost, and never again
+            Holder(1)(Where())
+        return context.table_bytes()
+
+    held_after(200)
+    assert held_after(2000) <= held_after(0) + 16384
+    kept = [Where() for _ in range(500)]
+    holder = Holder(1)
+    for _ in range(3):
+        assert set(holder(*kept)) == {"Holder.(Where)"}
+
+
 def test_L12_a_module_that_raises_while_it_is_looked_up():
     class Bad(torch.nn.Module):
         def named_modules(self, *args, **kwargs):
