@@ -368,7 +368,7 @@ cdef uint32_t path_of_child(PyObject *child, PyObject **stack, const uint32_t *i
     cdef uint32_t path = 0
     if name != NULL:
         path = find_path(ids[depth - 1], name)
-    if path == 0:
+    else:
         path = ask_hint(child, ids[depth - 1], stack, ids, depth)
     if path:
         return path
