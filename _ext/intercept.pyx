@@ -13,9 +13,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
-from .intern cimport KIND_HANDLER, KIND_RECORD, OpInfo, hash_key, sig_out_meta
+from .intern cimport KIND_HANDLER, KIND_RECORD, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
-from .lazy cimport get_tape, handle_of, rename, type_of, wrap
+from .lazy cimport get_tape, handle_of, rename, type_of, unsure, wrap
 from .structs cimport REC_GRAD, SIG_WRITES, Record, SigS
 from .tape cimport Handle, Tape, rec_outs
 
@@ -174,7 +174,6 @@ cdef object _finish(uint32_t sid):
     cdef list fresh
     cdef tuple template
     cdef list inputs = None
-    cdef Handle h
     cdef int code
     if s.ret:
         # The return value names inputs: keep them, since wrapping runs torch code and may reuse the buffers.
@@ -191,10 +190,9 @@ cdef object _finish(uint32_t sid):
     template = <tuple>s.ret
     fresh = [wrap(rec_outs(r, s)[i], sig_out_meta(s)[i], no_grad, r) for i in range(s.n_out)]
     if not no_grad and s.flags & SIG_WRITES:
-        for single in inputs:
-            h = handle_of(single)
-            if h is not None:
-                h.no_grad = False
+        for i in range(s.n_in):
+            if sig_written(s)[i]:
+                unsure(inputs[i])
     if tape.n_pending >= tape.sweep_at:
         tape.sweep()
         _limit()

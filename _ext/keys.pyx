@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo
 from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
+from .structs cimport SLOT_UNSURE
 from .tape cimport Handle, Tape
 
 cdef extern from "Python.h":
@@ -108,7 +109,7 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
     K.ins[K.n_ins] = h.slot
     K.objs[K.n_ins] = t
     K.n_ins += 1
-    if not h.no_grad:
+    if not h.no_grad or tape.slot(tape.slot(h.slot).root).flags & SLOT_UNSURE:
         K.uncertain = True
     _byte(c'T')
     _raw(&meta, 4)

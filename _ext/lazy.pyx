@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from .intern cimport OpInfo, sig_out_meta
 from .replay cimport decode_call, hole_metas, plan_segment
-from .structs cimport MAX_HANDLES, SIG_VIEW, SLOT_FAILED, SLOT_PENDING, MetaS, Record, SigS, Slot
+from .structs cimport MAX_HANDLES, SIG_VIEW, SLOT_FAILED, SLOT_PENDING, SLOT_UNSURE, MetaS, Record, SigS, Slot
 from .tape cimport Handle, Tape, new_handle
 
 cdef extern from *:
@@ -137,6 +137,13 @@ def device_index(t):
     """The remote_accelerator index of lazy tensor `t`."""
     cdef Handle h = handle_of(t)
     return tape.interner.metas[h.meta].device if h is not None else 0
+
+
+cpdef unsure(t):
+    """After a write: autograd may now track lazy tensor `t`, its base and all their views. So ask autograd again."""
+    cdef Handle h = handle_of(t)
+    if h is not None:
+        tape.slot(tape.slot(h.slot).root).flags |= SLOT_UNSURE
 
 
 cdef object rename(Handle h, bint no_grad):

@@ -42,6 +42,7 @@ cdef enum SlotFlag:
     SLOT_OVERWRITTEN = 16  # planner scratch: a needed, later record writes this storage
     SLOT_PENDING = 32      # the producing record has not run
     SLOT_WRITTEN = 64      # on a root: pending records may write this storage
+    SLOT_UNSURE = 128      # on a root: a write may have made its tensors, base and views, require grad
 
 
 cdef extern from *:

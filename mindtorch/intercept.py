@@ -186,6 +186,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
     wrapper = _Wrapper(inputs, values, _core.device_index(inputs[0]) if inputs else 0, (*args, *kwargs.values()))
     for t in before:
+        _core.unsure(t)
         wrapper.check_metadata(info, t)
     if info.name == "aten::_pack_padded_sequence":
         return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU

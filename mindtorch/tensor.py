@@ -411,6 +411,8 @@ def _repr(t: LazyTensor) -> str:
 # ---- wiring ----------------------------------------------------------------------------------------------------------
 def _unsure(args: tuple, kwargs: dict) -> Any:
     # From here on the tensor may require grad: its ops go through torch's autograd.
+    if kwargs.get("requires_grad", args[-1]) is False:
+        return NotImplemented
     for t in predict.lazy_in(list(args)):
         t._handle.no_grad = False
     return NotImplemented
@@ -432,8 +434,7 @@ def _set_data(args: tuple, kwargs: dict) -> Any:
 
 def _like(func: Any) -> Callable[[tuple, dict], Any]:
     def handler(args: tuple, kwargs: dict) -> Any:
-        device = kwargs.get("device")
-        if device is None or is_ours(device):
+        if (device := kwargs.get("device")) is None or is_ours(device):
             return NotImplemented
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
