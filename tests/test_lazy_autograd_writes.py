@@ -72,8 +72,8 @@ def into_a_detached_alias(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x + w
 
 
-WRITES = [through_a_view, by_a_mask, into_the_base_of_a_view, by_a_custom_function, into_what_a_slice_sees, by_a_foreach,
-          by_copy_into_what_no_grad_made, into_a_detached_alias]  # fmt: skip
+WRITES = [through_a_view, by_a_mask, into_the_base_of_a_view, by_a_custom_function, into_what_a_slice_sees,
+          by_a_foreach, by_copy_into_what_no_grad_made, into_a_detached_alias]  # fmt: skip
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda w: w.__name__)
