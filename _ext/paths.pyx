@@ -1,4 +1,4 @@
-"""Module paths, interned: (path of the caller, attribute name) is a number, and a called module is looked up in C.
+"""Module paths, interned: (path of the caller, attribute name, class) is a number; a called module is looked up in C.
 
 A child is found among the few modules that its caller holds. What needs a longer search (a member of a ModuleList, a
 module held further out, by nobody, or called while none runs) is remembered in `hints`, under its address and its
@@ -55,11 +55,13 @@ cdef extern from *:
     }
     static inline int mt_alive(PyObject *wr) { return !mt_is_referent(wr, NULL) && !mt_is_referent(wr, Py_None); }
     static inline int mt_same_str(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+    static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     """
     PyObject *mt_child(PyObject *module, PyObject *modules_str, PyObject *name) noexcept
     PyObject *mt_name_of(PyObject *module, PyObject *modules_str, PyObject *child, int few) noexcept
     bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
     bint mt_alive(PyObject *wr) noexcept
+    PyObject *mt_class_name(PyObject *module) noexcept    # nn.Module's subclasses are heap types
     bint mt_same_str(PyObject *a, PyObject *b) noexcept
     Py_ssize_t PyObject_Hash(PyObject *ob) noexcept
     PyObject *PyWeakref_NewRef(PyObject *ob, PyObject *callback) noexcept
@@ -78,7 +80,7 @@ cdef object _root_observer = None
 cdef object _recomputed = None
 
 
-# ---------------------------------------------------------------- paths: (parent id, name) interned
+# ---------------------------------------------------------------- paths: (parent id, name, class) interned
 
 cdef struct Path:
     PyObject *name             # owned, interned
@@ -100,11 +102,12 @@ cdef inline uint32_t path_hash(uint32_t parent, PyObject *name) noexcept:
     return <uint32_t> ((h * <uint64_t> 0xBF58476D1CE4E5B9) >> 32)
 
 
-cdef inline uint32_t find_path(uint32_t parent, PyObject *name) noexcept:
-    """Id of the path `parent`.`name`, 0 if there is none. Strings only."""
+cdef inline uint32_t find_path(uint32_t parent, PyObject *name, PyObject *class_name) noexcept:
+    """Id of the path `parent`.`name` of that class, 0 if there is none. Strings only."""
     cdef uint32_t id = heads[path_hash(parent, name) & head_mask]
     while id:
-        if paths[id].parent == parent and mt_same_str(paths[id].name, name):
+        if (paths[id].parent == parent and mt_same_str(paths[id].name, name)
+                and mt_same_str(paths[id].class_name, class_name)):
             return id
         id = paths[id].next
     return 0
@@ -138,9 +141,9 @@ cdef int grow_paths() except -1:
 
 
 cpdef uint32_t intern_path(uint32_t parent, str name, str class_name) except NO_PATH:
-    """Id of the path `parent`.`name`; the class name of the first module seen there is kept."""
+    """Id of the path `parent`.`name` of a module of that class."""
     global n_paths
-    cdef uint32_t id = find_path(parent, <PyObject *> name)
+    cdef uint32_t id = find_path(parent, <PyObject *> name, <PyObject *> class_name)
     cdef uint32_t *head
     cdef Path *p
     if id:
@@ -367,7 +370,7 @@ cdef uint32_t path_of_child(PyObject *child, PyObject **stack, const uint32_t *i
     cdef PyObject *name = mt_name_of(stack[depth - 1], <PyObject *> s_modules, child, FEW)
     cdef uint32_t path = 0
     if name != NULL:
-        path = find_path(ids[depth - 1], name)
+        path = find_path(ids[depth - 1], name, mt_class_name(child))
     else:
         path = ask_hint(child, ids[depth - 1], stack, ids, depth)
     if path:

@@ -74,7 +74,9 @@ def test_L12_paths_are_interned_once():
     before = context.path_count()
     a = context.intern_path(0, "Made", "Made")
     b = context.intern_path(a, "child", "Child")
-    assert context.intern_path(a, "child", "Other") == b and context.path_count() == before + 2
+    assert context.intern_path(a, "child", "Child") == b and context.path_count() == before + 2
+    other = context.intern_path(a, "child", "Other")
+    assert other != b and context.path_class(other) == "Other" and context.module_path(other) == "Made.child"
     assert (context.module_path(b), context.path_class(b), context.path_parent(b)) == ("Made.child", "Child", a)
     assert context.path_name(b) == "child" and context.module_path(0) == ""
     for call in (context.module_path, context.path_name, context.path_class, context.path_parent):
