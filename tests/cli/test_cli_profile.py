@@ -212,13 +212,18 @@ def test_C8_interrupt_still_reports(here):
     process = subprocess.Popen(
         [sys.executable, "-c", code, "profile", "--json", "out.json", "loop.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A job that a shell started in the background ignores the signal, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     for _ in range(600):
         if (here / "running").exists():
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, stderr
     assert "interrupted" in stdout and "interrupted" in stderr and "Traceback" not in stderr
     report = json.loads((here / "out.json").read_text())
