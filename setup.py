@@ -132,7 +132,7 @@ class Build(build):
 setup(
     packages=PACKAGES,
     package_dir={"mindtorch": "mindtorch", "mindtorch._ext": "_ext", "mindtorch.cli": "cli"},
-    package_data={"": ["py.typed", "*.pyi"], "mindtorch._ext": ["*.pyx", "*.pxd", "*.pyi"]},
+    package_data={"": ["py.typed", "*.pyi", "*.toml"], "mindtorch._ext": ["*.pyx", "*.pxd", "*.pyi"]},
     include_package_data=False,
     ext_modules=[
         Extension(

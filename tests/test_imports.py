@@ -26,9 +26,10 @@ LAYERS: list[set[str]] = [
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 
-# Third-party packages: everywhere / in one unit only. networkx is imported where it is called for.
+# Third-party packages: everywhere / in one unit only. networkx is imported where it is called for; tomli stands in for
+# the standard library's tomllib before Python 3.11.
 ANYWHERE = {"torch", "numpy", "mindtorch"}
-ONLY_IN = {"click": {"cli"}, "rich": {"cli"}, "networkx": {"graph"}, "transformers": {"configs"}}
+ONLY_IN = {"click": {"cli"}, "rich": {"cli"}, "networkx": {"graph"}, "transformers": {"configs"}, "tomli": {"profile"}}
 
 Import = tuple[str, int]  # absolute dotted name, line
 

@@ -1,0 +1,96 @@
+"""C4: named targets, the user's own sheets, and the roofline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindtorch import UsageError
+from mindtorch.profile import roofline, targets
+
+OWN = """
+[mine]
+name = "My chip"
+memory_bytes = 16e9
+memory_bandwidth = 1e12
+launch_s = 2e-6
+matrix = { float32 = 10e12, float16 = 40e12 }
+vector = { float32 = 5e12 }
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "chip.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_C4_the_asked_for_targets_are_there_with_their_sources() -> None:
+    assert {"h100", "h200", "b200", "a100", "l4", "rtx4090", "mi300x", "910b"} <= set(targets.known())
+    for target in targets.known().values():
+        assert len(target.source) > 20 and target.name
+        # Narrower numbers are never slower, and matrix units never slower than the ordinary ones.
+        assert target.rate("float32", True) <= target.rate("bfloat16", True) <= target.rate("int8", True)
+        for dtype in ("float64", "float32", "bfloat16"):
+            assert target.rate(dtype, False) <= target.rate(dtype, True)
+        assert 0 < target.launch_s < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matrix", "rate"),
+    [
+        ("float32", True, 10e12), ("float16", True, 40e12), ("bfloat16", True, 40e12), ("float64", True, 10e12),
+        ("float8_e4m3fn", True, 40e12), ("int64", True, 10e12), ("bool", True, 40e12), ("complex64", True, 10e12),
+        ("torch.float16", False, 5e12), ("qint8", False, 5e12), ("tf32", True, 10e12),
+    ],
+)  # fmt: skip
+def test_C4_a_rate_that_a_sheet_omits_is_the_next_wider_ones(tmp_path, dtype, matrix, rate) -> None:
+    assert targets.find(write(tmp_path, OWN)).rate(dtype, matrix) == rate
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("matrix = {", "matrics = {"), "unknown matrics"),
+        (("memory_bytes = 16e9", ""), "expected a number for memory_bytes, got None"),
+        (("memory_bandwidth = 1e12", "memory_bandwidth = -1"), "memory_bandwidth between"),
+        (("memory_bandwidth = 1e12", "memory_bandwidth = 3.35"), "memory_bandwidth between"),
+        (("launch_s = 2e-6", "launch_s = nan"), "number for launch_s, got nan"),
+        (("launch_s = 2e-6", 'launch_s = "fast"'), "number for launch_s, got 'fast'"),
+        (("float32 = 5e12", ""), "expected vector ="),
+        (("float32 = 5e12", "float33 = 5e12"), "unknown float33"),
+        (("[mine]", "[mine"), "is not TOML"),
+        (("[mine]", "[other]\n[mine]"), "other: expected"),
+        (("[mine]", "mine = 3\n[x]"), "mine: expected a table"),
+    ],
+)
+def test_C4_a_bad_sheet_is_refused_in_one_line(tmp_path, change, says) -> None:
+    with pytest.raises(UsageError) as raised:
+        targets.find(write(tmp_path, OWN.replace(*change)))
+    assert says in str(raised.value) and "\n" not in str(raised.value).replace("(at", "")
+
+
+def test_C4_an_unknown_target_lists_the_known(tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"h100, h200, b200.*got 'h1000'"):
+        targets.find("h1000")
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+        targets.find(str(tmp_path / "none.toml"))
+    with pytest.raises(UsageError, match="expected one table"):
+        targets.find(write(tmp_path, OWN + OWN.replace("mine", "yours")))
+
+
+def test_C4_roofline_takes_the_longest_of_compute_memory_and_launch(tmp_path) -> None:
+    chip = targets.find(write(tmp_path, OWN))
+    # 1024^3 matmul: 2.147 GFLOP at 10 TFLOP/s; 12.6 MB at 1 TB/s.
+    assert roofline.cost(chip, 2 * 1024**3, 12 * 1024**2, "float32", "matmul") == roofline.Cost(
+        2 * 1024**3 / 10e12, "compute"
+    )
+    assert roofline.cost(chip, 2 * 1024**3, 12 * 1024**2, "float32", "elementwise").seconds == 2 * 1024**3 / 5e12
+    assert roofline.cost(chip, 10**6, 8 * 10**6, "float32", "elementwise") == roofline.Cost(8e-6, "memory")
+    assert roofline.cost(chip, 100, 800, "float32", "elementwise") == roofline.Cost(2e-6, "launch")
+    assert roofline.cost(chip, 0, 0, "float32", "view").seconds == 0
+    assert roofline.balance(chip, "float16") == 40
+    h100 = targets.find("h100")
+    narrow, wide = (roofline.cost(h100, 10**15, 0, "float32", "matmul", tf32=t).seconds for t in (True, False))
+    assert wide / narrow == pytest.approx(494.7 / 66.9)
