@@ -8,15 +8,15 @@ says what comes out.
 """
 from cpython.ref cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
-from .lazy cimport get_tape, handle_of, rename, type_of, unsure, wrap
-from .structs cimport REC_GRAD, SIG_WRITES, Record, SigS
+from .lazy cimport get_tape, handle_of, rename, type_of, wrap
+from .structs cimport REC_GRAD, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot
 from .tape cimport Handle, Tape, rec_outs
 
 cdef extern from "Python.h":
@@ -31,7 +31,7 @@ cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
-cdef object below, detach
+cdef object below, detach, increment_version
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
@@ -41,7 +41,7 @@ def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
     global tape, describe, infer, run_eagerly, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
-    global inference_enabled, inference_mode
+    global inference_enabled, inference_mode, increment_version
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -52,6 +52,7 @@ def init(hooks, torch):
     below = torch._C._disabled_torch_function_impl
     detach = torch.ops.aten.detach.default
     forward_ad = torch.autograd.forward_ad
+    increment_version = torch.autograd.graph.increment_version
     describe = hooks.describe
     infer = hooks.infer
     run_eagerly = hooks.run_eagerly
@@ -145,6 +146,10 @@ def register(func, OpInfo info):
 cdef object NOT_RECORDED = object()
 
 
+cdef uint32_t _out_meta(tuple o) except 0:
+    return tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4], o[5] if len(o) > 5 else 0)
+
+
 cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) except? 0:
     """Infer what the call gives and intern it; 0 when it cannot be recorded. The key is rebuilt afterwards."""
     spec = infer(info, args, kwargs if kwargs is not None else {}, dispatch)
@@ -152,7 +157,7 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) exce
         return 0
     outs, alias, ret, written, flags = spec
     # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.
-    out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
+    out_metas = [_out_meta(o) for o in outs]
     if encode_call(info, args, kwargs):
         return 0
     return tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
@@ -192,7 +197,9 @@ cdef object _finish(uint32_t sid):
     if not no_grad and s.flags & SIG_WRITES:
         for i in range(s.n_in):
             if sig_written(s)[i]:
-                unsure(inputs[i])
+                # What is written gets the history of what is written into it, and so does whatever shares its storage.
+                h = handle_of(inputs[i])
+                tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
     if tape.n_pending >= tape.sweep_at:
         tape.sweep()
         _limit()
@@ -238,11 +245,73 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
         sid = _new_sig(info, args, kwargs, dispatch)
         if sid == 0:
             return NOT_RECORDED
+    if tape.interner.sigs[sid].flags & SIG_WRITES and _refused_overlap(info, tape.interner.sigs[sid]):
+        return NOT_RECORDED                    # torch's kernel has the say, now
     if logging:
         on_record(info.name, args)
         if encode_call(info, args, kwargs):
             return NOT_RECORDED
     return _finish(sid)
+
+
+cdef bint _refused_overlap(OpInfo info, SigS* s) noexcept:
+    """May the kernel refuse the call in the static buffers, because it writes memory that it also reads?
+
+    Torch compares addresses there; prediction, on storages of its own, cannot.
+    """
+    cdef uint8_t* written = sig_written(s)
+    cdef uint32_t i, j
+    cdef Slot* root
+    cdef bint shared = False
+    for i in range(s.n_in):
+        if written[i]:
+            root = tape.slot(tape.slot(K.ins[i]).root)
+            if root.flags & SLOT_OVERWRITTEN:  # the planner's mark, borrowed
+                shared = True
+            root.flags |= SLOT_OVERWRITTEN
+    for i in range(s.n_in):
+        if not written[i] and tape.slot(tape.slot(K.ins[i]).root).flags & SLOT_OVERWRITTEN:
+            shared = True
+            break
+    for i in range(s.n_in):
+        if written[i]:
+            tape.slot(tape.slot(K.ins[i]).root).flags &= ~SLOT_OVERWRITTEN
+    if not shared:
+        return False
+    for i in range(s.n_in):
+        if written[i]:
+            for j in range(s.n_in):
+                if j != i and tape.slot(K.ins[i]).root == tape.slot(K.ins[j]).root and _overlap(info, i, j):
+                    return True
+    return False
+
+
+cdef bint _overlap(OpInfo info, uint32_t i, uint32_t j) noexcept:
+    # As at::get_overlap_status: only dense tensors are judged, by the range of memory that they take.
+    cdef MetaS* a = &tape.interner.metas[K.metas[i]]
+    cdef MetaS* b = &tape.interner.metas[K.metas[j]]
+    cdef int64_t end_a, end_b
+    if K.ins[i] == K.ins[j] or K.metas[i] == K.metas[j]:
+        return not info.pointwise
+    if a.dtype != b.dtype:
+        return True
+    end_a = a.offset + _dense_length(a)
+    end_b = b.offset + _dense_length(b)
+    if end_a == a.offset or end_b == b.offset:
+        return False
+    return a.offset < end_b and b.offset < end_a
+
+
+cdef int64_t _dense_length(MetaS* m) noexcept:
+    """Number of elements if the tensor fills the range of memory from its first to its last one, else 0."""
+    cdef int64_t count = 1, last = 0, n
+    cdef Py_ssize_t k
+    for k in range(PyTuple_GET_SIZE(<object>m.size)):
+        n = <int64_t><object>PyTuple_GET_ITEM(<object>m.size, k)
+        count *= n
+        if m.stride and n:
+            last += (n - 1) * <int64_t><object>PyTuple_GET_ITEM(<object>m.stride, k)
+    return count if not m.stride or count == last + 1 else 0
 
 
 cdef bint grad_on = False
@@ -314,12 +383,17 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
                 out = _record(info, args, <dict>kwargs, True)
         if out is not NOT_RECORDED:
             n_dispatch += 1
+            if info.bumps:
+                increment_version(args[0])
             return out
     elif info.kind == KIND_HANDLER:
         out = info.handler(args, {} if kwargs is None else kwargs)
         if out is not NotImplemented:
             return out
-    return run_eagerly(info, args, {} if kwargs is None else kwargs)
+    out = run_eagerly(info, args, {} if kwargs is None else kwargs)
+    if info.bumps:
+        increment_version(args[0])
+    return out
 
 
 def make_operator(func, fallback):
@@ -392,7 +466,7 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
         if spec is None:
             return None
         outs, alias, ret, written, flags = spec
-        out_metas = [tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4]) for o in outs]
+        out_metas = [_out_meta(o) for o in outs]
         if encode_call(info, args, kwargs):
             return None
         room(8)

@@ -28,7 +28,8 @@ cdef class Interner:
     cdef readonly size_t bytes     # everything allocated here, owned Python objects included
     cdef object size_type          # torch.Size
 
-    cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device) except 0
+    cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
+                          uint16_t bits) except 0
     cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept
     cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
                           list out_metas, list alias, bytes written, uint16_t flags) except 0
@@ -50,9 +51,10 @@ cdef class OpInfo:
     cdef public int kind           # see OpKind
     cdef public object handler     # KIND_HANDLER: called with (args, kwargs). KIND_RECORD: may it be whole now?
     cdef public bint random        # draws from the device's generator
-    cdef public tuple returns      # at dispatch level: for each return the index of the argument it aliases, or -1
     cdef public tuple writes       # argument positions and names that are mutated
     cdef public bint view          # outputs alias inputs
+    cdef public bint pointwise     # may write a tensor that it also reads
+    cdef public bint bumps         # torch's kernel, not its autograd layer, advances the version of what is written
 
 
 cdef enum OpKind:

@@ -22,9 +22,10 @@ class OpInfo:
     kind: int
     handler: Any
     random: bool
-    returns: tuple[Any, ...]
     writes: tuple[Any, ...]
     view: bool
+    pointwise: bool
+    bumps: bool
     def __init__(
         self,
         func: Any,
@@ -34,7 +35,8 @@ class OpInfo:
         call: Callable[..., Any] | None = ...,
         handler: Callable[..., Any] | None = ...,
         random: bool = ...,
-        returns: tuple[Any, ...] = ...,
         writes: tuple[Any, ...] = ...,
         view: bool = ...,
+        pointwise: bool = ...,
+        bumps: bool = ...,
     ) -> None: ...

@@ -91,12 +91,13 @@ cdef class Interner:
         return <uint32_t>(sizeof(SigS) + 6 * <uint32_t>s.n_out + s.n_in + s.keylen)
 
     # ---- metadata ----------------------------------------------------------------------------------------------
-    cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device) except 0:
+    cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
+                          uint16_t bits) except 0:
         """Id of this metadata; `stride` is None for a contiguous tensor. The size is kept as torch.Size."""
         cdef uint64_t h64 = <uint64_t>PyObject_Hash(size) ^ (<uint64_t><size_t><PyObject*>dtype >> 4)
         if stride is not None:
             h64 = h64 * 31 + <uint64_t>PyObject_Hash(stride)
-        h64 = (h64 ^ <uint64_t>offset * 0x9E3779B97F4A7C15ULL) + <uint64_t>device * 0x51ED27
+        h64 = (h64 ^ <uint64_t>offset * 0x9E3779B97F4A7C15ULL) + <uint64_t>device * 0x51ED27 + <uint64_t>bits * 0xA511E9
         h64 *= 0xBF58476D1CE4E5B9ULL
         cdef uint32_t h = <uint32_t>(h64 >> 32)
         cdef uint32_t i = h & self.meta_mask
@@ -108,6 +109,7 @@ cdef class Interner:
                 break
             m = &self.metas[mid]
             if (m.hash == h and m.dtype == <PyObject*>dtype and m.offset == offset and m.device == device
+                    and m.bits == bits
                     and (m.stride != NULL) == (stride is not None)
                     and PyObject_RichCompareBool(<object>m.size, size, Py_EQ)
                     and (stride is None or PyObject_RichCompareBool(<object>m.stride, stride, Py_EQ))):
@@ -115,7 +117,7 @@ cdef class Interner:
             i = (i + 1) & self.meta_mask
         if self.n_metas == self.cap_metas:
             self._grow_metas()
-            return self.meta_id(dtype, size, stride, offset, device)
+            return self.meta_id(dtype, size, stride, offset, device, bits)
         if type(size) is not self.size_type:
             size = self.size_type(size)
         size = self._share(size, False)
@@ -132,6 +134,7 @@ cdef class Interner:
             m.stride = <PyObject*>stride
         m.offset = offset
         m.device = device
+        m.bits = bits
         m.hash = h
         self.meta_index[i] = mid
         self.n_metas += 1
@@ -281,17 +284,18 @@ cdef size_t _object_bytes(object tup):
 
 @cython.final
 cdef class OpInfo:
-    def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, returns=(), writes=(),
-                 view=False):
+    def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, writes=(),
+                 view=False, pointwise=False, bumps=False):
         self.func = func
         self.call = func if call is None else call
         self.name = name
         self.kind = kind
         self.handler = handler
         self.random = random
-        self.returns = returns
         self.writes = writes
         self.view = view
+        self.pointwise = pointwise
+        self.bumps = bumps
 
     def __repr__(self):
         return f"OpInfo({self.name}, kind={self.kind})"

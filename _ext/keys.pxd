@@ -12,6 +12,7 @@ cdef struct Key:
     uint8_t* buf           # the key: buf[0:n]
     size_t n, cap
     uint32_t* ins          # slots of the tensors in it, in order
+    uint32_t* metas        # their metadata
     PyObject** objs        # borrowed: the tensors themselves
     size_t n_ins, cap_ins
     int device             # index of their device; -1 without tensors

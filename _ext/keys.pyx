@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo
 from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
-from .structs cimport SLOT_UNSURE
+from .structs cimport SLOT_GRAD
 from .tape cimport Handle, Tape
 
 cdef extern from "Python.h":
@@ -46,6 +46,7 @@ cdef PyObject* memory_format_type = NULL
 cdef Key K
 K.buf = NULL
 K.ins = NULL
+K.metas = NULL
 K.objs = NULL
 K.n = K.cap = K.n_ins = K.cap_ins = 0
 
@@ -102,14 +103,19 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
         if not p:
             raise MemoryError()
         K.ins = <uint32_t*>p
+        p = realloc(K.metas, K.cap_ins * sizeof(uint32_t))
+        if not p:
+            raise MemoryError()
+        K.metas = <uint32_t*>p
         p = realloc(K.objs, K.cap_ins * sizeof(PyObject*))
         if not p:
             raise MemoryError()
         K.objs = <PyObject**>p
     K.ins[K.n_ins] = h.slot
+    K.metas[K.n_ins] = meta
     K.objs[K.n_ins] = t
     K.n_ins += 1
-    if not h.no_grad or tape.slot(tape.slot(h.slot).root).flags & SLOT_UNSURE:
+    if not h.no_grad or tape.slot(tape.slot(h.slot).root).flags & SLOT_GRAD:
         K.uncertain = True
     _byte(c'T')
     _raw(&meta, 4)

@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from .intern cimport OpInfo, sig_out_meta
 from .replay cimport decode_call, hole_metas, plan_segment
-from .structs cimport MAX_HANDLES, SIG_VIEW, SLOT_FAILED, SLOT_PENDING, SLOT_UNSURE, MetaS, Record, SigS, Slot
+from .structs cimport MAX_HANDLES, META_CONJ, META_NEG, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS, Slot
 from .tape cimport Handle, Tape, new_handle
 
 cdef extern from *:
@@ -32,12 +32,12 @@ cdef Tape tape = None                 # the process's tape of lazy tensors
 cdef PyObject* base_type = NULL       # LazyTensor
 cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
 cdef Py_ssize_t slot_offset = 0
-cdef object make_wrapper, fast_type_obj
+cdef object make_wrapper, fast_type_obj, set_conj, set_neg
 
 
 def init(*, Tape main_tape, base, fast, torch):
     """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
-    global tape, base_type, fast_type, fast_type_obj, slot_offset, make_wrapper
+    global tape, base_type, fast_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
     slot_offset = mt_slot_offset(<PyObject*>fast.__dict__["_handle"])
     if slot_offset < 0:
         raise TypeError(f"[init] expected a class with a `_handle` slot, got {fast!r}")
@@ -46,6 +46,8 @@ def init(*, Tape main_tape, base, fast, torch):
     fast_type = <PyObject*>fast
     fast_type_obj = (fast, base)      # kept alive
     make_wrapper = torch.Tensor._make_wrapper_subclass
+    set_conj = torch._C._set_conj
+    set_neg = torch._C._set_neg
     return slot_offset
 
 
@@ -77,6 +79,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     cdef PyObject* argv[7]
     cdef object t, offset = None
     cdef Handle h
+    cdef int bits = m.bits
     h = new_handle(tape, slot, meta)
     h.no_grad = no_grad
     if r:
@@ -99,6 +102,8 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     t = PyObject_Vectorcall(<PyObject*>make_wrapper, argv + 1, 6, NULL)
     Py_INCREF(h)
     MT_SET_SLOT(<PyObject*>t, slot_offset, <PyObject*>h)
+    if bits:
+        set_view_bits(t, bits)
     return t
 
 
@@ -118,12 +123,32 @@ cdef tuple _contiguous_strides(object size):
     return tuple(out)
 
 
+cdef uint32_t _meta_of_tensor(object tensor, int device) except 0:
+    return tape.interner.meta_id(tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()),
+                                 tensor.storage_offset(), device, view_bits(tensor))
+
+
+def view_bits(tensor):
+    """The MetaBits of a torch tensor, or of a handle: does its memory hold conjugates, or the other sign?"""
+    if isinstance(tensor, Handle):
+        return tape.interner.metas[(<Handle>tensor).meta].bits
+    return (META_CONJ if tensor.is_conj() else 0) | (META_NEG if tensor.is_neg() else 0)
+
+
+def set_view_bits(tensor, int bits):
+    """Tell torch what view_bits() told; returns the tensor."""
+    if bits & META_CONJ:
+        set_conj(tensor, True)
+    if bits & META_NEG:
+        set_neg(tensor, True)
+    return tensor
+
+
 # ---- values --------------------------------------------------------------------------------------------------------
 def hold(tensor, int device, root=None, bint no_grad=False):
     """A LazyTensor for an already computed torch tensor; `root` = lazy tensor whose storage it shares."""
     cdef Handle h = handle_of(root) if root is not None else None
-    cdef uint32_t meta = tape.interner.meta_id(
-        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
+    cdef uint32_t meta = _meta_of_tensor(tensor, device)
     cdef uint32_t slot = tape.hold(tensor, tape.slot(h.slot).root if h is not None else 0)
     return wrap(slot, meta, no_grad, NULL)
 
@@ -137,13 +162,6 @@ def device_index(t):
     """The remote_accelerator index of lazy tensor `t`."""
     cdef Handle h = handle_of(t)
     return tape.interner.metas[h.meta].device if h is not None else 0
-
-
-cpdef unsure(t):
-    """After a write: autograd may now track lazy tensor `t`, its base and all their views. So ask autograd again."""
-    cdef Handle h = handle_of(t)
-    if h is not None:
-        tape.slot(tape.slot(h.slot).root).flags |= SLOT_UNSURE
 
 
 cdef object rename(Handle h, bint no_grad):
@@ -166,6 +184,21 @@ def rebind(Handle h, Handle to):
     tape.slot(to.slot).handles += 1
     h.slot, h.meta, h.sig, h.module, h.loc, h.phase = to.slot, to.meta, to.sig, to.module, to.loc, to.phase
     tape.handle_died(old)
+
+
+def may_require_grad(Handle h):
+    """From now on the tensors on the storage of `h` are not taken to need no autograd."""
+    tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
+
+
+def needs_no_grad(Handle h):
+    """True when it is certain that the tensor of `h` does not require grad."""
+    return h.no_grad and not tape.slot(tape.slot(h.slot).root).flags & SLOT_GRAD
+
+
+def same_root(Handle a, Handle b):
+    """True when the two values are known to share their storage."""
+    return tape.slot(a.slot).root == tape.slot(b.slot).root
 
 
 def unshare(Handle h):
@@ -238,16 +271,14 @@ def rng_segment():
 def set_meta(Handle h, tensor):
     """The value's metadata changed (resize_, set_): remember the new one."""
     cdef int device = tape.interner.metas[h.meta].device
-    h.meta = tape.interner.meta_id(tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()),
-                                   tensor.storage_offset(), device)
+    h.meta = _meta_of_tensor(tensor, device)
 
 
 def correct_output(uint32_t sig, uint32_t out, tensor):
     """The first run disagreed with the prediction: later recordings of this call predict what came."""
     cdef SigS* s = tape.interner.sigs[sig]
     cdef int device = tape.interner.metas[sig_out_meta(s)[out]].device
-    sig_out_meta(s)[out] = tape.interner.meta_id(
-        tensor.dtype, tensor.shape, canonical(tensor.shape, tensor.stride()), tensor.storage_offset(), device)
+    sig_out_meta(s)[out] = _meta_of_tensor(tensor, device)
 
 
 def sig_output_meta(uint32_t sig, uint32_t out):

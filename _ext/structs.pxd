@@ -11,7 +11,12 @@ cdef struct MetaS:
     int64_t offset         # storage offset in elements
     uint32_t hash
     int16_t device         # index of the remote_accelerator device, 0 …
-    uint16_t pad
+    uint16_t bits          # MetaBit
+
+
+cdef enum MetaBit:
+    META_CONJ = 1          # torch's lazy conjugation: the memory holds the conjugate of the values
+    META_NEG = 2           # the same for the sign
 
 
 cdef enum SigFlag:
@@ -42,7 +47,7 @@ cdef enum SlotFlag:
     SLOT_OVERWRITTEN = 16  # planner scratch: a needed, later record writes this storage
     SLOT_PENDING = 32      # the producing record has not run
     SLOT_WRITTEN = 64      # on a root: pending records may write this storage
-    SLOT_UNSURE = 128      # on a root: a write may have made its tensors, base and views, require grad
+    SLOT_GRAD = 128        # on a root: a tensor on this storage may require grad, whatever its handle says
 
 
 cdef extern from *:

@@ -18,7 +18,7 @@ from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .config import unsupported
 from .errors import UnsupportedOperationError
-from .predict import RULES, collect, concrete, infer, lazy_in, quiet
+from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -115,7 +115,9 @@ def _describe_overload(func: Any) -> Any:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
-    return _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes), view=view)
+    return _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes), view=view,
+                          pointwise=torch.Tag.pointwise in func.tags,
+                          bumps=bool(writes) and name.startswith("aten::_foreach_"))
 
 
 # ---- when it cannot be recorded --------------------------------------------------------------------------------------
@@ -169,13 +171,15 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         quiet(stack, grad=True)
         if info.random:
             stack.enter_context(_runtime.rng())
-        if torch.Tag.inplace_view in getattr(info.func, "tags", ()):
-            for t in before:  # another tensor naming the same value must keep its own sizes and strides
+        if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
+            for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
             values = [_core.value(_core.get_handle(t)) for t in inputs]
+        storages = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
         holes = iter(values)
         cargs = tuple(concrete(a, holes, _runtime.device()) for a in args)
         ckwargs = {k: concrete(a, holes, _runtime.device()) for k, a in kwargs.items()}
+        failure: Exception | None = None
         try:
             out = info.call(*cargs, **ckwargs)
         except NotImplementedError as error:
@@ -183,11 +187,18 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 return _zeros(info, args, kwargs, error)
             raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") \
                 from error
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = error
+    if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
+        for t in before:
+            _core.may_require_grad(_core.get_handle(t))
     # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
     wrapper = _Wrapper(inputs, values, _core.device_index(inputs[0]) if inputs else 0, (*args, *kwargs.values()))
     for t in before:
-        _core.unsure(t)
-        wrapper.check_metadata(info, t)
+        wrapper.check_storage(t, storages)
+        wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest
+    if failure is not None:
+        raise failure
     if info.name == "aten::_pack_padded_sequence":
         return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
     return wrapper.wrap(out)
@@ -226,6 +237,15 @@ class _Wrapper:
             return type(out)(*items) if hasattr(out, "_fields") else type(out)(items)
         return out
 
+    def check_storage(self, t: torch.Tensor, before: dict[int, torch.Tensor]) -> None:
+        """``set_`` gave ``t`` another storage: from now on it aliases whatever has that one."""
+        handle = _core.get_handle(t)
+        value = _core.value(handle)
+        root = before.get(_storage_key(value))
+        if root is None or not _core.same_root(handle, _core.get_handle(root)):
+            _core.rebind(handle, _core.get_handle(self._replace(t, value, root)))
+            handle.no_grad = False  # to autograd it may still be a view of what it was
+
     def check_metadata(self, info: Any, t: torch.Tensor) -> None:
         handle = _core.get_handle(t)
         value = _core.value(handle)
@@ -235,14 +255,19 @@ class _Wrapper:
         ):
             return
         _core.set_meta(handle, value)
-        if value.numel() <= size.numel() and torch.Tag.inplace_view in info.func.tags:
+        if extent(value.shape, value.stride(), value.storage_offset()) <= extent(size, stride, offset) and (
+            torch.Tag.inplace_view in info.func.tags
+        ):
             with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
                 torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())
         else:
-            # Not within the storage that C++ believes in: give it another one.
-            fresh = _core.hold(value, self.device, t, True)
-            with torch._C.DisableTorchFunctionSubclass():
-                torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
+            self._replace(t, value, t)  # not within the storage that C++ believes in: give it another one
+
+    def _replace(self, t: torch.Tensor, value: torch.Tensor, root: Any) -> Any:
+        fresh = _core.hold(value, self.device, root, True)
+        with torch._C.DisableTorchFunctionSubclass():
+            torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
+        return fresh
 
 
 def _storage_key(t: torch.Tensor) -> int:

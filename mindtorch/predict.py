@@ -31,7 +31,7 @@ RULES = frozenset(_shapes.names())
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
 
-    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index) per fresh tensor.
+    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index[, view bits]) per fresh tensor.
     check: ask the kernel itself about small calls (see _probe).
     alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
     """
@@ -73,12 +73,17 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
             device = _core.device_index(inputs[0]) if inputs else 0
         spec = _spec(info, out, metas, written, dispatch, device)
     if spec is None or info.view or device_given or not check:
+        if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(
+            *_core.meta_of(_core.get_handle(inputs[0]))[1:4]):
+            return None  # whether the storage goes on there is not known here
         return spec
     return spec if _probe(info, args, kwargs, inputs, spec) else None
 
 
 def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
     """The result by the extension's own shape rules, if the op's family has one."""
+    if any(_core.view_bits(_core.get_handle(t)) for t in inputs):
+        return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
     metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
              (_core.meta_of(_core.get_handle(t)) for t in inputs)]
     holes = iter(metas)
@@ -104,17 +109,18 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
     Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
     Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
     """
-    handles = [_core.meta_of(_core.get_handle(t)) for t in inputs]
-    if sum(m[1].numel() for m in handles) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
+    metas = [_core.meta_of(_core.get_handle(t)) for t in inputs]
+    if sum(m[1].numel() for m in metas) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
         return True
     error: Exception | None = None
     for integer in (0, 1):  # indices may have to be 0, divisors must not be
         with ExitStack() as stack:
             quiet(stack, grad=True)
             values = []
-            for dtype, size, stride, _offset, _device in handles:
+            for handle, (dtype, size, stride, _offset, _device) in zip(map(_core.get_handle, inputs), metas, strict=True):
                 value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
-                values.append(value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5))
+                value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5)
+                values.append(_core.set_view_bits(value, _core.view_bits(handle)))
             holes = iter(values)
             cargs = tuple(concrete(a, holes, _CPU) for a in args)
             ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
@@ -140,11 +146,18 @@ def _as_predicted(out: Any, spec: Any) -> bool:
         code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
         if code is None or code < 0 or not isinstance(item, torch.Tensor):
             continue
-        dtype, size, _stride, offset, device = spec[0][code]
+        dtype, size, _stride, *rest = spec[0][code]
         if item.dtype is not dtype or item.shape != size:
             return False
-        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), offset, device)
+        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), *rest)
     return True
+
+
+def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
+    """How many elements of its storage such a tensor reaches; stride None: contiguous."""
+    if 0 in size:
+        return 0
+    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or _contiguous(size), strict=True))
 
 
 def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -179,7 +192,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, di
         codes.append(len(outs))
         alias.append(shared)
         outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
-                     device))
+                     device, _core.view_bits(item)))
     flags = SIG_WRITES if any(written) else 0
     if info.random:
         flags |= SIG_RANDOM
@@ -225,12 +238,13 @@ def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
 
 def _meta_tensor(handle: Any) -> torch.Tensor:
     dtype, size, stride, offset, _device = _core.meta_of(handle)
+    bits = _core.view_bits(handle)
     if stride is None and not offset:
-        return torch.empty(size, dtype=dtype, device="meta")
-    if stride is None:
-        stride = torch.empty(size, device="meta").stride()
-    length = 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    return torch.empty(max(length, offset), dtype=dtype, device="meta").as_strided(size, stride, offset)
+        made = torch.empty(size, dtype=dtype, device="meta")
+    else:
+        length = max(extent(size, stride, offset), offset)
+        made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or _contiguous(size), offset)
+    return _core.set_view_bits(made, bits) if bits else made
 
 
 def quiet(stack: ExitStack, grad: bool = False) -> None:
@@ -247,8 +261,18 @@ def quiet(stack: ExitStack, grad: bool = False) -> None:
         stack.enter_context(torch._C._DisableFuncTorch())
     if torch.is_inference_mode_enabled():
         stack.enter_context(torch.inference_mode(False))
+    if _excluded(_BITS[0]):
+        # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
+        for key in _BITS:
+            _set_excluded(key, False)
+            stack.callback(_set_excluded, key, True)
     if not grad:
         stack.enter_context(torch.no_grad())
+
+
+_excluded, _set_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded, \
+    torch._C._dispatch_tls_set_dispatch_key_excluded
+_BITS = (torch._C.DispatchKey.Negative, torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.ZeroTensor)
 
 
 def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:

@@ -415,6 +415,7 @@ def _unsure(args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     for t in predict.lazy_in(list(args)):
         t._handle.no_grad = False
+        _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
     return NotImplemented
 
 
