@@ -33,6 +33,7 @@ class Machine:
     def __init__(self, device: str) -> None:
         self.device = device
         self.grad = True
+        self.gradients = True  # until the step no_gradients
         self.tensors: list[Tensor] = [
             torch.arange(12.0, device=device).reshape(3, 4) / 4 - 1,
             torch.randn(4, 3, device=device),
@@ -64,8 +65,13 @@ class Machine:
     def pick(self, n: int) -> Tensor:
         return self.tensors[n % len(self.tensors)]
 
-    def dim(self, t: Tensor, n: int) -> int:
-        return n % max(t.dim(), 1)
+    def out(self, n: int) -> Tensor:
+        """A tensor that may be resized, see of_no_view."""
+        t = self.pick(n)
+        return t.detach().clone() if self.gradients and self.has_views(t) else t
+
+    def has_views(self, t: Tensor) -> bool:
+        return t._is_view() or any(v._base is t for v in self.tensors)
 
 
 def step(f: Callable[[Machine, int, int, int], object]) -> Callable[[Machine, int, int, int], object]:
@@ -118,7 +124,7 @@ def _slice(t: Tensor, b: int, c: int) -> Any:
 # ---- creation --------------------------------------------------------------------------------------------------------
 @step
 def randn(m: Machine, a: int, b: int, c: int) -> object:
-    return torch.randn(SHAPES[a % len(SHAPES)], device=m.device, requires_grad=c % 3 == 0)
+    return torch.randn(SHAPES[a % len(SHAPES)], device=m.device, requires_grad=m.gradients and c % 3 == 0)
 
 
 @step
@@ -138,7 +144,7 @@ def randint(m: Machine, a: int, b: int, c: int) -> object:
 
 @step
 def from_data(m: Machine, a: int, b: int, c: int) -> object:
-    return torch.tensor([[a, b], [c, 1.5]], device=m.device, requires_grad=c % 2 == 0)
+    return torch.tensor([[a, b], [c, 1.5]], device=m.device, requires_grad=m.gradients and c % 2 == 0)
 
 
 @step
@@ -208,13 +214,6 @@ of_one(
     random_=lambda t, b, c: t.random_(0, 2),
     bernoulli_=lambda t, b, c: t.bernoulli_(0.5),
     dropout_=lambda t, b, c: F.dropout(t, 0.4, inplace=True),
-    t_=lambda t, b, c: t.t_(),
-    transpose_=lambda t, b, c: t.transpose_(_dim(t, b), _dim(t, c)),
-    unsqueeze_=lambda t, b, c: t.unsqueeze_(0) if t.dim() < 4 else None,
-    squeeze_=lambda t, b, c: t.squeeze_(),
-    resize_smaller_=lambda t, b, c: t.resize_(t.numel() // 2) if t.is_contiguous() else None,
-    detach_=lambda t, b, c: t.detach_(),
-    requires_grad_=lambda t, b, c: t.requires_grad_(b % 3 > 0),
     index_fill_=lambda t, b, c: t.index_fill_(_dim(t, b), _indices(t, b, [0]), c),
     set_item=lambda t, b, c: t.__setitem__(_slice(t, b, c), b - 4),
     set_masked=lambda t, b, c: t.__setitem__(t > 0, c),
@@ -243,12 +242,49 @@ of_two(
     swap_rows=lambda t, u, c: t.__setitem__(0, t[-1].clone() + u[0]),
     shift_rows=lambda t, u, c: t[1:].copy_(t[:-1]),
     add_own_part_=lambda t, u, c: t[1:].add_(t[:-1]),
-    assign_data=lambda t, u, c: setattr(t, "data", u.detach()),
     data_add_=lambda t, u, c: t.data.add_(u.detach()),
-    set_=lambda t, u, c: t.set_(u.detach()),
     foreach_add_=lambda t, u, c: torch._foreach_add_([t, u.detach().float().clone()], 1.0),
     foreach_mul_=lambda t, u, c: torch._foreach_mul_([t], [u]),
 )
+
+
+
+# ---- in place on what a tensor is, not on its values -----------------------------------------------------------------
+def of_no_view(**functions: Callable[[Tensor, Tensor, int], object]) -> None:
+    """Steps ``f(tensor, other, c)`` on tensors without views, unless the program is one without gradients.
+
+    Torch rebuilds the history of a view whose base changed: for its own CPU tensors with as_strided, for others by
+    calling the view function again (variable.cpp), which asserts or fails when the base was cut off or reshaped.
+    """
+    for name, f in functions.items():
+
+        def run(m: Machine, a: int, b: int, c: int, f: Any = f) -> object:
+            t = m.pick(a)
+            if m.gradients and m.has_views(t):
+                return None
+            return f(t, m.pick(b), c)
+
+        STEPS[name] = run
+
+
+of_no_view(
+    t_=lambda t, u, c: t.t_(),
+    transpose_=lambda t, u, c: t.transpose_(0, _dim(t, c)),
+    unsqueeze_=lambda t, u, c: t.unsqueeze_(0) if t.dim() < 4 else None,
+    squeeze_=lambda t, u, c: t.squeeze_(),
+    resize_smaller_=lambda t, u, c: t.resize_(t.numel() // 2) if t.is_contiguous() else None,
+    detach_=lambda t, u, c: t.detach_(),
+    require_no_grad_=lambda t, u, c: t.requires_grad_(False),
+    assign_data=lambda t, u, c: setattr(t, "data", u.detach()),
+    set_=lambda t, u, c: t.set_(u.detach()),
+)
+
+
+@step
+def requires_grad_(m: Machine, a: int, b: int, c: int) -> object:
+    t = m.pick(a)
+    return t.requires_grad_() if m.gradients and not t._is_view() else None
+
 
 # ---- fresh results ---------------------------------------------------------------------------------------------------
 of_one(
@@ -305,10 +341,10 @@ of_two(
 
 
 # ---- out= ------------------------------------------------------------------------------------------------------------
-def into(out: Tensor, call: Callable[[], Any]) -> Any:
-    """``call()`` writes ``out``. A kernel may have made it larger before it refused: uninitialized, until filled."""
+def into(out: Tensor, call: Callable[[Tensor], Any]) -> Any:
+    """``call`` writes ``out``. A kernel may have made it larger before it refused: uninitialized, until filled."""
     try:
-        return call()
+        return call(out)
     except Exception:
         out.detach().zero_()
         raise
@@ -316,33 +352,34 @@ def into(out: Tensor, call: Callable[[], Any]) -> Any:
 
 @step
 def add_out(m: Machine, a: int, b: int, c: int) -> object:
-    return into(m.pick(c), lambda: torch.add(m.pick(a), m.pick(b), out=m.pick(c)))
+    return into(m.out(c), lambda out: torch.add(m.pick(a), m.pick(b), out=out))
 
 
 @step
 def mul_out(m: Machine, a: int, b: int, c: int) -> object:
-    return into(m.pick(c), lambda: torch.mul(m.pick(a), b, out=m.pick(c)))
+    return into(m.out(c), lambda out: torch.mul(m.pick(a), b, out=out))
 
 
 @step
 def matmul_out(m: Machine, a: int, b: int, c: int) -> object:
-    return into(m.pick(c), lambda: torch.mm(m.pick(a), m.pick(b), out=m.pick(c)))
+    # Into one of its own: gemm does not look whether it overwrites what it reads.
+    return into(m.pick(c).detach().clone(), lambda out: torch.mm(m.pick(a), m.pick(b), out=out))
 
 
 @step
 def sum_out(m: Machine, a: int, b: int, c: int) -> object:
-    return into(m.pick(c), lambda: torch.sum(m.pick(a), 0, out=m.pick(c)))
+    return into(m.out(c), lambda out: torch.sum(m.pick(a), 0, out=out))
 
 
 @step
 def cat_out(m: Machine, a: int, b: int, c: int) -> object:
     pair = [m.pick(a), m.pick(b)]
-    return into(m.pick(c), lambda: torch.cat(pair, out=m.pick(c))) if sum(t.numel() for t in pair) < 200 else None
+    return into(m.out(c), lambda out: torch.cat(pair, out=out)) if sum(t.numel() for t in pair) < 200 else None
 
 
 @step
 def max_out(m: Machine, a: int, b: int, c: int) -> object:
-    return into(m.pick(b), lambda: into(m.pick(c), lambda: torch.max(m.pick(a), 0, out=(m.pick(b), m.pick(c)))))
+    return into(m.out(b), lambda v: into(m.out(c), lambda i: torch.max(m.pick(a), 0, out=(v, i))))
 
 
 @step
@@ -405,6 +442,13 @@ def delete_others(m: Machine, a: int, b: int, c: int) -> object:
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
 @step
+def no_gradients(m: Machine, a: int, b: int, c: int) -> object:
+    """At the start of a program: nothing in it requires grad."""
+    m.gradients = False
+    return None
+
+
+@step
 def grad_mode(m: Machine, a: int, b: int, c: int) -> object:
     m.grad = a % 3 > 0
     return None
@@ -412,7 +456,7 @@ def grad_mode(m: Machine, a: int, b: int, c: int) -> object:
 
 @step
 def leaf(m: Machine, a: int, b: int, c: int) -> object:
-    return m.pick(a).detach().clone().requires_grad_()
+    return m.pick(a).detach().clone().requires_grad_() if m.gradients else None
 
 
 @step
@@ -454,7 +498,7 @@ def retain_grad(m: Machine, a: int, b: int, c: int) -> object:
 @step
 def hook(m: Machine, a: int, b: int, c: int) -> object:
     # On a tensor of its own: torch 2.13 crashes on some views that were written through their base.
-    t = m.pick(a).detach().clone().requires_grad_() if c % 2 else m.pick(a) * 1
+    t = m.pick(a).detach().clone().requires_grad_(m.gradients) if c % 2 else m.pick(a) * 1
     t.register_hook(lambda g: g * 2 if b % 2 else m.log.append(g.shape))
     return t
 
