@@ -6,9 +6,13 @@ from .lazy cimport handle_of
 
 cdef extern from *:
     """
+    #define MT_GET(d, instance, owner) (Py_TYPE(d)->tp_descr_get((d), (instance), (owner)))
+    #define MT_SET(d, instance, value) (Py_TYPE(d)->tp_descr_set((d), (instance), (value)))
     #define MT_SET_CALL(type, f) (((PyTypeObject *)(type))->tp_call = (ternaryfunc)(f))
     """
     void MT_SET_CALL(object type, void* f) noexcept
+    object MT_GET(object descriptor, object instance, object owner)
+    int MT_SET(object descriptor, object instance, object value) except -1
     PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) except NULL
     PyObject* PyDict_GetItem_ "PyDict_GetItem"(PyObject* d, PyObject* key) noexcept
 
@@ -89,6 +93,36 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
 
 
 MT_SET_CALL(CreationHook, <void*>_hook_call)
+
+
+cdef class DataHook:
+    """Stand-in for the descriptor of Tensor.data: assign(tensor, lazy) when a plain tensor is given a lazy one's data.
+
+    Torch's own does not ask the right-hand side: it would leave the plain tensor without any memory.
+    """
+    cdef object descriptor, assign
+
+    def __init__(self, descriptor, assign):
+        self.descriptor = descriptor
+        self.assign = assign
+
+    def __get__(self, instance, owner):
+        return self if instance is None else MT_GET(self.descriptor, instance, owner)
+
+    def __set__(self, instance, value):
+        if handle_of(value) is None or handle_of(instance) is not None:
+            MT_SET(self.descriptor, instance, value)
+        else:
+            self.assign(instance, value)
+
+    def __delete__(self, instance):
+        self.descriptor.__delete__(instance)   # torch refuses it, in its own words
+
+    def __getattr__(self, name):
+        return getattr(self.descriptor, name)
+
+    def __repr__(self):
+        return repr(self.descriptor)
 
 
 def make_to_hook(original, slow, dtype, device):

@@ -179,6 +179,7 @@ cdef object _finish(uint32_t sid):
     cdef list fresh
     cdef tuple template
     cdef list inputs = None
+    cdef Handle h
     cdef int code
     if s.ret:
         # The return value names inputs: keep them, since wrapping runs torch code and may reuse the buffers.

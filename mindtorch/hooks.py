@@ -15,13 +15,16 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module
+import torch.utils.dlpack
 from torch.utils import _device as _torch_device
 
-from . import config, creation, tensor
+from . import config, creation, files, handlers, tensor
 from ._ext import hooks as _hooks
+from ._ext import intercept as _intercept
+from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .devices import device as mindtorch_device
-from .modules import apply_to_module
+from .modules import apply_to_module, assign_data
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
@@ -49,6 +52,13 @@ def enable() -> None:
     _patch(torch.Tensor, "to", functools.wraps(_torch_to)(to))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _patch(torch.Tensor, name, _new_hook(name))
+    data = _hooks.DataHook(_torch_data, assign_data)
+    _intercept.register(data.__set__, _intern.OpInfo(data, "aten::data", _intern.HANDLER, handler=handlers.set_data))
+    _patch(torch.Tensor, "data", data)
+    _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
+    torch.serialization._package_registry.insert(0, files.package)
+    for owner in (torch, torch.utils.dlpack):
+        _patch(owner, "to_dlpack", _to_dlpack)
     _patch(torch.nn.Module, "to", _module_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
@@ -77,6 +87,8 @@ def disable() -> None:
             setattr(owner, name, value)
         else:
             delattr(owner, name)
+    if files.package in torch.serialization._package_registry:
+        torch.serialization._package_registry.remove(files.package)
     _library = None
     tensor.out_of_use()
 
@@ -199,6 +211,9 @@ def _aten_kernel(func: Any) -> Any:
 
 # ---- patched functions -----------------------------------------------------------------------------------------------
 _torch_to = torch.Tensor.to
+_torch_data = torch._C.TensorBase.data  # type: ignore[attr-defined]
+_torch_rebuild_tensor = torch._utils._rebuild_tensor
+_torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_module_to = torch.nn.Module.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_manual_seed = torch.random.manual_seed
@@ -324,6 +339,11 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 @functools.wraps(_torch_module_apply)
 def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
     return apply_to_module(self, fn, recurse, _torch_module_apply)
+
+
+@functools.wraps(_torch_to_dlpack)
+def _to_dlpack(self: torch.Tensor) -> Any:
+    return _torch_to_dlpack(tensor._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
 
 
 @functools.wraps(_torch_manual_seed)

@@ -138,7 +138,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
         if isinstance(a, torch.Tensor):
             if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
                 return a
-            if a.device.type != "cpu" or a.layout is not torch.strided or a.is_nested:
+            if a.device.type != "cpu" or a.layout is not torch.strided or a.is_nested or a.is_quantized:
                 return a
             found = True
             with ExitStack() as stack:
@@ -226,8 +226,8 @@ class _Wrapper:
         if isinstance(out, torch.Tensor):
             if id(out) in self.same:
                 return self.same[id(out)]
-            if out.device != _runtime.device() or out.layout is not torch.strided or out.is_nested:
-                return out  # meta, another device, sparse, nested: stays torch's own
+            if out.device != _runtime.device() or out.layout is not torch.strided or out.is_nested or out.is_quantized:
+                return out  # meta, another device, sparse, nested, quantized: stays torch's own
             key = _storage_key(out)
             lazy = _core.hold(out, self.device, self.roots.get(key), False)
             self.roots.setdefault(key, lazy)
@@ -307,8 +307,8 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
 
 
 def _no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
-    # Sparse and nested results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor inside.
-    return t.is_nested or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t)
+    # Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor inside.
+    return t.is_nested or t.is_quantized or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def show_log() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ._ext import lazy as _core
-from .tensor import LazyParameter
+from .errors import LazyTensorError
+from .tensor import LazyParameter, LazyTensor
 
 
 def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool,
@@ -52,38 +53,57 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
     return module
 
 
+def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
+    """``target.data = source`` for a plain tensor and a lazy one: ``target`` moves to the lazy device."""
+    if not _swappable(target):
+        raise LazyTensorError(
+            f"[data] cannot move this tensor from {target.device} to {source.device} by assigning .data, because "
+            "something in C++ (a graph, a view) refers to it: use .to()"
+        )
+    grad = target.grad if target.is_leaf else None
+    _swap(target, _lazy_twin(source, LazyParameter if isinstance(target, torch.nn.Parameter) else LazyTensor,
+                             target.requires_grad))
+    target.grad = grad  # stays where it was, as torch leaves it
+
+
+def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:
+    with torch.no_grad():
+        fresh = cls._make_wrapper_subclass(
+            cls, lazy.shape, lazy.stride(), lazy.storage_offset(), None, lazy.dtype
+        )
+    _core.adopt(fresh, _core.get_handle(lazy))
+    return fresh.requires_grad_(requires_grad)
+
+
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
     requires_grad = param.requires_grad
-    handle = _core.get_handle(moved)
-    if handle is not None:
-        with torch.no_grad():
-            fresh = LazyParameter._make_wrapper_subclass(  # type: ignore[attr-defined]
-                LazyParameter, moved.shape, moved.stride(), moved.storage_offset(), None, moved.dtype
-            )
-        _core.adopt(fresh, handle)
+    if _core.get_handle(moved) is not None:
+        fresh = _lazy_twin(moved, LazyParameter, requires_grad)
     else:
-        fresh = torch.nn.Parameter(moved.detach(), requires_grad=False)
-    fresh.requires_grad_(requires_grad)
+        fresh = torch.nn.Parameter(moved.detach(), requires_grad=requires_grad)
     known = _replaced.get(param)
     if known is not None:
         owner[key] = known  # a tied weight, replaced a moment ago
     elif _swappable(param):
-        kept = {k: v for k, v in param.__dict__.items() if k != "_handle"}
-        cls = type(fresh)
-        handle_now = fresh.__dict__.pop("_handle", None)
-        old_class = type(param)
-        old_handle = param.__dict__.pop("_handle", None)
-        torch._C._swap_tensor_impl(param, fresh)
-        param.__class__, fresh.__class__ = cls, old_class
-        param.__dict__.update(kept)
-        if handle_now is not None:
-            param.__dict__["_handle"] = handle_now
-        if old_handle is not None:
-            fresh.__dict__["_handle"] = old_handle
+        _swap(param, fresh)
     else:
         owner[key] = fresh
         _replaced[param] = fresh
+
+
+def _swap(param: Any, fresh: Any) -> None:
+    """Exchange the C++ tensors, classes and handles of two Python objects; other attributes stay where they are."""
+    cls, old_class = type(fresh), type(param)
+    handle, old_handle = fresh.__dict__.pop("_handle", None), param.__dict__.pop("_handle", None)
+    kept = dict(param.__dict__)
+    torch._C._swap_tensor_impl(param, fresh)
+    param.__class__, fresh.__class__ = cls, old_class
+    param.__dict__.update(kept)
+    if handle is not None:
+        param.__dict__["_handle"] = handle
+    if old_handle is not None:
+        fresh.__dict__["_handle"] = old_handle
 
 
 # Parameters that could not keep their identity (C++ holds them): tied weights must be replaced by one object.
@@ -93,7 +113,7 @@ _replaced = WeakIdKeyDictionary()
 def _swappable(param: Any) -> bool:
     # The C++ tensors can be exchanged when nothing but Python and, as torch.utils.swap_tensors allows, the
     # gradient accumulator of a live graph refers to them; classes must share their layout.
-    if type(param) not in (torch.nn.Parameter, LazyParameter):
+    if type(param) not in (torch.nn.Parameter, LazyParameter, torch.Tensor):
         return False
     if param._use_count() == 1:
         return True

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import config, intercept, predict
+from . import config, handlers, intercept, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
@@ -409,61 +409,6 @@ def _repr(t: LazyTensor) -> str:
 
 
 # ---- wiring ----------------------------------------------------------------------------------------------------------
-def _unsure(args: tuple, kwargs: dict) -> Any:
-    # From here on the tensor may require grad: its ops go through torch's autograd.
-    if kwargs.get("requires_grad", args[-1]) is False:
-        return NotImplemented
-    for t in predict.lazy_in(list(args)):
-        t._handle.no_grad = False
-        _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
-    return NotImplemented
-
-
-def _set_data(args: tuple, kwargs: dict) -> Any:
-    target, source = args
-    if _core.get_handle(target) is None or _core.get_handle(source) is None:
-        raise LazyTensorError(
-            f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "
-            "assigning .data cannot move a tensor, use .to()"
-        )
-    with torch._C.DisableTorchFunctionSubclass():
-        _base.data.__set__(target, source)  # type: ignore[attr-defined]  # sizes and strides, in C++
-    _core.rebind(target._handle, source._handle)
-    target._handle.no_grad = False
-    return None
-
-
-def _like(func: Any) -> Callable[[tuple, dict], Any]:
-    def handler(args: tuple, kwargs: dict) -> Any:
-        if (device := kwargs.get("device")) is None or is_ours(device):
-            return NotImplemented
-        # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
-        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
-        return func(like, *args[1:], **kwargs)
-
-    return handler
-
-
-def _handlers() -> dict[Any, Callable[[tuple, dict], Any]]:
-    T = torch.Tensor
-    return {
-        T.requires_grad_: _unsure,
-        _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
-        _base.data.__set__: _set_data,  # type: ignore[attr-defined]
-        torch._C._VariableFunctions._make_dual: _unsure,
-        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
-        _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
-        _base.dtype.__get__: lambda args, kwargs: args[0].dtype,  # type: ignore[attr-defined]
-        _base.item: lambda args, kwargs: args[0].item(),
-        _base.tolist: lambda args, kwargs: args[0].tolist(),
-        _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
-        _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
-        **{func: _like(func) for func in _LIKE},
-    }
-
-
-_LIKE = tuple(getattr(torch._C._VariableFunctions, f"{name}_like") for name in (
-    "empty", "zeros", "ones", "full", "rand", "randn", "randint"))
 _BINARY = {
     "__add__": torch.Tensor.add, "__sub__": torch.Tensor.sub, "__mul__": torch.Tensor.mul,
     "__truediv__": torch.Tensor.div, "__matmul__": torch.Tensor.matmul,
@@ -482,7 +427,7 @@ def _install() -> _tape.Tape:
     _keys.init(LazyTensor, _FastLazyTensor, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)
-    for func, handler in _handlers().items():
+    for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?")
         _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
     for name, func in _BINARY.items():

@@ -522,7 +522,6 @@ FACTS: dict[str, Callable[[Tensor], object]] = {
     "leaf": lambda t: t.is_leaf,  # torch may refuse: a view made without gradients was written with them
     "contiguous": lambda t: t.is_contiguous(),
     "conjugate": lambda t: (t.is_conj(), t.is_neg()),
-    "view": lambda t: t._is_view(),
     "gradient": lambda t: _grad(t) is not None,
 }
 

@@ -1,0 +1,60 @@
+"""``torch.load(..., map_location="remote_accelerator:0")``: tensors of a file, put on the lazy device (SPEC L7)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.serialization
+
+from . import tensor
+from ._ext import lazy as _core
+from .lazy_device import index_of, is_ours
+
+__all__ = ["make_rebuild", "package"]
+_MARK = "_mindtorch_target"
+
+
+@dataclass
+class _Target:
+    """Where the tensors on a loaded storage go, and the last one made: those that follow share its storage."""
+
+    index: int
+    last: Callable[[], Any] = lambda: None
+
+
+def _tag(storage: Any) -> None:
+    return None  # lazy tensors are saved as plain ones
+
+
+def _restore(storage: Any, location: str) -> Any:
+    if not is_ours(location):
+        return None
+    target = _Target(index_of(location))  # raises for a name like remote_accelerator:x
+    device = tensor.executor().device
+    if device.type != "cpu":
+        storage = storage.to(device=device)
+    setattr(storage, _MARK, target)
+    return storage
+
+
+# Before torch's own: the first that knows a location has it.
+package = (0, _tag, _restore)
+
+
+def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Stand-in for torch._utils._rebuild_tensor, through which every dense tensor of a file goes."""
+
+    def rebuild(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
+        target = getattr(storage._untyped_storage, _MARK, None)
+        if target is None:
+            return original(storage, storage_offset, size, stride)
+        tensor.in_use()
+        lazy = _core.hold(original(storage, storage_offset, size, stride), target.index, target.last(), True)
+        target.last = weakref.ref(lazy)
+        return lazy
+
+    return rebuild

@@ -1,0 +1,91 @@
+"""Torch calls on lazy tensors that are answered in Python: reads of metadata, assignments, what needs another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import predict
+from ._ext import lazy as _core
+from .errors import LazyTensorError
+from .lazy_device import is_ours
+
+__all__ = ["set_data", "table"]
+Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
+_base = torch._C.TensorBase
+
+
+def _unsure(args: tuple, kwargs: dict) -> Any:
+    # From here on the tensor may require grad: its ops go through torch's autograd.
+    if kwargs.get("requires_grad", args[-1]) is False:
+        return NotImplemented
+    for t in predict.lazy_in(list(args)):
+        t._handle.no_grad = False
+        _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
+    return NotImplemented
+
+
+def set_data(args: tuple, kwargs: dict) -> Any:
+    target, source = args
+    if _core.get_handle(target) is None or _core.get_handle(source) is None:
+        raise LazyTensorError(
+            f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "
+            "assigning .data cannot move a tensor, use .to()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.data.__set__(target, source)  # type: ignore[attr-defined]  # sizes and strides, in C++
+    _core.rebind(target._handle, source._handle)
+    target._handle.no_grad = False
+    return None
+
+
+def _is_set_to(args: tuple, kwargs: dict) -> Any:
+    a, b = (_core.get_handle(t) for t in (*args, *kwargs.values()))
+    if a is None or b is None:
+        return False
+    return _core.same_root(a, b) and _core.meta_of(a) == _core.meta_of(b)
+
+
+def _pin_memory(args: tuple, kwargs: dict) -> Any:
+    raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
+
+
+def _like(func: Any) -> Handler:
+    def handler(args: tuple, kwargs: dict) -> Any:
+        device = kwargs.get("device")
+        if device is None or is_ours(device):
+            return NotImplemented
+        # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
+        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
+        return func(like, *args[1:], **kwargs)
+
+    return handler
+
+
+def table() -> dict[Any, Handler]:
+    T = torch.Tensor
+    return {
+        T.requires_grad_: _unsure,
+        _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
+        _base.data.__set__: set_data,  # type: ignore[attr-defined]
+        torch._C._VariableFunctions._make_dual: _unsure,
+        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
+        _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
+        _base.dtype.__get__: lambda args, kwargs: args[0].dtype,  # type: ignore[attr-defined]
+        _base.item: lambda args, kwargs: args[0].item(),
+        _base.tolist: lambda args, kwargs: args[0].tolist(),
+        _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
+        _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+        _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
+        _base.is_set_to: _is_set_to,
+        _base.dense_dim: lambda args, kwargs: args[0].dim(),
+        _base.is_pinned: lambda args, kwargs: False,
+        _base.pin_memory: _pin_memory,
+        **{func: _like(func) for func in _LIKE},
+    }
+
+
+_LIKE = tuple(getattr(torch._C._VariableFunctions, f"{name}_like") for name in (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint"))
