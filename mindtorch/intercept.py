@@ -307,8 +307,11 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
 
 
 def _no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
-    # Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor inside.
-    return t.is_nested or t.is_quantized or t.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t)
+    # Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor
+    # inside.
+    if t.is_nested or t.is_quantized or t.layout is not torch.strided:
+        return True
+    return torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def show_log() -> None:

@@ -31,7 +31,7 @@ RULES = frozenset(_shapes.names())
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
 
-    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index[, view bits]) per fresh tensor.
+    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index[, bits]) per fresh tensor.
     check: ask the kernel itself about small calls (see _probe).
     alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
     """
@@ -117,10 +117,10 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
         with ExitStack() as stack:
             quiet(stack, grad=True)
             values = []
-            for handle, (dtype, size, stride, _offset, _device) in zip(map(_core.get_handle, inputs), metas, strict=True):
+            for t, (dtype, size, stride, _offset, _device) in zip(inputs, metas, strict=True):
                 value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
                 value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5)
-                values.append(_core.set_view_bits(value, _core.view_bits(handle)))
+                values.append(_core.set_view_bits(value, _core.view_bits(_core.get_handle(t))))
             holes = iter(values)
             cargs = tuple(concrete(a, holes, _CPU) for a in args)
             ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}

@@ -34,6 +34,10 @@ hypothesis.settings.load_profile("ci")
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> Iterator[None]:
     """Every test starts from the same random state, whatever ran before it."""

@@ -1,0 +1,37 @@
+"""Random programs give what eager gives (SPEC L7). More of them: ``pytest tests/programs --programs 20000``."""
+
+from __future__ import annotations
+
+import types
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+DEFAULT = 300
+SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
+
+
+def test_L7_random_programs(programs: types.SimpleNamespace, pytestconfig: pytest.Config) -> None:
+    number = st.integers(0, 11)
+    step = st.tuples(st.sampled_from(programs.kinds), number, number, number)
+    program = st.integers(5, 60).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
+    count = pytestconfig.getoption("--programs") or DEFAULT
+    ran = 0
+
+    @hypothesis.settings(
+        max_examples=count, phases=SEARCH, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(st.booleans(), program)
+    def run(gradients: bool, steps: list[tuple[str, int, int, int]]) -> None:
+        nonlocal ran
+        ran += 1
+        programs.run_both(steps if gradients else [("no_gradients", 0, 0, 0), *steps])
+
+    run()
+    assert ran >= count
+
+
+def test_L7_every_kind_of_step_can_succeed(programs: types.SimpleNamespace) -> None:
+    """A step that always raised would test nothing."""
+    assert programs.never_succeed() == []
