@@ -10,7 +10,9 @@ from libc.stdlib cimport calloc, free
 
 from .intern cimport OpInfo, sig_out_meta
 from .replay cimport decode_call, hole_metas, plan_segment
-from .structs cimport MAX_HANDLES, META_CONJ, META_NEG, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS, Slot
+from .structs cimport (
+    MAX_HANDLES, META_CONJ, META_NEG, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS, Slot,
+)
 from .tape cimport Handle, Tape, new_handle
 
 cdef extern from *:
