@@ -12,7 +12,7 @@ from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours
 
-__all__ = ["set_data", "table"]
+__all__ = ["lazy_gradient", "set_data", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
 
@@ -52,6 +52,37 @@ def _pin_memory(args: tuple, kwargs: dict) -> Any:
     raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
 
 
+def _gradient(args: tuple, kwargs: dict) -> Any:
+    """C++ makes some zero gradients itself, on what it takes for the tensor's device: plain ones (`lazy_gradient`)."""
+    target = args[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        found = _base.grad.__get__(target)  # type: ignore[attr-defined]
+        if found is None or _core.get_handle(found) is not None:
+            return found
+        made = lazy_gradient(target, found)
+        if made is not found:
+            _base.grad.__set__(target, made)  # type: ignore[attr-defined]
+        return made
+
+
+def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
+    if _core.get_handle(target) is None or _core.get_handle(found) is not None or found.layout is not torch.strided:
+        return found
+    if found.requires_grad or found.is_nested:
+        return found
+    return _core.hold(found, _core.device_index(target), None, True)
+
+
+def _split(args: tuple, kwargs: dict) -> Any:
+    # torch reads a tensor of indices in C++, where a lazy one has no memory.
+    at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
+    if at is None or _core.get_handle(at) is None:
+        return NotImplemented
+    kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
+    return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
+
+
 def _like(func: Any) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         device = kwargs.get("device")
@@ -83,6 +114,9 @@ def table() -> dict[Any, Handler]:
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
         _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: _pin_memory,
+        _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
+        _base.tensor_split: _split,
+        torch._C._VariableFunctions.tensor_split: _split,
         **{func: _like(func) for func in _LIKE},
     }
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import ops
 from ._ext import intern as _intern
@@ -28,6 +29,13 @@ __all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eager
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
     "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
+})
+# Composite functions that compute otherwise, in the last bits, when autograd or a tensor subclass looks on (singular
+# values with or without their vectors): without a gradient they run whole, at once.
+_EAGER_WHOLE = frozenset({
+    "aten::linalg_svdvals", "aten::linalg_cond", "aten::linalg_eigvals", "aten::linalg_eigvalsh",
+    "aten::linalg_matrix_rank", "aten::linalg_matrix_norm", "aten::linalg_norm", "aten::nuclear_norm", "aten::norm",
+    "aten::fft_hfft", "aten::fft_hfft2", "aten::fft_hfftn",
 })
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
@@ -48,10 +56,26 @@ def describe(func: Any, dispatch: bool) -> Any:
     if not dispatch and name is not None and _can_record_whole(func, name):
         guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
         return _intern.OpInfo(func, name, _intern.RECORD, handler=guard)
+    if not dispatch and name in _EAGER_WHOLE:
+        info = _intern.OpInfo(func, name, _intern.HANDLER, writes=("out",))
+        info.handler = lambda args, kwargs: _run_whole(info, args, kwargs)
+        return info
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
     return _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
+
+
+def _run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
+    plain = not (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
+                 or torch._C._functorch.peek_interpreter_stack() is not None)
+    tensors = [*lazy_in(list(args)), *lazy_in(list(kwargs.values()))]
+    if not plain or forward_ad._current_level >= 0 or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    ):
+        return NotImplemented
+    mixed_devices(info, args, kwargs)
+    return run_eagerly(info, args, kwargs)
 
 
 def _default_attention() -> bool:
@@ -256,7 +280,7 @@ class _Wrapper:
             return
         _core.set_meta(handle, value)
         if extent(value.shape, value.stride(), value.storage_offset()) <= extent(size, stride, offset) and (
-            torch.Tag.inplace_view in info.func.tags
+            torch.Tag.inplace_view in getattr(info.func, "tags", ())
         ):
             with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
                 torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())

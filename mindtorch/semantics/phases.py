@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from mindtorch import handlers
 from mindtorch._ext import context
 
 _original: Callable[..., Any] | None = None
@@ -28,12 +29,25 @@ _places = (torch.autograd.graph, torch.autograd)
 def patch() -> None:
     global _original
     _original = torch.autograd.graph._engine_run_backward
-    context.set_run_backward(_original)
+    context.set_run_backward(_run_backward)
     for place in _places:
         if place._engine_run_backward is _original:  # type: ignore[attr-defined]
             place._engine_run_backward = context.tracked_backward  # type: ignore[attr-defined]
     _handles.append(register_optimizer_step_pre_hook(_begin))
     _handles.append(register_optimizer_step_post_hook(_end))
+
+
+def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one."""
+    found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
+    if not found:
+        return found  # accumulated in the leaves: see handlers.py
+    inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
+    return tuple(
+        handlers.lazy_gradient(target, gradient)
+        if isinstance(target, torch.Tensor) and isinstance(gradient, torch.Tensor) else gradient
+        for target, gradient in zip(inputs, found, strict=True)
+    )  # fmt: skip
 
 
 def unpatch() -> None:
