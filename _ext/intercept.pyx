@@ -211,6 +211,8 @@ cdef object _finish(uint32_t sid):
             continue
         code = template[i]
         result.append(fresh[code] if code >= 0 else inputs[-1 - code])
+    if type(template[0]) is type:
+        return template[0](result)             # torch.return_types.max and its like
     code = template[0]
     if code == 0:
         return result[0]

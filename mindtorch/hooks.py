@@ -18,7 +18,7 @@ import torch.nn.modules.module
 import torch.utils.dlpack
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, tensor
+from . import config, creation, files, handlers, processes, tensor
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -57,6 +57,7 @@ def enable() -> None:
     _patch(torch.Tensor, "data", data)
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
+    processes.install()
     for owner in (torch, torch.utils.dlpack):
         _patch(owner, "to_dlpack", _to_dlpack)
     _patch(torch.nn.Module, "to", _module_to)
@@ -89,6 +90,7 @@ def disable() -> None:
             delattr(owner, name)
     if files.package in torch.serialization._package_registry:
         torch.serialization._package_registry.remove(files.package)
+        processes.uninstall()
     _library = None
     tensor.out_of_use()
 

@@ -47,7 +47,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         return None
     eager_row = (row := ops.row(info.name)) is not None and row.eager
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
-        spec = _infer_by_rule(info, args, kwargs, inputs, written)
+        spec = _infer_by_rule(info, args, kwargs, inputs, written, dispatch)
         if spec is not None:
             return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
     if eager_row:
@@ -80,7 +80,8 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
     return spec if _probe(info, args, kwargs, inputs, spec) else None
 
 
-def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray) -> Any:
+def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray,
+                   dispatch: bool) -> Any:
     """The result by the extension's own shape rules, if the op's family has one."""
     if any(_core.view_bits(_core.get_handle(t)) for t in inputs):
         return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
@@ -96,7 +97,8 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
     outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
             for shape, stride, dtype in result]
     single = len(outs) == 1
-    return outs, [-1] * len(outs), None if single else (1, *range(len(outs))), bytes(written), (
+    kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
+    return outs, [-1] * len(outs), None if single else (kind, *range(len(outs))), bytes(written), (
         SIG_WRITES if any(written) else 0)
 
 
@@ -204,7 +206,8 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, di
     if out is None:
         ret = (3,)
     elif isinstance(out, (tuple, list)):
-        ret = (1 if isinstance(out, tuple) else 2, *codes)
+        named = isinstance(out, tuple) and type(out) is not tuple and not dispatch  # torch.return_types.max …
+        ret = (type(out) if named else 1 if isinstance(out, tuple) else 2, *codes)
     else:
         ret = None if codes == [0] else (0, *codes)
     return outs, alias, ret, bytes(written), flags

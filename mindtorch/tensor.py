@@ -166,6 +166,13 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
     def storage(self) -> Any:
         return materialize([self], "storage")[0].storage()
 
+    def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
+        if len(args) == 1 and _core.get_handle(args[0]) is not None:
+            return args[0].detach()
+        plain = torch.empty(0, dtype=self.dtype).new(*args)
+        return from_plain(plain, _core.device_index(self))
+
     # ---- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict) -> Any:
         if id(self) in memo:

@@ -58,7 +58,7 @@ def same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Asserts that two tensors agree bit for bit: dtype, shape and every byte (so -0.0 is not 0.0 and NaN is NaN)."""
 
     def check(got: torch.Tensor, expected: torch.Tensor, what: str = "result") -> None:
-        got, expected = got.detach().cpu().contiguous(), expected.detach().cpu().contiguous()
+        got, expected = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (got, expected))
         assert type(got) is torch.Tensor, f"{what}: .cpu() gave {type(got).__name__}"
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape), what
         differ = got.reshape(-1).view(torch.uint8) != expected.reshape(-1).view(torch.uint8)
