@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.modules.module
 import torch.utils.dlpack
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _device as _torch_device
 
 from . import config, creation, files, handlers, processes, tensor
@@ -58,6 +59,8 @@ def enable() -> None:
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
+    # Else make_fx takes what it computes from a lazy input for a constant.
+    _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensor.TYPES))
     for owner in (torch, torch.utils.dlpack):
         _patch(owner, "to_dlpack", _to_dlpack)
     _patch(torch.nn.Module, "to", _module_to)

@@ -13,19 +13,18 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from . import tensor
 
 __all__ = ["install", "uninstall"]
-_TYPES = (tensor.LazyTensor, tensor._FastLazyTensor, tensor.LazyParameter)
 
 
 def install() -> None:
     """Let lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
-    for cls in _TYPES:
+    for cls in tensor.TYPES:
         ForkingPickler.register(cls, _reduce)  # type: ignore[arg-type]
         default_collate_fn_map[cls] = _collate
 
 
 def uninstall() -> None:
     """Undo install()."""
-    for cls in _TYPES:
+    for cls in tensor.TYPES:
         ForkingPickler._extra_reducers.pop(cls, None)  # type: ignore[attr-defined]
         default_collate_fn_map.pop(cls, None)
 

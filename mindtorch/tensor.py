@@ -220,6 +220,9 @@ class LazyParameter(LazyTensor, torch.nn.Parameter):
     """What ``Module.to("remote_accelerator")`` turns a module's parameter into, in place."""
 
 
+TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
+
+
 # ---- materialization -------------------------------------------------------------------------------------------------
 lock = threading.RLock()
 triggers: dict[str, int] = {}
