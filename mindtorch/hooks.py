@@ -240,8 +240,11 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch's own method. Torch finds what it hands to ``__torch_function__`` by name, and would find our hook."""
-    with torch._C.DisableTorchFunctionSubclass():
+    """Torch's own method. Torch finds what it hands to ``__torch_function__`` by name, and would find our hook.
+
+    That goes for function modes, too (``with torch.device(...)``): they would call the hook with these arguments.
+    """
+    with torch._C.DisableTorchFunction():
         return original(*args, **kwargs)
 
 

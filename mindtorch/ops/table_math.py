@@ -81,8 +81,8 @@ ROWS: list[OpRow] = [
     *ops(
         "other",
         None,
-        "cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr "
-        "orgqr ormqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
+        "cholesky cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr "
+        "orgqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
         "linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh "
         "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
         "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
@@ -92,7 +92,9 @@ ROWS: list[OpRow] = [
         "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
         "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
     ),
-    *ops("other", None, "linalg_eig linalg_lstsq linalg_svd _linalg_svd svd geqrf", eager=True),
+    *ops(
+        "other", None, "linalg_eig linalg_lstsq linalg_svd _linalg_svd svd geqrf ormqr cholesky_inverse", eager=True
+    ),
     # these take another decomposition, with other last bits, when handed a tensor subclass
     *ops("other", None, "linalg_cond linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank", eager=True),
     *ops("reduction", None, "nuclear_norm", eager=True),
