@@ -153,4 +153,5 @@ def _clean(machine: Any) -> bool:
 @pytest.fixture(scope="session")
 def programs() -> types.SimpleNamespace:
     """The language of random programs and its comparison with eager."""
-    return types.SimpleNamespace(kinds=tuple(k for k in steps.STEPS if k != "no_gradients"), run_both=run_both, never_succeed=never_succeed)
+    kinds = tuple(kind for kind in steps.STEPS if kind != "no_gradients")
+    return types.SimpleNamespace(kinds=kinds, run_both=run_both, never_succeed=never_succeed)
