@@ -386,7 +386,8 @@ def fourier(d: str) -> object:
     return (
         z, f.ifft(z), f.rfft(x), f.irfft(f.rfft(x)), f.fft2(x), f.fftn(x), f.rfft2(x), f.hfft(z), f.ihfft(x),
         f.fftshift(z), f.ifftshift(z), f.fftfreq(5, device=d), f.rfftfreq(5, device=d), z.conj() * z,
-        z.abs(), z.angle(), torch.view_as_real(z), torch.stft(x[0], 4, return_complex=True, window=torch.ones(4, device=d)),
+        z.abs(), z.angle(), torch.view_as_real(z),
+        torch.stft(x[0], 4, return_complex=True, window=torch.ones(4, device=d)),
         torch.istft(torch.stft(x, 4, return_complex=True, window=torch.ones(4, device=d)), 4,
                     window=torch.ones(4, device=d)),
     )  # fmt: skip
