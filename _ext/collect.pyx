@@ -140,6 +140,7 @@ cdef class Collector:
     cdef readonly uint32_t max_events
     cdef readonly uint64_t dropped_events
     cdef uint64_t last                         # end of the interval accounted for last
+    cdef readonly uint64_t imported            # ns spent on loading modules, in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
     cdef uint64_t live
@@ -214,6 +215,18 @@ cdef class Collector:
             self.gap(self.stopped, 0, current_module(), current_phase())
         self.enabled = False
         set_transition_hook(NULL, NULL)
+
+    def begin_import(self):
+        """A module is being loaded: the time since the last interval was the program's own."""
+        if self.enabled and PyThread_get_thread_ident() == self.thread:
+            self.gap(mt_now(), 0, current_module(), current_phase())
+
+    def end_import(self):
+        """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
+        cdef uint64_t now = mt_now()
+        if self.enabled and PyThread_get_thread_ident() == self.thread and now > self.last:
+            self.imported += now - self.last
+            self.last = now
 
     def disable(self):
         """Ignore what follows (in a forked child, where the timeline means nothing)."""

@@ -59,6 +59,12 @@ class Genie(click.Group):
         except BrokenPipeError:  # `genie ... | head`: the reader has what it wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except OSError as error:
+            if error.filename is not None:  # not about our own output
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor try again when the interpreter ends
+            _complain(f"cannot write to standard output: {error.strerror}", "genie")
+            code = 1
         sys.exit(code if isinstance(code, int) else 0)
 
 

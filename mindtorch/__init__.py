@@ -65,6 +65,7 @@ def _bootstrap() -> None:
     _ready = True
     from . import config, execute, graph, hooks, semantics, tensor  # noqa: F401  (execute installs the default executor)
 
+    config.check()
     tensor.set_tracking(semantics)
     graph.set_tracking(semantics)
     if config.auto_enable():

@@ -7,11 +7,24 @@ import os
 from .errors import UsageError
 
 _FALSE = {"0", "false", "no", "off", ""}
+_TRUE = {"1", "true", "yes", "on"}
+
+
+def check() -> None:
+    """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
+    for read in (
+        auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, unsupported, executor_device
+    ):  # fmt: skip
+        read()
 
 
 def _flag(name: str, default: bool) -> bool:
     value = os.environ.get(name)
-    return default if value is None else value.strip().lower() not in _FALSE
+    if value is None:
+        return default
+    if value.strip().lower() not in _FALSE | _TRUE:
+        raise UsageError(f"{name}: expected 1 or 0, got {value!r}")
+    return value.strip().lower() in _TRUE
 
 
 def auto_enable() -> bool:
@@ -56,4 +69,8 @@ def unsupported() -> str:
 
 def executor_device() -> str:
     """``GENIE_EXECUTOR_DEVICE`` (``cpu``): where the in-process executor computes, ``cpu`` or ``cuda[:i]``."""
-    return os.environ.get("GENIE_EXECUTOR_DEVICE", "cpu")
+    value = os.environ.get("GENIE_EXECUTOR_DEVICE", "cpu").strip().lower()
+    kind, colon, index = value.partition(":")
+    if not (value == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))):
+        raise UsageError(f"GENIE_EXECUTOR_DEVICE: expected cpu or cuda[:index], got {value!r}")
+    return value

@@ -25,6 +25,7 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .devices import device as mindtorch_device
+from .errors import LazyTensorError
 from .modules import apply_to_module, assign_data
 
 log = logging.getLogger("mindtorch")
@@ -208,6 +209,12 @@ def _register_aten() -> None:
 
 def _aten_kernel(func: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._dispatch_tls_is_dispatch_key_excluded("Python"):
+            # torch.tensor copies its data from C++ into what we return, which has no memory.
+            raise LazyTensorError(
+                "[tensor] expected torch.tensor as mindtorch provides it, got the one that was taken from torch before "
+                "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
+            )
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
         return creation.create(func, args, kwargs)
 

@@ -467,6 +467,18 @@ def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks() -> Non
     assert run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout == ("[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n")
 
 
+def test_L11_torch_tensor_from_before_the_import_is_refused_not_crashed() -> None:
+    code = """
+        from torch import tensor
+        import mindtorch
+        try:
+            tensor([1, 2.0], device="remote_accelerator:0")
+        except mindtorch.LazyTensorError as error:
+            print(error)
+    """
+    assert "import mindtorch first" in run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout
+
+
 def test_L11_every_variable_is_in_the_readme(root) -> None:  # type: ignore[no-untyped-def]
     import re
 

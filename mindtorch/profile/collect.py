@@ -25,6 +25,7 @@ from mindtorch._ext.collect import Collector, Op, now_ns
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.profile import calibrate
+from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.model import ModelBook
 from mindtorch.semantics import modules
 
@@ -127,6 +128,7 @@ class Profiler:
         local.set_op_observer(collector.ran)
         self._recorded = tensor.tape.n_recorded
         collector.start(begun)
+        self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
         collector.__enter__()
         return self
 
@@ -134,6 +136,7 @@ class Profiler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.collector.stop()
+        self._watch.__exit__()
         self.collector.__exit__(kind, error, trace)
         local.set_op_observer(None)
         _active.discard(self)

@@ -203,6 +203,16 @@ def test_C8_model_that_raises_on_its_own(here):
     assert result.exit_code == 2 and "KeyError: 'sick'" in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_C8_full_disk_behind_stdout_is_one_line(here):
+    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+    (here / "one.py").write_text("import torch\ntorch.ones(2) + 1\n")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code, "profile", "one.py"]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
+
+
 def test_C8_interrupt_still_reports(here):
     (here / "loop.py").write_text(
         "import torch, time\nx = torch.ones(64, 64)\nfor _ in range(50):\n    x = x @ x * 0.01\n"

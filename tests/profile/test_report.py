@@ -1,6 +1,7 @@
 """C2, C3: the report of a measured run: counts, closed-form FLOPs, sums, attribution."""
 
 import json
+import sys
 import threading
 
 import pytest
@@ -270,3 +271,24 @@ def test_C2_op_written_in_python_counts_once(record):
 
     report, _ = record(lambda: twice(torch.ones(1, 2)))
     assert op(report, "mindtorch_test::twice")["calls"] == 1
+
+
+def test_C6_imports_in_the_middle_of_a_run_are_not_the_models_time(record, tmp_path, monkeypatch):
+    (tmp_path / "slow_to_load.py").write_text("import time\nimport slow_inside\ntime.sleep(0.3)\n")
+    (tmp_path / "slow_inside.py").write_text("import time\ntime.sleep(0.2)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    meta_path = list(sys.meta_path)
+
+    def run():
+        net = torch.nn.Linear(2, 2)
+        net(torch.ones(2, 2))
+        import slow_to_load  # noqa: F401
+
+        net(torch.ones(2, 2))
+
+    report, _ = record(run)
+    assert report["startup"]["import_s"] >= 0.5 and report["totals"]["time_s"] < report["totals"]["wall_s"] - 0.5
+    assert sys.modules["slow_to_load"].__spec__.loader.get_source("slow_to_load").startswith("import time")
+    assert sys.meta_path == meta_path
+    for name in ("slow_to_load", "slow_inside"):
+        del sys.modules[name]
