@@ -6,17 +6,17 @@ the kernel) and `torch_dispatch` (everything else; autograd, autocast and C++ ca
 A call is turned into a key (keys.pyx). Known key: one hash probe, then append. New key: `infer` (Python, handed in)
 says what comes out.
 """
-from cpython.ref cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
-from .intern cimport KIND_HANDLER, KIND_RECORD, OpInfo, hash_key, sig_out_meta, sig_written
+from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
 from .lazy cimport get_tape, handle_of, rename, type_of, wrap
-from .structs cimport REC_GRAD, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot
+from .structs cimport REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot
 from .tape cimport Handle, Tape, rec_outs
 
 cdef extern from "Python.h":
@@ -150,18 +150,38 @@ cdef uint32_t _out_meta(tuple o) except 0:
     return tape.interner.meta_id(o[0], o[1], o[2], o[3], o[4], o[5] if len(o) > 5 else 0)
 
 
-cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch) except? 0:
-    """Infer what the call gives and intern it; 0 when it cannot be recorded. The key is rebuilt afterwards."""
-    spec = infer(info, args, kwargs if kwargs is not None else {}, dispatch)
+cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int device) except? 0:
+    """Infer what the call gives and intern it; 0 when it cannot be recorded. The key is rebuilt afterwards.
+
+    `device`: of a creation call, which has no inputs to tell; else -1.
+    """
+    cdef Interner table = tape.interner
+    cdef uint8_t drawing = 0
+    if table.bytes > table.evict_at:
+        tape.evict()
+    if device < 0:
+        spec = infer(info, args, kwargs if kwargs is not None else {}, dispatch)
+    else:
+        spec = infer(info, args, kwargs, False, device)
     if spec is None:
         return 0
     outs, alias, ret, written, flags = spec
-    # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.
-    out_metas = [_out_meta(o) for o in outs]
-    if encode_call(info, args, kwargs):
-        return 0
-    return tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
-                                 written, flags)
+    table.frozen += 1          # nothing names the new entries yet, and a finalizer that runs now may record
+    try:
+        # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.
+        out_metas = [_out_meta(o) for o in outs]
+        if encode_call(info, args, kwargs):
+            return 0
+        if flags & SIG_RANDOM:
+            drawing = <uint8_t>(device if device >= 0 else max(K.device, 0))
+            tape.rng_of(drawing)
+        if device >= 0:
+            _append_device(device)
+        _grad_is_off()
+        return table.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
+                             written, flags, drawing)
+    finally:
+        table.frozen -= 1
 
 
 cdef object _finish(uint32_t sid):
@@ -170,47 +190,105 @@ cdef object _finish(uint32_t sid):
     `grad_on` must hold torch's grad mode: some kernels (oneDNN's LSTM) compute differently with it. Results are
     certain not to require grad only if it is on: what custom Functions return is computed with it off, and gets its
     grad_fn afterwards.
+
+    Asking where the program is may make objects, and so run a finalizer that records: the buffers are copied first,
+    and no entry may go meanwhile.
     """
-    cdef bint no_grad = grad_on and not K.uncertain
+    cdef bint grad = grad_on
+    cdef bint no_grad = grad and not K.uncertain
     cdef SigS* s = tape.interner.sigs[sid]
-    cdef uint32_t i
+    cdef uint32_t small[8]
+    cdef uint32_t* ins = small
+    cdef uint32_t module, loc
     cdef Record* r
-    cdef object single, result
-    cdef list fresh
-    cdef tuple template
-    cdef list inputs = None
-    cdef Handle h
-    cdef int code
+    cdef object out
     if s.ret:
-        # The return value names inputs: keep them, since wrapping runs torch code and may reuse the buffers.
-        inputs = [<object>K.objs[i] for i in range(K.n_ins)]
-    r = tape.append(sid, K.ins, current_module(), current_location(), current_phase())
-    if grad_on:
+        return _finish_many(sid, s, grad, no_grad)
+    if s.n_in > 8:
+        ins = <uint32_t*>malloc(s.n_in * sizeof(uint32_t))
+        if not ins:
+            raise MemoryError()
+    if s.n_in:                 # no tensor was ever seen: there is no buffer
+        memcpy(ins, K.ins, s.n_in * sizeof(uint32_t))
+    tape.interner.frozen += 1
+    try:
+        module = current_module()
+        loc = current_location()
+        r = tape.append(sid, ins, module, loc, current_phase())
+    finally:
+        tape.interner.frozen -= 1
+        if ins != small:
+            free(ins)
+    if grad:
         r.flags |= REC_GRAD
-    if not s.ret:
-        single = wrap(rec_outs(r, s)[0], sig_out_meta(s)[0], no_grad, r)
-        if tape.n_pending >= tape.sweep_at:
-            tape.sweep()
-            _limit()
-        return single
-    template = <tuple>s.ret
-    fresh = [wrap(rec_outs(r, s)[i], sig_out_meta(s)[i], no_grad, r) for i in range(s.n_out)]
-    if not no_grad and s.flags & SIG_WRITES:
-        for i in range(s.n_in):
-            if sig_written(s)[i]:
-                # What is written gets the history of what is written into it, and so does whatever shares its storage.
-                h = handle_of(inputs[i])
-                tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
+    out = wrap(rec_outs(r, s)[0], sig_out_meta(s)[0], no_grad, r)
     if tape.n_pending >= tape.sweep_at:
         tape.sweep()
         _limit()
-    result = []
-    for i in range(1, <uint32_t>len(template)):
-        if template[i] is None:
-            result.append(None)
-            continue
-        code = template[i]
-        result.append(fresh[code] if code >= 0 else inputs[-1 - code])
+    return out
+
+
+cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
+    """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
+    cdef tuple template = <tuple>s.ret
+    cdef uint32_t n_in = s.n_in, n_out = s.n_out, i, appended = 0
+    cdef bint writes = s.flags & SIG_WRITES
+    cdef uint8_t* written = sig_written(s)      # no entry goes while the table is frozen
+    cdef PyObject** objs = <PyObject**>malloc(n_in * (sizeof(PyObject*) + 4) + n_out * 8 + 8)
+    cdef uint32_t* ins = <uint32_t*>(objs + n_in)
+    cdef uint32_t* outs = ins + n_in
+    cdef uint32_t* metas = outs + n_out
+    cdef uint32_t module, loc
+    cdef Record* r
+    cdef Record origin
+    cdef Handle h
+    cdef list fresh, result
+    cdef int code
+    if not objs:
+        raise MemoryError()
+    for i in range(n_in):
+        ins[i] = K.ins[i]
+        objs[i] = K.objs[i]
+        Py_INCREF(<object>objs[i])
+    tape.interner.frozen += 1
+    try:
+        module = current_module()
+        loc = current_location()
+        r = tape.append(sid, ins, module, loc, current_phase())
+        if grad:
+            r.flags |= REC_GRAD
+        origin = r[0]          # a copy: making a wrapper may run a finalizer that runs the record
+        for i in range(n_out):
+            outs[i] = rec_outs(r, s)[i]
+            metas[i] = sig_out_meta(s)[i]
+            tape.slot(outs[i]).handles += 1     # and nobody may drop it before all outputs have their handles
+        appended = n_out
+        fresh = []
+        for i in range(n_out):
+            fresh.append(wrap(outs[i], metas[i], no_grad, &origin))
+        if writes and not no_grad:
+            for i in range(n_in):
+                if written[i]:
+                    # It gets the history of what is written into it, and so does whatever shares its storage.
+                    h = handle_of(<object>objs[i])
+                    tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
+        result = []
+        for i in range(1, <uint32_t>len(template)):
+            if template[i] is None:
+                result.append(None)
+                continue
+            code = template[i]
+            result.append(fresh[code] if code >= 0 else <object>objs[-1 - code])
+    finally:
+        tape.interner.frozen -= 1
+        for i in range(appended):
+            tape.handle_died(outs[i])
+        for i in range(n_in):
+            Py_DECREF(<object>objs[i])
+        free(objs)
+    if tape.n_pending >= tape.sweep_at:
+        tape.sweep()
+        _limit()
     if type(template[0]) is type:
         return template[0](result)             # torch.return_types.max and its like
     code = template[0]
@@ -245,14 +323,14 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     if not dispatch and not no_graph:
         return NOT_RECORDED
     if sid == 0:
-        sid = _new_sig(info, args, kwargs, dispatch)
+        sid = _new_sig(info, args, kwargs, dispatch, -1)
         if sid == 0:
             return NOT_RECORDED
     if tape.interner.sigs[sid].flags & SIG_WRITES and _refused_overlap(info, tape.interner.sigs[sid]):
         return NOT_RECORDED                    # torch's kernel has the say, now
     if logging:
-        on_record(info.name, args)
-        if encode_call(info, args, kwargs):
+        sid = _log(info, args, kwargs, -1)
+        if sid == 0:
             return NOT_RECORDED
     return _finish(sid)
 
@@ -315,6 +393,17 @@ cdef int64_t _dense_length(MetaS* m) noexcept:
         if m.stride and n:
             last += (n - 1) * <int64_t><object>PyTuple_GET_ITEM(<object>m.stride, k)
     return count if not m.stride or count == last + 1 else 0
+
+
+cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
+    """Log the call; Python code runs, so find it again afterwards."""
+    on_record(info.name, args)
+    if encode_call(info, args, kwargs):
+        return 0
+    if device >= 0:
+        _append_device(device)
+    _grad_is_off()
+    return tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
 
 
 cdef bint grad_on = False
@@ -448,38 +537,28 @@ def make_binary(func, fallback, bint reflected=False):
     return operator
 
 
-cdef void _append_device(int device) noexcept:
+cdef int _append_device(int device) except -1:
     # Behind the template: part of the call's identity (the result's metadata), not of its arguments.
+    room(8)
     memcpy(K.buf + K.n, &device, sizeof(device))
     K.n += sizeof(device)
+    return 0
 
 
 def record_creation(OpInfo info, tuple args, dict kwargs, int device):
     """Record a creation call (no tensor inputs decide the device); None if it cannot be recorded."""
     global n_whole
-    cdef int status = encode_call(info, args, kwargs)
     cdef uint32_t sid
-    if status:
+    if encode_call(info, args, kwargs):
         return None
-    room(8)
     _append_device(device)
     sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
     if sid == 0:
-        spec = infer(info, args, kwargs, False, device)
-        if spec is None:
-            return None
-        outs, alias, ret, written, flags = spec
-        out_metas = [_out_meta(o) for o in outs]
-        if encode_call(info, args, kwargs):
-            return None
-        room(8)
-        _append_device(device)
-        sid = tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas,
-                                    alias, written, flags)
+        sid = _new_sig(info, args, kwargs, False, device)
+    if sid and logging:
+        sid = _log(info, args, kwargs, device)
+    if sid == 0:
+        return None
     n_whole += 1
-    if logging:
-        on_record(info.name, args)
-        if encode_call(info, args, kwargs):
-            return None
     _grad_is_off()
     return _finish(sid)

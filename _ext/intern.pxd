@@ -1,7 +1,7 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t
 
-from .structs cimport MetaS, SigS
+from .structs cimport STICKY, MetaS, SigS
 
 
 cdef inline uint32_t* sig_out_meta(SigS* s) noexcept:
@@ -21,24 +21,45 @@ cdef class Interner:
     cdef MetaS* metas
     cdef SigS** sigs
     cdef uint32_t n_metas, cap_metas, n_sigs, cap_sigs
-    cdef uint32_t first_sig        # earlier ids are valid but no longer found
+    cdef uint32_t meta_hole, sig_hole      # no free id lies before this one
+    cdef uint32_t used_metas, used_sigs
     cdef uint32_t* meta_index      # open addressing, 0 = empty; ids start at 1
     cdef uint32_t* sig_index
     cdef uint32_t meta_mask, sig_mask
     cdef readonly size_t bytes     # everything allocated here, owned Python objects included
+    cdef readonly size_t limit     # bytes at which to look for entries that nothing names any more
+    cdef size_t evict_at           # as `limit`, and more when much is in use
+    cdef uint32_t frozen           # no entry may go: somebody holds an id that is not counted yet
     cdef object size_type          # torch.Size
 
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
                           uint16_t bits) except 0
     cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept
     cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
-                          list out_metas, list alias, bytes written, uint16_t flags) except 0
+                          list out_metas, list alias, bytes written, uint8_t flags, uint8_t device) except 0
+    cdef uint32_t replacement(self, uint32_t old) except 0
     cdef uint32_t sig_bytes(self, SigS* s) noexcept
-    cdef void _free_entries(self) noexcept
-    cdef void _free_sig(self, SigS* s) noexcept
+    cdef int evict(self, uint8_t* pinned, set seen) except -1
+    cdef uint32_t _free_id(self, bint sig) except 0
+    cdef void _free_sig(self, uint32_t sid) noexcept
+    cdef void _free_meta(self, uint32_t mid) noexcept
     cdef object _share(self, object tup, bint stride)
     cdef int _grow_metas(self) except -1
     cdef int _grow_sigs(self) except -1
+    cdef void _index_metas(self) noexcept
+    cdef void _index_sigs(self) noexcept
+    cdef int _measure(self, set seen) except -1
+
+cdef inline void ref(uint16_t* count) noexcept:
+    if count[0] != STICKY:
+        count[0] += 1
+
+cdef inline void unref(uint16_t* count) noexcept:
+    if count[0] != STICKY:
+        count[0] -= 1
+
+# The metadata ids of the call's tensor inputs, in order, into out[n_in].
+cdef void hole_metas(SigS* s, uint32_t* out) noexcept
 
 cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept
 

@@ -4,19 +4,27 @@ Programs repeat themselves: layers share shapes, steps share calls. A record the
 id. The entry behind the id (SigS) holds the function, the constants, the metadata of the inputs and the inferred
 metadata of the outputs, so recording a known call is one hash probe and no inference.
 
-Ownership: the Interner owns every struct and every Python object referenced from one, until its
-deallocation. Objects a key points to (dtypes, layouts, memory formats, interned names) are immortal.
-"""
-import sys
+Ownership: the Interner owns every struct and every Python object referenced from one, until the entry is evicted.
+Objects a key points to (dtypes, layouts, memory formats, interned names) are immortal.
 
+An id is good as long as a handle or a pending record names it, or the table is `frozen`. When a program's shapes keep
+changing and the tables reach their limit, what nothing names is freed and its id used again (Tape.evict).
+"""
 cimport cython
 from cpython.object cimport PyObject_Hash, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from .structs cimport MAX_SIGS, MetaS, SigS
+from .structs cimport MAX_INPUTS, MAX_SIGS, SIG_FORGOTTEN, SIG_HIT, SIG_VERIFIED, MetaS, SigS
+
+cdef extern from "Python.h":
+    int64_t PyLong_AsLongLongAndOverflow(object o, int* overflow) except? -1
+
+cdef enum:
+    LIMIT = 64 << 20           # bytes; some 150,000 distinct calls
 
 
 cdef enum:
@@ -43,6 +51,46 @@ cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
     return <uint32_t>h
 
 
+cdef const uint8_t* _walk_holes(const uint8_t* p, uint32_t* out, uint32_t* n) noexcept:
+    # One argument of a template (keys.pyx writes them), collecting the metadata ids of its holes.
+    cdef uint8_t tag = p[0]
+    cdef uint16_t size
+    p += 1
+    if tag == c'T':
+        memcpy(&out[n[0]], p, 4)
+        n[0] += 1
+        return p + 4
+    if tag == c'i':
+        return p + 1
+    if tag == c'I' or tag == c'F':
+        return p + 8
+    if tag == c'C':
+        return p + 16
+    if tag == c'O':
+        return p + sizeof(void*)
+    if tag == c'S':
+        memcpy(&size, p, 2)
+        return p + 2 + size
+    if tag == c'(' or tag == c'[':
+        memcpy(&size, p, 2)
+        p += 2
+        for _ in range(size):
+            p = _walk_holes(p, out, n)
+    return p
+
+
+cdef void hole_metas(SigS* s, uint32_t* out) noexcept:
+    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+    cdef uint8_t nargs = p[0]
+    cdef uint8_t nkw = p[1]
+    cdef uint32_t n = 0
+    p += 2
+    for _ in range(nargs):
+        p = _walk_holes(p, out, &n)
+    for _ in range(nkw):
+        p = _walk_holes(p + sizeof(void*), out, &n)
+
+
 @cython.final
 cdef class Interner:
     def __cinit__(self, size_type):
@@ -59,33 +107,43 @@ cdef class Interner:
             raise MemoryError()
         self.n_metas = 1       # id 0 means "none"
         self.n_sigs = 1
-        self.first_sig = 1
+        self.meta_hole = 1
+        self.sig_hole = 1
         self.bytes = 16 * sizeof(MetaS) + 16 * sizeof(SigS*) + 2 * 32 * 4
+        self.set_limit(LIMIT)
 
     def __dealloc__(self):
-        self._free_entries()
+        cdef uint32_t i
+        if self.metas:
+            for i in range(1, self.n_metas):
+                if self.metas[i].size:
+                    self._free_meta(i)
+        if self.sigs:
+            for i in range(1, self.n_sigs):
+                if self.sigs[i]:
+                    self._free_sig(i)
         free(self.metas)
         free(self.sigs)
         free(self.meta_index)
         free(self.sig_index)
 
-    cdef void _free_entries(self) noexcept:
-        cdef uint32_t i
-        if self.metas:
-            for i in range(1, self.n_metas):
-                if self.metas[i].size:
-                    Py_DECREF(<object>self.metas[i].size)
-                if self.metas[i].stride:
-                    Py_DECREF(<object>self.metas[i].stride)
-        if self.sigs:
-            for i in range(1, self.n_sigs):
-                self._free_sig(self.sigs[i])
-
-    cdef void _free_sig(self, SigS* s) noexcept:
+    cdef void _free_sig(self, uint32_t sid) noexcept:
+        cdef SigS* s = self.sigs[sid]
         if s.ret:
             Py_DECREF(<object>s.ret)
         self.bytes -= self.sig_bytes(s)
         free(s)
+        self.sigs[sid] = NULL
+        self.used_sigs -= 1
+
+    cdef void _free_meta(self, uint32_t mid) noexcept:
+        cdef MetaS* m = &self.metas[mid]
+        Py_DECREF(<object>m.size)
+        m.size = NULL
+        if m.stride:
+            Py_DECREF(<object>m.stride)
+            m.stride = NULL
+        self.used_metas -= 1
 
     cdef uint32_t sig_bytes(self, SigS* s) noexcept:
         return <uint32_t>(sizeof(SigS) + 6 * <uint32_t>s.n_out + s.n_in + s.keylen)
@@ -94,6 +152,8 @@ cdef class Interner:
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
                           uint16_t bits) except 0:
         """Id of this metadata; `stride` is None for a contiguous tensor. The size is kept as torch.Size."""
+        if type(size) is not self.size_type:
+            size = self.size_type(size)      # first: making an object may run a finalizer that interns, too
         cdef uint64_t h64 = <uint64_t>PyObject_Hash(size) ^ (<uint64_t><size_t><PyObject*>dtype >> 4)
         if stride is not None:
             h64 = h64 * 31 + <uint64_t>PyObject_Hash(stride)
@@ -115,15 +175,10 @@ cdef class Interner:
                     and (stride is None or PyObject_RichCompareBool(<object>m.stride, stride, Py_EQ))):
                 return mid
             i = (i + 1) & self.meta_mask
-        if self.n_metas == self.cap_metas:
-            self._grow_metas()
-            return self.meta_id(dtype, size, stride, offset, device, bits)
-        if type(size) is not self.size_type:
-            size = self.size_type(size)
         size = self._share(size, False)
         if stride is not None:
             stride = self._share(stride, True)
-        mid = self.n_metas
+        mid = self._free_id(False)
         m = &self.metas[mid]
         m.dtype = <PyObject*>dtype
         Py_INCREF(size)
@@ -136,8 +191,12 @@ cdef class Interner:
         m.device = device
         m.bits = bits
         m.hash = h
+        m.refs = 0
+        self.used_metas += 1
+        i = h & self.meta_mask
+        while self.meta_index[i]:
+            i = (i + 1) & self.meta_mask
         self.meta_index[i] = mid
-        self.n_metas += 1
         return mid
 
     cdef object _share(self, object tup, bint stride):
@@ -151,38 +210,79 @@ cdef class Interner:
         self.bytes += _object_bytes(tup)
         return tup
 
+    cdef uint32_t _free_id(self, bint sig) except 0:
+        """An id without an entry, of a call or of metadata. The caller fills it at once, and counts it."""
+        cdef uint32_t i
+        if sig:
+            if self.used_sigs + 1 == self.n_sigs:
+                if self.n_sigs == self.cap_sigs:
+                    self._grow_sigs()
+                i = self.n_sigs
+                self.n_sigs += 1
+                return i
+            i = self.sig_hole
+            while self.sigs[i]:
+                i += 1
+            self.sig_hole = i
+            return i
+        if self.used_metas + 1 == self.n_metas:
+            if self.n_metas == self.cap_metas:
+                self._grow_metas()
+            i = self.n_metas
+            self.n_metas += 1
+            return i
+        i = self.meta_hole
+        while self.metas[i].size:
+            i += 1
+        self.meta_hole = i
+        return i
+
     cdef int _grow_metas(self) except -1:
+        # The index first: when only that fails, the table must not be able to outgrow it.
         cdef uint32_t cap = self.cap_metas + self.cap_metas // 2
-        cdef MetaS* p = <MetaS*>realloc(self.metas, cap * sizeof(MetaS))
-        if not p:
-            raise MemoryError()
-        self.bytes += (cap - self.cap_metas) * sizeof(MetaS)
-        self.metas = p
-        self.cap_metas = cap
-        cdef uint32_t i, j, mask
+        cdef uint32_t mask = self.meta_mask * 2 + 1
+        cdef MetaS* p
         cdef uint32_t* index
         if cap * 4 > (self.meta_mask + 1) * 3:
-            mask = self.meta_mask * 2 + 1
-            index = <uint32_t*>calloc(mask + 1, 4)
+            index = <uint32_t*>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()
-            for i in range(1, self.n_metas):
-                j = self.metas[i].hash & mask
-                while index[j]:
-                    j = (j + 1) & mask
-                index[j] = i
             free(self.meta_index)
             self.meta_index = index
             self.bytes += (mask - self.meta_mask) * 4
             self.meta_mask = mask
+            self._index_metas()
+        p = <MetaS*>realloc(self.metas, cap * sizeof(MetaS))
+        if not p:
+            raise MemoryError()
+        memset(p + self.cap_metas, 0, (cap - self.cap_metas) * sizeof(MetaS))
+        self.bytes += (cap - self.cap_metas) * sizeof(MetaS)
+        self.metas = p
+        self.cap_metas = cap
         return 0
+
+    cdef void _index_metas(self) noexcept:
+        cdef uint32_t i, j
+        memset(self.meta_index, 0, (<size_t>self.meta_mask + 1) * 4)
+        for i in range(1, self.n_metas):
+            if self.metas[i].size:
+                j = self.metas[i].hash & self.meta_mask
+                while self.meta_index[j]:
+                    j = (j + 1) & self.meta_mask
+                self.meta_index[j] = i
 
     def meta(self, uint32_t mid):
         """(dtype, size, stride or None when contiguous, storage offset, device index) of metadata `mid`."""
-        if mid == 0 or mid >= self.n_metas:
+        if mid == 0 or mid >= self.n_metas or not self.metas[mid].size:
             raise IndexError(f"[meta] expected an id in 1..{self.n_metas - 1}, got {mid}")
+        # Everything is read before the tuple is made: that may run a finalizer, which may move the table.
         cdef MetaS* m = &self.metas[mid]
-        return (<object>m.dtype, <object>m.size, <object>m.stride if m.stride else None, m.offset, m.device)
+        cdef object dtype = <object>m.dtype
+        cdef object size = <object>m.size
+        cdef object stride = <object>m.stride if m.stride else None
+        cdef int64_t offset = m.offset
+        cdef int16_t device = m.device
+        return (dtype, size, stride, offset, device)
 
     # ---- calls -------------------------------------------------------------------------------------------------
     cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept:
@@ -195,22 +295,28 @@ cdef class Interner:
                 return 0
             s = self.sigs[sid]
             if s.hash == hash and s.keylen == keylen and memcmp(sig_key(s), key, keylen) == 0:
+                s.flags |= SIG_HIT
                 return sid
             i = (i + 1) & self.sig_mask
 
     cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
-                          list out_metas, list alias, bytes written, uint16_t flags) except 0:
+                          list out_metas, list alias, bytes written, uint8_t flags, uint8_t device) except 0:
         """Add the call `key`; `alias[i]` is the input hole whose storage output i shares, or -1."""
         cdef uint32_t n_in = <uint32_t>len(written)
         cdef uint32_t n_out = <uint32_t>len(out_metas)
-        if self.n_sigs == self.cap_sigs:
-            self._grow_sigs()
+        cdef uint32_t sid
+        if n_in > MAX_INPUTS or n_out > MAX_INPUTS:
+            raise MemoryError(f"a call with {n_in} input and {n_out} output tensors")
+        if self.used_sigs + 1 >= MAX_SIGS:
+            raise MemoryError(f"{MAX_SIGS} distinct calls in use")
         cdef SigS* s = <SigS*>malloc(sizeof(SigS) + 6 * n_out + n_in + keylen)
         if not s:
             raise MemoryError()
-        if self.n_sigs >= MAX_SIGS:
+        try:
+            sid = self._free_id(True)
+        except MemoryError:
             free(s)
-            raise MemoryError(f"{MAX_SIGS} distinct calls interned")
+            raise
         cdef uint32_t i
         s.info = <PyObject*>info
         s.ret = NULL
@@ -219,67 +325,189 @@ cdef class Interner:
             s.ret = <PyObject*>ret
         s.hash = hash
         s.keylen = keylen
-        s.n_in = n_in
+        s.n_in = <uint16_t>n_in
         s.n_out = <uint16_t>n_out
+        s.refs = 0
         s.flags = flags
+        s.device = device
         for i in range(n_out):
             sig_out_meta(s)[i] = <uint32_t>out_metas[i]
             sig_alias(s)[i] = <uint16_t>(<int>alias[i] & 0xFFFF)
         memcpy(sig_written(s), <const char*>written, n_in)
         memcpy(sig_key(s), key, keylen)
         self.bytes += self.sig_bytes(s)
-        cdef uint32_t sid = self.n_sigs
         self.sigs[sid] = s
-        self.n_sigs += 1
+        self.used_sigs += 1
         i = hash & self.sig_mask
         while self.sig_index[i]:
             i = (i + 1) & self.sig_mask
         self.sig_index[i] = sid
         return sid
 
+    cdef uint32_t replacement(self, uint32_t old) except 0:
+        """The entry that is found under the key of `old` from now on: a copy, made when `old` itself is still found."""
+        cdef SigS* s = self.sigs[old]
+        cdef uint32_t sid = self.find_sig(sig_key(s), s.keylen, s.hash)
+        cdef SigS* copy
+        cdef size_t size = self.sig_bytes(s)
+        if sid and sid != old:
+            return sid
+        copy = <SigS*>malloc(size)
+        if not copy:
+            raise MemoryError()
+        try:
+            sid = self._free_id(True)
+        except MemoryError:
+            free(copy)
+            raise
+        memcpy(copy, s, size)
+        if copy.ret:
+            Py_INCREF(<object>copy.ret)
+        copy.refs = 0
+        copy.flags &= ~(SIG_VERIFIED | SIG_FORGOTTEN)
+        s.flags |= SIG_FORGOTTEN
+        self.sigs[sid] = copy
+        self.used_sigs += 1
+        self.bytes += size
+        self._index_sigs()
+        return sid
+
     cdef int _grow_sigs(self) except -1:
         cdef uint32_t cap = self.cap_sigs + self.cap_sigs // 2
-        cdef SigS** p = <SigS**>realloc(self.sigs, cap * sizeof(SigS*))
-        if not p:
-            raise MemoryError()
-        self.bytes += (cap - self.cap_sigs) * sizeof(SigS*)
-        self.sigs = p
-        self.cap_sigs = cap
-        cdef uint32_t i, j, mask
+        cdef uint32_t mask = self.sig_mask * 2 + 1
+        cdef SigS** p
         cdef uint32_t* index
         if cap * 4 > (self.sig_mask + 1) * 3:
-            mask = self.sig_mask * 2 + 1
-            index = <uint32_t*>calloc(mask + 1, 4)
+            index = <uint32_t*>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()
-            for i in range(self.first_sig, self.n_sigs):
-                j = self.sigs[i].hash & mask
-                while index[j]:
-                    j = (j + 1) & mask
-                index[j] = i
             free(self.sig_index)
             self.sig_index = index
             self.bytes += (mask - self.sig_mask) * 4
             self.sig_mask = mask
+            self._index_sigs()
+        p = <SigS**>realloc(self.sigs, cap * sizeof(SigS*))
+        if not p:
+            raise MemoryError()
+        memset(p + self.cap_sigs, 0, (cap - self.cap_sigs) * sizeof(SigS*))
+        self.bytes += (cap - self.cap_sigs) * sizeof(SigS*)
+        self.sigs = p
+        self.cap_sigs = cap
         return 0
+
+    cdef void _index_sigs(self) noexcept:
+        cdef uint32_t i, j
+        memset(self.sig_index, 0, (<size_t>self.sig_mask + 1) * 4)
+        for i in range(1, self.n_sigs):
+            if self.sigs[i] and not self.sigs[i].flags & SIG_FORGOTTEN:
+                j = self.sigs[i].hash & self.sig_mask
+                while self.sig_index[j]:
+                    j = (j + 1) & self.sig_mask
+                self.sig_index[j] = i
 
     def forget_calls(self):
         """Calls recorded so far keep their ids but are found no more: the next recording infers afresh."""
-        memset(self.sig_index, 0, (<size_t>self.sig_mask + 1) * 4)
-        self.first_sig = self.n_sigs
+        cdef uint32_t i
+        for i in range(1, self.n_sigs):
+            if self.sigs[i]:
+                self.sigs[i].flags |= SIG_FORGOTTEN
+        self._index_sigs()
+
+    # ---- eviction ----------------------------------------------------------------------------------------------
+    def set_limit(self, size_t limit):
+        """Look for entries that nothing names any more whenever the tables hold `limit` bytes."""
+        self.limit = limit
+        self.evict_at = limit
+
+    cdef int evict(self, uint8_t* pinned, set seen) except -1:
+        """Free calls that no handle and, by pinned[id], no record names, and metadata that is used by none that stays.
+
+        Calls found since the last time get a second chance, unless that leaves the tables near their limit.
+        A call that went is inferred afresh when it comes again. `seen` is an empty set to work with: nothing here may
+        make a container, since that can run a finalizer that records.
+        """
+        cdef uint32_t i, k
+        cdef SigS* s
+        cdef uint8_t* used = <uint8_t*>malloc(self.n_metas)
+        cdef uint32_t* holes = <uint32_t*>malloc((MAX_INPUTS + 1) * sizeof(uint32_t))
+        cdef bint all_calls = False
+        if not used or not holes:
+            free(used)
+            free(holes)
+            raise MemoryError()
+        try:
+            while True:
+                memset(used, 0, self.n_metas)
+                for i in range(1, self.n_sigs):
+                    s = self.sigs[i]
+                    if not s:
+                        continue
+                    if not (pinned[i] or s.refs or (s.flags & (SIG_HIT | SIG_FORGOTTEN) == SIG_HIT and not all_calls)):
+                        self._free_sig(i)
+                        continue
+                    for k in range(s.n_out):
+                        used[sig_out_meta(s)[k]] = 1
+                    hole_metas(s, holes)
+                    for k in range(s.n_in):
+                        used[holes[k]] = 1
+                for i in range(1, self.n_metas):
+                    if self.metas[i].size and not used[i] and not self.metas[i].refs:
+                        self._free_meta(i)
+                self.meta_hole = self.sig_hole = 1
+                self._index_sigs()
+                self._index_metas()
+                self._measure(seen)
+                if all_calls or self.bytes <= self.limit // 4 * 3:
+                    break
+                all_calls = True
+        finally:
+            free(used)
+            free(holes)
+        for i in range(1, self.n_sigs):
+            if self.sigs[i]:
+                self.sigs[i].flags &= ~SIG_HIT
+        self.evict_at = max(self.limit, self.bytes + self.bytes // 2)    # so that looking stays O(1) per new entry
+        return 0
+
+    cdef int _measure(self, set seen) except -1:
+        cdef size_t n = (self.cap_metas * sizeof(MetaS) + self.cap_sigs * sizeof(SigS*)
+                         + (<size_t>self.meta_mask + self.sig_mask + 2) * 4)
+        cdef uint32_t i
+        for i in range(1, self.n_sigs):
+            if self.sigs[i]:
+                n += self.sig_bytes(self.sigs[i])
+        seen.clear()
+        for i in range(1, self.n_metas):
+            n += _once(self.metas[i].size, seen) + _once(self.metas[i].stride, seen)
+        self.bytes = n
+        return 0
 
     def counts(self):
         """(number of interned metadata entries, number of interned calls)."""
-        return self.n_metas - 1, self.n_sigs - 1
+        return self.used_metas, self.used_sigs
 
 
-cdef size_t _object_bytes(object tup):
-    # CPython caches small ints; larger ones are objects of their own.
-    cdef size_t n = sys.getsizeof(tup)
-    for v in tup:
+cdef size_t _once(PyObject* tup, set seen) except? 1:
+    # Entries may share their tuples.
+    if not tup or <size_t>tup in seen:
+        return 0
+    seen.add(<size_t>tup)
+    return _object_bytes(<object>tup)
+
+
+cdef size_t _object_bytes(object tup) noexcept:
+    # As sys.getsizeof of a tuple of ints says (with the collector's header), without running Python code. CPython
+    # caches small ints; larger ones are objects of their own.
+    cdef Py_ssize_t n = PyTuple_GET_SIZE(tup)
+    cdef Py_ssize_t k
+    cdef size_t total = 40 + 8 * n
+    cdef int overflow = 0
+    cdef int64_t v
+    for k in range(n):
+        v = PyLong_AsLongLongAndOverflow(<object>PyTuple_GET_ITEM(tup, k), &overflow)
         if not -5 <= v <= 256:
-            n += sys.getsizeof(v)
-    return n
+            total += 28 if -(1 << 30) < v < (1 << 30) else 32
+    return total
 
 
 @cython.final

@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo
 from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
-from .structs cimport SLOT_GRAD
+from .structs cimport MAX_INPUTS, SLOT_GRAD
 from .tape cimport Handle, Tape
 
 cdef extern from "Python.h":
@@ -74,12 +74,14 @@ def init(base, fast, Py_ssize_t offset, is_same_device, torch):
 
 cdef int room(size_t extra) except -1:
     cdef uint8_t* p
+    cdef size_t cap
     if K.n + extra > K.cap:
-        K.cap = (K.n + extra) * 2 + 512
-        p = <uint8_t*>realloc(K.buf, K.cap)
+        cap = (K.n + extra) * 2 + 512
+        p = <uint8_t*>realloc(K.buf, cap)
         if not p:
             raise MemoryError()
         K.buf = p
+        K.cap = cap
     return 0
 
 
@@ -97,20 +99,24 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
     cdef uint32_t meta = h.meta
     cdef void* p
     cdef int device = tape.interner.metas[meta].device
+    cdef size_t cap
     if K.n_ins == K.cap_ins:
-        K.cap_ins = K.cap_ins * 2 + 64
-        p = realloc(K.ins, K.cap_ins * sizeof(uint32_t))
+        cap = K.cap_ins * 2 + 64
+        if cap > MAX_INPUTS:
+            return FOREIGN                 # tens of thousands of tensors: run it eagerly
+        p = realloc(K.ins, cap * sizeof(uint32_t))
         if not p:
             raise MemoryError()
         K.ins = <uint32_t*>p
-        p = realloc(K.metas, K.cap_ins * sizeof(uint32_t))
+        p = realloc(K.metas, cap * sizeof(uint32_t))
         if not p:
             raise MemoryError()
         K.metas = <uint32_t*>p
-        p = realloc(K.objs, K.cap_ins * sizeof(PyObject*))
+        p = realloc(K.objs, cap * sizeof(PyObject*))
         if not p:
             raise MemoryError()
         K.objs = <PyObject**>p
+        K.cap_ins = cap
     K.ins[K.n_ins] = h.slot
     K.metas[K.n_ins] = meta
     K.objs[K.n_ins] = t

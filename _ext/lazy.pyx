@@ -6,12 +6,13 @@ subclasses (LazyParameter) keep it in `__dict__`.
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 
-from .intern cimport OpInfo, sig_out_meta
-from .replay cimport decode_call, hole_metas, plan_segment
+from .intern cimport OpInfo, hole_metas, sig_out_meta
+from .replay cimport again, decode_call, plan_segment
 from .structs cimport (
-    MAX_HANDLES, META_CONJ, META_NEG, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS, Slot,
+    MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS,
+    Slot,
 )
 from .tape cimport Handle, Tape, new_handle
 
@@ -77,18 +78,19 @@ def get_handle(t):
 
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     """A new LazyTensor for value `slot` with metadata `meta`."""
-    cdef MetaS* m = &tape.interner.metas[meta]
+    cdef MetaS* m
     cdef PyObject* argv[7]
     cdef object t, offset = None
-    cdef Handle h
-    cdef int bits = m.bits
-    h = new_handle(tape, slot, meta)
+    cdef Handle h = new_handle(tape, slot, meta)     # from here on the metadata's objects cannot go
+    cdef int bits
     h.no_grad = no_grad
     if r:
-        h.sig = r.sig
+        h.set_sig(r.sig)
         h.module = r.module
         h.loc = r.loc
         h.phase = r.phase
+    m = &tape.interner.metas[meta]
+    bits = m.bits
     if m.offset:
         offset = m.offset
     argv[0] = NULL
@@ -150,6 +152,8 @@ def set_view_bits(tensor, int bits):
 def hold(tensor, int device, root=None, bint no_grad=False):
     """A LazyTensor for an already computed torch tensor; `root` = lazy tensor whose storage it shares."""
     cdef Handle h = handle_of(root) if root is not None else None
+    if tape.interner.bytes > tape.interner.evict_at:
+        tape.evict()
     cdef uint32_t meta = _meta_of_tensor(tensor, device)
     cdef uint32_t slot = tape.hold(tensor, tape.slot(h.slot).root if h is not None else 0)
     return wrap(slot, meta, no_grad, NULL)
@@ -172,7 +176,7 @@ cdef object rename(Handle h, bint no_grad):
         return None
     cdef object t = wrap(h.slot, h.meta, no_grad, NULL)
     cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
-    n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
+    n.follow(h)
     return t
 
 
@@ -184,7 +188,9 @@ def rebind(Handle h, Handle to):
     if old == to.slot:
         return
     tape.slot(to.slot).handles += 1
-    h.slot, h.meta, h.sig, h.module, h.loc, h.phase = to.slot, to.meta, to.sig, to.module, to.loc, to.phase
+    h.slot = to.slot
+    h.set_meta(to.meta)
+    h.follow(to)
     tape.handle_died(old)
 
 
@@ -216,6 +222,7 @@ def unshare(Handle h):
 
 def wrap_slot(int slot, int meta):
     """A LazyTensor for a value known by its slot (inputs of a pending record)."""
+    tape.interner.meta(meta)       # refuses an id that is not in use
     cdef Slot* s = tape.slot(slot)
     return wrap(slot, meta, True, tape.record(s.producer) if s.flags & SLOT_PENDING else NULL)
 
@@ -223,7 +230,7 @@ def wrap_slot(int slot, int meta):
 def adopt(param, Handle h):
     """Give a tensor without the handle slot (LazyParameter) its own handle on the value of `h`."""
     cdef Handle n = new_handle(tape, h.slot, h.meta)
-    n.sig, n.module, n.loc, n.phase = h.sig, h.module, h.loc, h.phase
+    n.follow(h)
     n.no_grad = False
     param._handle = n
 
@@ -232,7 +239,7 @@ def value(Handle h):
     """The computed torch tensor behind `h`, None while it is pending. Raises the stored error if its op failed."""
     cdef Slot* s = tape.slot(h.slot)
     if s.flags & SLOT_FAILED:
-        raise <object>s.concrete
+        raise again(<object>s.concrete)
     if s.flags & SLOT_PENDING:
         return None
     return <object>s.concrete
@@ -264,43 +271,64 @@ def sweep():
     tape.sweep()
 
 
-def rng_segment():
-    """The Segment of all pending random draws (before a draw or a seed that happens off the tape)."""
-    cdef uint32_t rng = tape.rng
+def rng_segment(int device):
+    """The Segment of the device's pending random draws (before a draw or a seed that happens off the tape)."""
+    cdef uint32_t rng = tape.rng_of(device)
     return plan_segment(tape, &rng, 1, NULL, 0)
 
 
 def set_meta(Handle h, tensor):
     """The value's metadata changed (resize_, set_): remember the new one."""
     cdef int device = tape.interner.metas[h.meta].device
-    h.meta = _meta_of_tensor(tensor, device)
+    h.set_meta(_meta_of_tensor(tensor, device))
+
+
+cdef SigS* _sig(uint32_t sig) except NULL:
+    if sig == 0 or sig >= tape.interner.n_sigs or not tape.interner.sigs[sig]:
+        raise KeyError(f"call {sig} is not interned")
+    return tape.interner.sigs[sig]
 
 
 def correct_output(uint32_t sig, uint32_t out, tensor):
-    """The first run disagreed with the prediction: later recordings of this call predict what came."""
-    cdef SigS* s = tape.interner.sigs[sig]
-    cdef int device = tape.interner.metas[sig_out_meta(s)[out]].device
-    sig_out_meta(s)[out] = _meta_of_tensor(tensor, device)
+    """The first run disagreed with the prediction: later recordings of this call predict what came.
+
+    They get a call entry of their own. What was recorded before keeps the old one, and its promise.
+    """
+    cdef int device = tape.interner.metas[sig_out_meta(_sig(sig))[out]].device
+    cdef uint32_t corrected, meta
+    tape.interner.frozen += 1
+    try:
+        meta = _meta_of_tensor(tensor, device)
+        corrected = tape.interner.replacement(sig)
+        sig_out_meta(_sig(corrected))[out] = meta
+    finally:
+        tape.interner.frozen -= 1
 
 
 def sig_output_meta(uint32_t sig, uint32_t out):
     """(dtype, size, stride or None, offset, device index) predicted for output `out` of call `sig`."""
-    return tape.interner.meta(sig_out_meta(tape.interner.sigs[sig])[out])
+    return tape.interner.meta(sig_out_meta(_sig(sig))[out])
 
 
 def sig_is_view(uint32_t sig):
     """True when the call's outputs alias its inputs."""
-    return bool(tape.interner.sigs[sig].flags & SIG_VIEW)
+    return bool(_sig(sig).flags & SIG_VIEW)
 
 
 def sig_info(uint32_t sig):
     """The OpInfo of call `sig`."""
-    return <OpInfo>tape.interner.sigs[sig].info
+    return <OpInfo>_sig(sig).info
+
+
+def sig_generator(uint32_t sig):
+    """Index of the device whose generator call `sig` draws from, -1 if it draws nothing."""
+    cdef SigS* s = _sig(sig)
+    return s.device if s.flags & SIG_RANDOM else -1
 
 
 def call_template(uint32_t sig, tuple inputs, device=None):
     """(args, kwargs) of call `sig` with `inputs` in its holes."""
-    cdef SigS* s = tape.interner.sigs[sig]
+    cdef SigS* s = _sig(sig)
     cdef PyObject** ptrs
     cdef Py_ssize_t k
     if len(inputs) != s.n_in:
@@ -329,13 +357,31 @@ def forget_calls():
     tape.interner.forget_calls()
 
 
+def keep_calls(bint on):
+    """While on (calls nest), no interned call or metadata goes: for readers that keep ids across records."""
+    if on:
+        tape.interner.frozen += 1
+    else:
+        tape.interner.frozen -= 1
+
+
 def input_metas(uint32_t sig):
     """Metadata ids of the inputs of call `sig`, in the order of its holes."""
-    cdef SigS* s = tape.interner.sigs[sig]
-    return hole_metas(s)
+    cdef list out = []
+    cdef SigS* s = _sig(sig)
+    cdef uint32_t* metas = <uint32_t*>malloc((<size_t>s.n_in + 1) * sizeof(uint32_t))
+    cdef uint32_t k
+    if not metas:
+        raise MemoryError()
+    try:
+        hole_metas(s, metas)
+        for k in range(s.n_in):
+            out.append(metas[k])
+    finally:
+        free(metas)
+    return out
 
 
 def constants(uint32_t sig):
     """(args, kwargs) of call `sig` with None in place of tensors."""
-    cdef SigS* s = tape.interner.sigs[sig]
-    return call_template(sig, (None,) * s.n_in)
+    return call_template(sig, (None,) * _sig(sig).n_in)

@@ -7,7 +7,11 @@ cdef extern from *:
     """
     #include "frameobject.h"
     static inline PyObject *mt_frame(void) { return (PyObject *)PyEval_GetFrame(); }
-    static inline PyObject *mt_frame_back(PyObject *f) { return (PyObject *)PyFrame_GetBack((PyFrameObject *)f); }
+    static inline PyObject *mt_frame_back(PyObject *f) {
+        PyObject *back = (PyObject *)PyFrame_GetBack((PyFrameObject *)f);
+        if (!back) PyErr_Clear();              /* no memory to make the frame visible: the line is unknown */
+        return back;
+    }
     static inline PyObject *mt_frame_code(PyObject *f) { return (PyObject *)PyFrame_GetCode((PyFrameObject *)f); }
     static inline int mt_code_line(PyObject *c, int lasti) { return PyCode_Addr2Line((PyCodeObject *)c, lasti); }
     static inline int mt_frame_lasti(PyObject *o) {

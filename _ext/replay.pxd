@@ -11,12 +11,19 @@ cdef class Segment:
     cdef readonly Tape tape
     cdef Vec seqs
     cdef size_t done
+    cdef bint closed                  # the rest is back on the tape
     cdef readonly bint random         # some record draws from the device's generator
-    cdef int _store(self, uint64_t seq, Record* r, SigS* s, object result, object verify) except -1
+    cdef void _finish(self, uint64_t seq, Record* r) noexcept
+    cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept
+    cdef object _unavailable(self, uint64_t seq, Record* r, SigS* s)
+    cdef int _store(self, Record* r, SigS* s, object result) except -1
+    cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error)
     cdef int _put(self, uint32_t slot_id, object tensor) except -1
     cdef int _fail(self, uint64_t seq, object failure) except -1
+    cdef int _fail_one(self, uint64_t seq, Record* r, object failure, Vec* roots) except -1
+    cdef bint _takes(self, Record* r, Vec* roots) noexcept
     cdef void _give_back(self) noexcept
 
 cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written)
+cdef object again(object failure)
 cdef tuple decode_call(SigS* s, PyObject** inputs, object device)
-cdef list hole_metas(SigS* s)

@@ -10,9 +10,10 @@ from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from .intern cimport OpInfo, SigS, sig_key
+from .intern cimport OpInfo, SigS, sig_key, sig_written
 from .structs cimport (
-    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VERIFIED, SLOT_FAILED, SLOT_PENDING, Record, Slot,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED, SLOT_PENDING,
+    Record, Slot,
 )
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
 
@@ -110,47 +111,13 @@ cdef tuple decode_call(SigS* s, PyObject** inputs, object device):
     return tuple(args), kwargs
 
 
-cdef const uint8_t* _hole_metas(const uint8_t* p, list out) except NULL:
-    # Walk one argument of the template, collecting the metadata ids of its holes.
-    cdef uint8_t tag = p[0]
-    cdef uint32_t meta
-    cdef uint16_t n
-    p += 1
-    if tag == c'T':
-        memcpy(&meta, p, 4)
-        out.append(meta)
-        return p + 4
-    if tag == c'i':
-        return p + 1
-    if tag == c'I' or tag == c'F':
-        return p + 8
-    if tag == c'C':
-        return p + 16
-    if tag == c'O':
-        return p + sizeof(void*)
-    if tag == c'S':
-        memcpy(&n, p, 2)
-        return p + 2 + n
-    if tag == c'(' or tag == c'[':
-        memcpy(&n, p, 2)
-        p += 2
-        for _ in range(n):
-            p = _hole_metas(p, out)
-    return p
-
-
-cdef list hole_metas(SigS* s):
-    """Metadata ids of the call's tensor inputs, in order."""
-    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
-    cdef list out = []
-    p += 2
-    for _ in range(nargs):
-        p = _hole_metas(p, out)
-    for _ in range(nkw):
-        p = _hole_metas(p + sizeof(void*), out)
-    return out
+cdef object again(object failure):
+    """A kept failure, to be raised once more: a new object, so that tracebacks (and their frames) do not pile up."""
+    cdef object fresh = type(failure)(*failure.args)
+    fresh.__cause__ = failure.__cause__
+    for note in getattr(failure, "__notes__", ()):
+        fresh.add_note(note)
+    return fresh
 
 
 cdef object _invoke(SigS* s, PyObject** inputs, object device):
@@ -208,92 +175,126 @@ cdef class Segment:
     def sequence_numbers(self):
         return [self.seqs.data[k] for k in range(self.seqs.n)]
 
-    def run(self, device, verify, on_error, set_grad, observer=None):
+    def run(self, device, verify, on_error, set_grad, generator, states, observer=None):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
         set_grad(bool) sets torch's grad mode; the caller restores it;
+        generator: the torch.Generator that kernels draw from; states[index]: its state for remote_accelerator:index,
+        swapped in when that device draws and kept up to date;
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
         observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
-        An op that fails leaves everything before it computed and everything after it pending.
+        An op that fails leaves everything before it computed and everything after it pending. So does an interrupt
+        (a signal handler that raises): it gets its chance between ops, and where Python code is called.
         """
         cdef Tape tape = self.tape
         cdef Record* r
         cdef SigS* s
-        cdef Slot* slot
-        cdef uint32_t* ins
         cdef PyObject* small[16]
         cdef PyObject** inputs
         cdef Vec big
-        cdef uint32_t i
         cdef uint64_t seq
-        cdef object result, failure
+        cdef object result, failure, interrupt
         cdef int grad = -1
-        cdef object started = None
+        cdef int rng = -1
+        cdef object started = None, outside = None
+        cdef object get_state = generator.get_state, set_state = generator.set_state
         big.data = NULL
         big.n = big.cap = 0
         try:
-            while self.done < self.seqs.n:
-                if self.done & 63 == 63:
-                    PyErr_CheckSignals()
+            while self.done < self.seqs.n and not self.closed:
+                PyErr_CheckSignals()
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
                 s = tape.interner.sigs[r.sig]
-                ins = rec_ins(r)
                 inputs = small
                 if s.n_in > 16:
                     while big.n < s.n_in:
                         vec_push(&big, 0)
                     inputs = <PyObject**>big.data
-                failure = None
-                for i in range(s.n_in):
-                    slot = tape.slot(ins[i])
-                    inputs[i] = slot.concrete
-                    if slot.flags & SLOT_FAILED:
-                        failure = <object>slot.concrete
-                        break
-                    if slot.flags & SLOT_PENDING:
-                        failure = SystemError(f"record {seq}: input {i} was never computed")
-                        break
+                failure = self._unavailable(seq, r, s) if self._gather(r, s, inputs) else None
                 if grad != (r.flags & REC_GRAD):
                     grad = r.flags & REC_GRAD
                     set_grad(grad != 0)
+                if s.flags & SIG_RANDOM and rng != s.device and failure is None:
+                    result = states[s.device]
+                    if rng < 0:
+                        outside = get_state()
+                    else:
+                        states[rng] = get_state()
+                    set_state(result)
+                    rng = s.device
                 if observer is not None:
                     started = perf_counter_ns()
                 if failure is None:
                     try:
                         result = _invoke(s, inputs, device)
+                        self._store(r, s, result)
                     except Exception as e:
                         failure = on_error(seq, e)
                 if failure is not None:
                     self._fail(seq, failure)
-                    raise failure
-                if observer is not None:
-                    observer(seq, started, perf_counter_ns())
-                self._store(seq, r, s, result, verify)
+                    raise again(failure)
+                # The op has run, so its record is finished whatever is raised from here on: it must not run twice.
                 result = None
-                tape.n_executed += 1
-                self.done += 1
-                tape.finish(r)
-                tape._retire(seq)
-                tape._drain()
+                if s.flags & SIG_VERIFIED and observer is None:
+                    self._finish(seq, r)
+                    continue
+                try:
+                    interrupt = None if s.flags & SIG_VERIFIED else self._verify(seq, r, s, verify, on_error)
+                    if observer is not None:
+                        observer(seq, started, perf_counter_ns())
+                finally:
+                    self._finish(seq, r)
+                if interrupt is not None:
+                    raise interrupt
         finally:
+            # Nothing here runs Python code before the records are back on the tape and the generator is torch's again.
             free(big.data)
             self._give_back()
             tape._advance_head()
             tape.rearm()
+            if rng >= 0:
+                try:
+                    states[rng] = get_state()
+                finally:
+                    set_state(outside)
 
-    cdef int _store(self, uint64_t seq, Record* r, SigS* s, object result, object verify) except -1:
+    cdef void _finish(self, uint64_t seq, Record* r) noexcept:
+        self.tape.n_executed += 1
+        self.done += 1
+        self.tape.finish(r)
+        self.tape._retire(seq)
+        self.tape._drain()
+
+    cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept:
+        """The inputs' values, into inputs[n_in]; True when one is not there."""
+        cdef Slot* slot
+        cdef uint32_t* ins = rec_ins(r)
+        cdef uint32_t i, missing = 0
+        for i in range(s.n_in):
+            slot = self.tape.slot(ins[i])
+            inputs[i] = slot.concrete
+            missing |= slot.flags & (SLOT_FAILED | SLOT_PENDING)
+        return missing != 0
+
+    cdef object _unavailable(self, uint64_t seq, Record* r, SigS* s):
+        """Why the record cannot run: the error of the first input that failed."""
+        cdef Slot* slot
+        cdef uint32_t i
+        for i in range(s.n_in):
+            slot = self.tape.slot(rec_ins(r)[i])
+            if slot.flags & SLOT_FAILED:
+                return <object>slot.concrete
+        return SystemError(f"record {seq}: an input was never computed")
+
+    cdef int _store(self, Record* r, SigS* s, object result) except -1:
         cdef uint32_t* outs = rec_outs(r, s)
         cdef tuple template
         cdef Py_ssize_t pos
-        cdef bint first = not s.flags & SIG_VERIFIED
         cdef int code
         cdef object item
-        s.flags |= SIG_VERIFIED
         if not s.ret:
-            if first:
-                result = verify(r.sig, 0, result)
             self._put(outs[0], result)
             return 0
         template = <tuple>s.ret
@@ -307,46 +308,119 @@ cdef class Segment:
             code = template[pos + 1]
             if code >= 0:
                 item = result[pos]
-                if first:
-                    item = verify(r.sig, code, item)
+                if item is None:
+                    s.flags &= ~SIG_VERIFIED       # left out by the kernel: `verify` says what stands for it
                 self._put(outs[code], item)
         return 0
 
     cdef int _put(self, uint32_t slot_id, object tensor) except -1:
         cdef Slot* slot = self.tape.slot(slot_id)
+        cdef PyObject* old = NULL if slot.flags & SLOT_PENDING else slot.concrete
         Py_INCREF(tensor)
         slot.concrete = <PyObject*>tensor
         slot.flags &= ~SLOT_PENDING
+        if old:
+            Py_DECREF(<object>old)
         return 0
 
-    cdef int _fail(self, uint64_t seq, object failure) except -1:
-        cdef Record* r = self.tape.record(seq)
-        cdef SigS* s = self.tape.interner.sigs[r.sig]
+    cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error):
+        """Let `verify` compare the stored outputs with what was predicted, and replace them.
+
+        Returns an interrupt that came meanwhile, to be raised once the record is finished.
+        """
+        cdef uint32_t i
         cdef uint32_t* outs = rec_outs(r, s)
         cdef Slot* slot
+        cdef object interrupt = None, value
+        cdef uint32_t k = 0
+        s.flags |= SIG_VERIFIED
+        while k < s.n_out:
+            slot = self.tape.slot(outs[k])
+            try:
+                if not slot.flags & SLOT_PENDING:
+                    value = <object>slot.concrete
+                    self._put(outs[k], verify(r.sig, k, value))
+                k += 1
+            except KeyboardInterrupt as e:
+                interrupt = e              # once more: what was promised to the program must be kept
+            except Exception as e:
+                failure = on_error(seq, e)
+                for i in range(s.n_out):
+                    self._put(outs[i], failure)
+                    self.tape.slot(outs[i]).flags |= SLOT_FAILED
+                raise again(failure)
+            if s.flags & SIG_FORGOTTEN:
+                s.flags &= ~SIG_VERIFIED   # mispredicted: every record that made this promise is looked at
+        return interrupt
+
+    cdef int _fail(self, uint64_t seq, object failure) except -1:
+        """The record fails. So do those recorded after it that take what it should have written: eager would never
+        have come to them. What was in that storage before stays readable."""
+        cdef Tape tape = self.tape
+        cdef uint64_t k
+        cdef Record* r = tape.record(seq)
+        cdef Vec roots                 # storages that were not written as they should have been
+        roots.data = NULL
+        roots.n = roots.cap = 0
+        try:
+            self._fail_one(seq, r, failure, &roots)
+            if roots.n:
+                for k in range(seq + 1, tape.tail):
+                    r = tape.record(k)
+                    if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and self._takes(r, &roots):
+                        self._fail_one(k, r, failure, &roots)
+        finally:
+            free(roots.data)
+            self.done += 1
+            tape._drain()
+        return 0
+
+    cdef bint _takes(self, Record* r, Vec* roots) noexcept:
+        cdef SigS* s = self.tape.interner.sigs[r.sig]
         cdef uint32_t i
+        cdef size_t k
+        for i in range(s.n_in):
+            for k in range(roots.n):
+                if self.tape.slot(rec_ins(r)[i]).root == roots.data[k]:
+                    return True
+        return False
+
+    cdef int _fail_one(self, uint64_t seq, Record* r, object failure, Vec* roots) except -1:
+        cdef SigS* s = self.tape.interner.sigs[r.sig]
+        cdef uint32_t* outs = rec_outs(r, s)
+        cdef uint32_t i
+        if s.flags & SIG_WRITES:
+            for i in range(s.n_in):
+                if sig_written(s)[i]:
+                    vec_push(roots, self.tape.slot(rec_ins(r)[i]).root)
         for i in range(s.n_out):
-            slot = self.tape.slot(outs[i])
-            if not slot.flags & SLOT_PENDING:
-                continue
-            Py_INCREF(failure)
-            slot.concrete = <PyObject*>failure
-            slot.flags = (slot.flags | SLOT_FAILED) & ~SLOT_PENDING
-        self.done += 1
+            self._put(outs[i], failure)
+            self.tape.slot(outs[i]).flags |= SLOT_FAILED
         self.tape.finish(r)
         self.tape._retire(seq)
-        self.tape._drain()
         return 0
 
     cdef void _give_back(self) noexcept:
         # Records that did not get their turn are pending again.
         cdef Record* r
-        while self.done < self.seqs.n:
-            r = self.tape.record(self.seqs.data[self.done])
+        cdef size_t k
+        if self.closed:
+            return
+        self.closed = True
+        for k in range(self.done, self.seqs.n):
+            r = self.tape.record(self.seqs.data[k])
             if r and r.state == REC_RUNNING:
                 r.state = REC_PENDING
                 self.tape.mark_writes(r, self.tape.interner.sigs[r.sig])
-            self.done += 1
+
+    def close(self):
+        """Put what has not run back on the tape."""
+        self._give_back()
+
+    @property
+    def next(self):
+        """Sequence number of the first record that has not run; None when all have."""
+        return self.seqs.data[self.done] if self.done < self.seqs.n else None
 
     def instructions(self):
         """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""

@@ -1,6 +1,6 @@
 """All fixed-width structs of the engine. Widest fields first; sizes are asserted at compile time in tape.pyx."""
 from cpython.ref cimport PyObject
-from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 # Interned tensor metadata: one entry per distinct (dtype, sizes, strides, offset, device index).
@@ -10,8 +10,9 @@ cdef struct MetaS:
     PyObject* stride       # owned tuple; NULL when the tensor is contiguous
     int64_t offset         # storage offset in elements
     uint32_t hash
-    int16_t device         # index of the remote_accelerator device, 0 …
-    uint16_t bits          # MetaBit
+    int8_t device          # index of the remote_accelerator device, 0 … MAX_DEVICES - 1
+    uint8_t bits           # MetaBit
+    uint16_t refs          # handles that name it; STICKY = for ever
 
 
 cdef enum MetaBit:
@@ -24,7 +25,8 @@ cdef enum SigFlag:
     SIG_WRITES = 2         # some input is mutated (see IN_WRITTEN)
     SIG_RANDOM = 4         # draws from the device's generator
     SIG_VIEW = 8           # outputs alias an input; the op reads no element
-    SIG_CREATION = 16      # takes a device from the engine, not from its inputs
+    SIG_HIT = 16           # found since the last eviction
+    SIG_FORGOTTEN = 32     # found no more: lives until nothing names it
 
 
 # Interned call: function, argument template with holes for tensors, constants, metadata of inputs and outputs.
@@ -34,9 +36,11 @@ cdef struct SigS:
     PyObject* ret          # owned template of the return value; NULL = the single fresh tensor
     uint32_t hash
     uint32_t keylen
-    uint32_t n_in
+    uint16_t n_in          # keys.pyx refuses calls with more than MAX_INPUTS
     uint16_t n_out
-    uint16_t flags
+    uint16_t refs          # handles that name it; STICKY = for ever. Pending records are counted by looking
+    uint8_t flags
+    uint8_t device         # SIG_RANDOM: whose generator it draws from
 
 
 cdef enum SlotFlag:
@@ -125,4 +129,7 @@ cdef extern from *:
 
 cdef enum:
     MAX_SIGS = 1 << 28
+    MAX_INPUTS = 0xFFFE        # tensors in one call
+    MAX_DEVICES = 128          # torch's limit: a device index is a signed byte
+    STICKY = 0xFFFF            # a count that went this far is not kept any more
     MAX_IDS = 1 << 24          # module paths and source locations; beyond, a record says "unknown"

@@ -2,7 +2,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from .intern cimport Interner
-from .structs cimport Record, SigS, Slot, mt_side
+from .structs cimport MAX_DEVICES, Record, SigS, Slot, mt_side
 
 cdef enum:
     CHUNK_BITS = 6
@@ -33,6 +33,7 @@ cdef class Tape:
     cdef readonly Interner interner
     cdef Slot** slots            # directory of blocks of SLOT_BLOCK
     cdef uint32_t n_slots, cap_blocks, free_slot
+    cdef uint32_t freed          # slots freed since the last look for blocks to give back
     cdef Chunk** chunks          # directory; entry i is chunk number chunk0 + i; NULL once freed
     cdef size_t n_chunks, cap_chunks
     cdef uint64_t chunk0
@@ -42,7 +43,8 @@ cdef class Tape:
     cdef size_t live_chunks
     cdef uint64_t sweep_at       # pending count that triggers the next sweep
     cdef readonly uint64_t max_pending
-    cdef readonly uint32_t rng           # slot standing for the device generator's state
+    cdef uint32_t rng_slot[MAX_DEVICES]  # per device that draws, the slot standing for its generator's state; else 0
+    cdef uint32_t n_rngs
     cdef Vec work, trash, touched
     cdef bint busy
     cdef readonly bint retain    # keep records and slots after their death (graph captures)
@@ -52,6 +54,10 @@ cdef class Tape:
 
     cdef Slot* slot(self, uint32_t i) noexcept
     cdef uint32_t new_slot(self) except 0
+    cdef uint32_t _take_slot(self) noexcept
+    cdef void _return_slot(self, uint32_t i) noexcept
+    cdef void _trim(self) noexcept
+    cdef uint32_t rng_of(self, int device) except 0
     cdef Record* record(self, uint64_t seq) noexcept
     cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc,
                         uint8_t phase) except NULL
@@ -62,10 +68,12 @@ cdef class Tape:
     cdef void drop_user(self, Slot* s) noexcept
     cdef void mark_writes(self, Record* r, SigS* s) noexcept
     cdef void finish(self, Record* r) noexcept
+    cdef void _drop_side(self, Record* r, SigS* s) noexcept
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
                   Vec* out) except -1
     cdef int sweep(self) except -1
     cdef void rearm(self) noexcept
+    cdef int evict(self) except -1
     cdef void _drain(self) noexcept
     cdef void _free_slot(self, uint32_t i, Slot* s) noexcept
     cdef void _advance_head(self) noexcept
@@ -85,5 +93,8 @@ cdef class Handle:
     cdef readonly uint32_t slot, meta, sig, module, loc
     cdef readonly uint8_t phase
     cdef public bint no_grad     # certain not to require grad: lets calls be recorded whole
+    cdef void set_meta(self, uint32_t meta) noexcept        # these two keep the interner's counts
+    cdef void set_sig(self, uint32_t sig) noexcept
+    cdef void follow(self, Handle other) noexcept
 
 cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta)

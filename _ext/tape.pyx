@@ -16,10 +16,10 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
-from .intern cimport Interner, sig_alias, sig_written
+from .intern cimport Interner, ref, sig_alias, sig_written, unref
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
-    MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
+    MAX_DEVICES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
     SLOT_USED, SLOT_WRITTEN, MAX_IDS, MetaS, Record, SigS, Slot, mt_set_side, mt_side,
 )
 
@@ -33,6 +33,7 @@ cdef enum:
     SLOT_BITS = 5
     SLOT_BLOCK = 32
     SWEEP_MIN = 4096
+    SCRATCH_KEPT = 4096        # words of a scratch array that survive a look for memory to give back
 
 
 cdef void _assert_sizes() noexcept:
@@ -66,8 +67,7 @@ cdef class Tape:
         self.retain = retain
         self.sweep_at = min(<uint64_t>SWEEP_MIN, self.max_pending)
         self.n_slots = 1           # slot 0 means "none"
-        self.rng = self.new_slot()
-        self.slot(self.rng).handles = PERMANENT
+        self.rng_of(0)
 
     def __dealloc__(self):
         cdef size_t i, j
@@ -97,6 +97,13 @@ cdef class Tape:
         return self.slots[i >> SLOT_BITS] + (i & (SLOT_BLOCK - 1))
 
     cdef uint32_t new_slot(self) except 0:
+        cdef uint32_t i = self._take_slot()
+        if not i:
+            _no_slot(self)
+        return i
+
+    cdef uint32_t _take_slot(self) noexcept:
+        # 0 when there is no memory, or no number, for one more.
         cdef uint32_t i = self.free_slot
         cdef Slot* s
         cdef Slot* block
@@ -107,15 +114,15 @@ cdef class Tape:
         else:
             i = self.n_slots
             if i == MAX_SLOTS:
-                raise MemoryError(f"{MAX_SLOTS} live values on one tape")
+                return 0
             if (i >> SLOT_BITS) >= self.cap_blocks:
                 directory = <Slot**>realloc(self.slots, (self.cap_blocks + 1) * sizeof(Slot*))
                 if not directory:
-                    raise MemoryError()
+                    return 0
                 self.slots = directory
                 block = <Slot*>calloc(SLOT_BLOCK, sizeof(Slot))
                 if not block:
-                    raise MemoryError()
+                    return 0
                 directory[self.cap_blocks] = block
                 self.cap_blocks += 1
                 self.bytes_records += SLOT_BLOCK * sizeof(Slot) + sizeof(Slot*)
@@ -127,6 +134,51 @@ cdef class Tape:
         s.handles = 0
         s.flags = SLOT_USED
         return i
+
+    cdef void _return_slot(self, uint32_t i) noexcept:
+        cdef Slot* s = self.slot(i)
+        s.flags = 0
+        s.producer = self.free_slot
+        self.free_slot = i
+
+    cdef void _trim(self) noexcept:
+        """Give back the blocks behind the last slot in use, and scratch memory. Called when many slots were freed."""
+        cdef uint32_t i, last = 0
+        self.freed = 0
+        for i in range(1, self.n_slots):
+            if self.slot(i).flags & SLOT_USED:
+                last = i
+        while self.cap_blocks > (last >> SLOT_BITS) + 1:
+            self.cap_blocks -= 1
+            free(self.slots[self.cap_blocks])
+            self.bytes_records -= SLOT_BLOCK * sizeof(Slot) + sizeof(Slot*)
+        self.n_slots = min(self.n_slots, self.cap_blocks << SLOT_BITS)
+        self.free_slot = 0
+        i = self.n_slots
+        while i > 1:                   # low numbers are used first, so that high blocks become empty
+            i -= 1
+            if not self.slot(i).flags & SLOT_USED:
+                self._return_slot(i)
+        _shrink(&self.work)
+        _shrink(&self.trash)
+        if self.touched.n == 0:
+            _shrink(&self.touched)
+
+    cdef uint32_t rng_of(self, int device) except 0:
+        """The slot standing for the state of the device's generator; made when it draws for the first time."""
+        cdef uint32_t i
+        if not 0 <= device < MAX_DEVICES:
+            raise ValueError(f"[rng] expected a device index below {MAX_DEVICES}, got {device}")
+        if not self.rng_slot[device]:
+            i = self.new_slot()
+            self.slot(i).handles = PERMANENT
+            self.rng_slot[device] = i
+            self.n_rngs += 1
+        return self.rng_slot[device]
+
+    def generators(self):
+        """Indices of the devices that have drawn random numbers, or were asked to."""
+        return [k for k in range(MAX_DEVICES) if self.rng_slot[k]]
 
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0:
         """A new value that is already computed; `root` is the slot whose storage it shares, 0 = its own."""
@@ -153,9 +205,8 @@ cdef class Tape:
             return
         if s.concrete:
             _push_noexcept(&self.trash, <uint64_t>s.concrete)
-        s.flags = 0
-        s.producer = self.free_slot
-        self.free_slot = i
+        self._return_slot(i)
+        self.freed += 1
         if root != i:
             self.drop_user(self.slot(root))
             _push_noexcept(&self.work, root)
@@ -183,7 +234,7 @@ cdef class Tape:
         cdef uint32_t* outs
         cdef uint32_t i, root
         cdef uint16_t a
-        if seq & (CHUNK - 1) == 0 or self.n_chunks == 0:
+        if self.n_chunks == 0 or (seq >> CHUNK_BITS) - self.chunk0 == self.n_chunks:
             if self.n_chunks == self.cap_chunks:
                 cap = self.cap_chunks * 2 if self.cap_chunks else 4
                 directory = <Chunk**>realloc(self.chunks, cap * sizeof(Chunk*))
@@ -208,12 +259,12 @@ cdef class Tape:
         r.phase = phase
         r.flags = 0
         if n_in > 3 or n_out > 1:
-            side = <uint32_t*>malloc((n_in + n_out) * sizeof(uint32_t) or 1)
+            side = <uint32_t*>malloc((<size_t>n_in + n_out) * sizeof(uint32_t) or 1)
             if not side:
                 raise MemoryError()
             mt_set_side(r, side)
             r.flags |= REC_OVERFLOW
-            self.bytes_records += (n_in + n_out) * sizeof(uint32_t)
+            self.bytes_records += (<size_t>n_in + n_out) * sizeof(uint32_t)
             memcpy(side, ins, n_in * sizeof(uint32_t))
             outs = side + n_in
         else:
@@ -222,7 +273,13 @@ cdef class Tape:
             outs = &r.out0
             r.out0 = 0
         for i in range(n_out):
-            outs[i] = self.new_slot()
+            outs[i] = self._take_slot()
+            if not outs[i]:
+                for root in range(i):
+                    self._return_slot(outs[root])
+                self._drop_side(r, s)
+                _no_slot(self)
+        for i in range(n_out):
             o = self.slot(outs[i])
             o.producer = seq
             o.flags = SLOT_USED | SLOT_PENDING
@@ -262,11 +319,13 @@ cdef class Tape:
             self.drop_user(o)
             if not o.users and not o.handles:
                 _push_noexcept(&self.work, ins[i])
-        if self.retain:
-            return
+        if not self.retain:
+            self._drop_side(r, s)
+
+    cdef void _drop_side(self, Record* r, SigS* s) noexcept:
         if r.flags & REC_OVERFLOW:
             free(mt_side(r))
-            self.bytes_records -= (s.n_in + s.n_out) * sizeof(uint32_t)
+            self.bytes_records -= (<size_t>s.n_in + s.n_out) * sizeof(uint32_t)
             r.flags &= ~REC_OVERFLOW
 
     cdef void _retire(self, uint64_t seq) noexcept:
@@ -363,6 +422,8 @@ cdef class Tape:
         self.busy = False
         if dropped:
             self._advance_head()
+        if self.freed > self.n_slots // 4 + 1024:
+            self._trim()
 
     # ---- planning ----------------------------------------------------------------------------------------------
     cdef int _mark(self, uint32_t i, uint8_t flag) except -1:
@@ -398,7 +459,7 @@ cdef class Tape:
                 if sig_written(s)[i] and self.slot(self.slot(ins[i]).root).flags & SLOT_CONTENT:
                     need = True
                     break
-        if not need and s.flags & SIG_RANDOM and self.slot(self.rng).flags & SLOT_CONTENT:
+        if not need and s.flags & SIG_RANDOM and self.slot(self.rng_slot[s.device]).flags & SLOT_CONTENT:
             need = True
         if not need and live and not s.flags & SIG_VIEW:
             # It reads (or writes) a storage that a needed, later record overwrites: it must run before that.
@@ -418,7 +479,7 @@ cdef class Tape:
             if s.flags & SIG_WRITES and sig_written(s)[i]:
                 self._mark(root, SLOT_OVERWRITTEN)
         if s.flags & SIG_RANDOM:
-            self._mark(self.rng, SLOT_CONTENT)
+            self._mark(self.rng_slot[s.device], SLOT_CONTENT)
         return True
 
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
@@ -490,7 +551,7 @@ cdef class Tape:
                 if sig_written(s)[i]:
                     self.slot(self.slot(rec_ins(r)[i]).root).flags |= SLOT_WRITTEN
         if s.flags & SIG_RANDOM:
-            self.slot(self.rng).flags |= SLOT_WRITTEN
+            self.slot(self.rng_slot[s.device]).flags |= SLOT_WRITTEN
 
     cdef uint64_t _earliest(self, uint32_t i) noexcept:
         # Where the scan for a needed value may stop: at its producer, unless its storage has pending writes.
@@ -543,6 +604,33 @@ cdef class Tape:
         if self.n_pending < self.max_pending < self.sweep_at:
             self.sweep_at = self.max_pending   # the limit is looked at after a sweep
 
+    cdef int evict(self) except -1:
+        """Free calls and metadata that no handle and no pending record names. No caller may hold such an id."""
+        cdef Interner table = self.interner
+        cdef uint8_t* pinned
+        cdef uint64_t seq
+        cdef Record* r
+        cdef set seen
+        if table.frozen or self.retain:
+            return 0
+        seen = set()                   # before the look at the records: it may run a finalizer
+        pinned = <uint8_t*>calloc(table.n_sigs, 1)
+        if not pinned:
+            raise MemoryError()
+        seq = self.head
+        while seq < self.tail:
+            r = self.record(seq)
+            if not r:
+                seq = ((seq >> CHUNK_BITS) + 1) << CHUNK_BITS
+                continue
+            if r.state == REC_PENDING or r.state == REC_RUNNING:
+                pinned[r.sig] = 1
+            seq += 1
+        try:
+            return table.evict(pinned, seen)
+        finally:
+            free(pinned)
+
     # ---- introspection -----------------------------------------------------------------------------------------
     def counters(self):
         """Plain counts: recorded, pending, executed, dropped records; live values; bytes of every table."""
@@ -553,7 +641,7 @@ cdef class Tape:
                 live += 1
         return {
             "recorded": self.n_recorded, "pending": self.n_pending, "executed": self.n_executed,
-            "dropped": self.n_dropped, "values": live - 1,
+            "dropped": self.n_dropped, "values": live - self.n_rngs,
             "bytes_held": self.bytes_records + self.interner.bytes, "record_bytes": sizeof(Record),
         }
 
@@ -571,13 +659,32 @@ cdef class Tape:
 
     def describe(self, uint64_t seq):
         """(sig, module, loc, phase, input slots, output slots) of record `seq`; KeyError if it is gone."""
+        # Lists first: making one may run a finalizer that reads or drops the record.
+        cdef list ins = [], outs = []
         cdef Record* r = self.record(seq)
         if not r or (r.state == REC_DONE and not self.retain):
             raise KeyError(f"record {seq} has run or was dropped")
         cdef SigS* s = self.interner.sigs[r.sig]
-        cdef uint32_t i
-        return (r.sig, r.module, r.loc, r.phase, tuple([rec_ins(r)[i] for i in range(s.n_in)]),
-                tuple([rec_outs(r, s)[i] for i in range(s.n_out)]))
+        cdef uint32_t sig = r.sig, module = r.module, loc = r.loc, i
+        cdef uint8_t phase = r.phase
+        for i in range(s.n_in):
+            ins.append(rec_ins(r)[i])
+        for i in range(s.n_out):
+            outs.append(rec_outs(r, s)[i])
+        return (sig, module, loc, phase, tuple(ins), tuple(outs))
+
+
+cdef int _no_slot(Tape tape) except -1:
+    if tape.n_slots == MAX_SLOTS:
+        raise MemoryError(f"{MAX_SLOTS} live values on one tape")
+    raise MemoryError()
+
+
+cdef void _shrink(Vec* v) noexcept:
+    if v.n == 0 and v.cap > SCRATCH_KEPT:
+        free(v.data)
+        v.data = NULL
+        v.cap = 0
 
 
 cdef void _push_noexcept(Vec* v, uint64_t x) noexcept:
@@ -597,7 +704,27 @@ cdef class Handle:
 
     def __dealloc__(self):
         if self.tape is not None:
+            unref(&self.tape.interner.metas[self.meta].refs)
+            if self.sig:
+                unref(&self.tape.interner.sigs[self.sig].refs)
             self.tape.handle_died(self.slot)
+
+    cdef void set_meta(self, uint32_t meta) noexcept:
+        ref(&self.tape.interner.metas[meta].refs)
+        unref(&self.tape.interner.metas[self.meta].refs)
+        self.meta = meta
+
+    cdef void set_sig(self, uint32_t sig) noexcept:
+        if sig:
+            ref(&self.tape.interner.sigs[sig].refs)
+        if self.sig:
+            unref(&self.tape.interner.sigs[self.sig].refs)
+        self.sig = sig
+
+    cdef void follow(self, Handle other) noexcept:
+        """Say of the value's origin what `other` says."""
+        self.set_sig(other.sig)
+        self.module, self.loc, self.phase = other.module, other.loc, other.phase
 
     @property
     def pending(self):
@@ -610,8 +737,14 @@ cdef uint64_t _next_id = 0
 
 cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta):
     global _next_id
-    cdef Handle h = Handle.__new__(Handle)
-    cdef Slot* s = tape.slot(slot)
+    cdef Handle h
+    cdef Slot* s
+    try:
+        h = Handle.__new__(Handle)
+    except MemoryError:
+        tape.settle(slot)      # a value that nobody else names will never be named
+        raise
+    s = tape.slot(slot)
     if s.handles != PERMANENT:
         s.handles += 1
     _next_id += 1
@@ -619,4 +752,10 @@ cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta):
     h.id = _next_id
     h.slot = slot
     h.meta = meta
+    ref(&tape.interner.metas[meta].refs)
     return h
+
+
+def newest_id():
+    """The id of the handle that was made last."""
+    return _next_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import intercept, tensor
+from . import intercept, tensor, triggers
 from ._ext import context as _context
 from ._ext import intercept as _intercept
 
@@ -17,8 +17,12 @@ def _totals() -> dict[str, Any]:
     return {
         "ops_recorded": c["recorded"], "ops_executed": c["executed"], "ops_dropped": c["dropped"],
         "ops_fallback": sum(intercept.fallback_counts.values()), "recorded_whole": whole,
-        "recorded_at_dispatch": dispatched, "segments": tensor.segments_run,
+        "recorded_at_dispatch": dispatched, "segments": triggers.segments,
     }
+
+
+def _by_key() -> dict[str, dict[str, int]]:
+    return {"triggers": triggers.reasons, "trigger_lines": triggers.lines(), "fallbacks": intercept.fallback_counts}
 
 
 def stats() -> dict[str, Any]:
@@ -27,16 +31,17 @@ def stats() -> dict[str, Any]:
     ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nobody could see the result), ``ops_fallback``
     (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
     ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
-    ``triggers`` (reason → count). Current state: ``ops_pending``, ``values`` (live values), ``bytes_held`` (every
-    table of the engine, in bytes; not the user's tensors), ``bytes_per_op`` (``bytes_held`` per pending op),
+    ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
+    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``). Current state: ``ops_pending``,
+    ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
+    ``bytes_per_op`` (``bytes_held`` per pending op),
     ``record_bytes`` (size of one record).
     """
     now = _totals()
     out = {k: v - _zero.get(k, 0) for k, v in now.items()}
-    then = _zero.get("triggers", {})
-    out["triggers"] = {k: v - then.get(k, 0) for k, v in tensor.triggers.items() if v > then.get(k, 0)}
-    then = _zero.get("fallbacks", {})
-    out["fallbacks"] = {k: v - then.get(k, 0) for k, v in intercept.fallback_counts.items() if v > then.get(k, 0)}
+    for name, counts in _by_key().items():
+        then = _zero.get(name, {})
+        out[name] = {k: v - then.get(k, 0) for k, v in counts.items() if v > then.get(k, 0)}
     c = tensor.tape.counters()
     held = c["bytes_held"] + _context.table_bytes()
     out.update(
@@ -50,5 +55,5 @@ def reset_stats() -> None:
     """Count from here. State (pending ops, bytes) is not touched."""
     _zero.clear()
     _zero.update(_totals())
-    _zero["triggers"] = dict(tensor.triggers)
-    _zero["fallbacks"] = dict(intercept.fallback_counts)
+    for name, counts in _by_key().items():
+        _zero[name] = dict(counts)

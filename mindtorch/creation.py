@@ -72,16 +72,21 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
 
 
 def manual_seed_all(seed: int) -> None:
-    """torch.manual_seed reached the device: draws recorded before keep the old stream, later ones use the new."""
-    if tensor.tape.n_pending:
-        info = _infos.get("seed")
-        if info is None:
-            info = _infos["seed"] = _intern.OpInfo(
-                "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
-            )
-        _intercept.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, 0)
-    else:
-        tensor.executor().seed(int(seed))
+    """torch.manual_seed reached the devices: draws recorded before keep the old stream, later ones use the new."""
+    pending = tensor.tape.generators() if tensor.tape.n_pending else []
+    for index in pending:
+        manual_seed(seed, index)
+    tensor.executor().seed(int(seed), pending)
+
+
+def manual_seed(seed: int, index: int) -> None:
+    """Seed the generator of one device, in program order."""
+    info = _infos.get("seed")
+    if info is None:
+        info = _infos["seed"] = _intern.OpInfo(
+            "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
+        )
+    _intercept.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, index)
 
 
 def _seed_default(seed: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
 _library: Any = None
 _registered = False
+_current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
 
 
 def enable() -> None:
@@ -129,7 +131,7 @@ class _DeviceModule(types.ModuleType):
         return 0  # of what torch.accelerator could use
 
     def current_device(self) -> int:
-        return 0
+        return getattr(_current, "index", 0)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -138,7 +140,8 @@ class _DeviceModule(types.ModuleType):
         """Nothing here: mindtorch's own torch.manual_seed does it, also where another backend owns the slot."""
 
     def manual_seed(self, seed: int) -> None:
-        creation.manual_seed_all(seed)
+        """Seed the current device's generator; torch.manual_seed seeds those of all."""
+        creation.manual_seed(seed, self.current_device())
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -147,18 +150,30 @@ class _DeviceModule(types.ModuleType):
 
     @contextmanager
     def device(self, index: Any) -> Iterator[None]:
-        """Nothing to switch: every index draws from the one generator of the executor."""
-        yield
+        """Which generator the functions below mean when they are not told, in this thread."""
+        previous = self.current_device()
+        _current.index = self._index(index)
+        try:
+            yield
+        finally:
+            _current.index = previous
+
+    def _index(self, device: Any) -> int:
+        if device is None:
+            return self.current_device()
+        return device if isinstance(device, int) else tensor.index_of(device)
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """State of the lazy device's generator; runs the pending draws, since they come before."""
-        tensor.materialize([], "get_rng_state", random=True)
-        with tensor.lock, tensor.executor().rng():
+        """State of a device's generator; runs its pending draws, since they come before."""
+        index = self._index(device)
+        tensor.materialize([], "get_rng_state", generator=index)
+        with tensor.lock, tensor.executor().rng(index):
             return _generator().get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        tensor.materialize([], "set_rng_state", random=True)
-        with tensor.lock, tensor.executor().rng():
+        index = self._index(device)
+        tensor.materialize([], "set_rng_state", generator=index)
+        with tensor.lock, tensor.executor().rng(index):
             _generator().set_state(state)
 
     def synchronize(self, device: Any = None) -> None:

@@ -38,7 +38,7 @@ _EAGER_WHOLE = frozenset({
     "aten::fft_hfft", "aten::fft_hfft2", "aten::fft_hfftn",
 })
 fallback_counts: dict[str, int] = {}
-_runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written), device(), rng()
+_runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
 
 
 def set_runtime(runtime: Any) -> None:
@@ -190,11 +190,12 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         log.info("%s runs eagerly: it cannot be recorded", info.name)
     fallback_counts[info.name] = fallback_counts.get(info.name, 0) + 1
     before = [t for t, w in zip(inputs, written, strict=True) if w]
-    values = _runtime.materialize(inputs, info.name, before, random=info.random)
+    index = _core.device_index(inputs[0]) if inputs else 0
+    values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
     with ExitStack() as stack:
         quiet(stack, grad=True)
         if info.random:
-            stack.enter_context(_runtime.rng())
+            stack.enter_context(_runtime.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
@@ -217,7 +218,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         for t in before:
             _core.may_require_grad(_core.get_handle(t))
     # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
-    wrapper = _Wrapper(inputs, values, _core.device_index(inputs[0]) if inputs else 0, (*args, *kwargs.values()))
+    wrapper = _Wrapper(inputs, values, index, (*args, *kwargs.values()))
     for t in before:
         wrapper.check_storage(t, storages)
         wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest

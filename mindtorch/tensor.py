@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import config, handlers, intercept, predict
+from . import config, handlers, intercept, predict, triggers
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
@@ -225,8 +225,6 @@ TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
 
 # ---- materialization -------------------------------------------------------------------------------------------------
 lock = threading.RLock()
-triggers: dict[str, int] = {}
-segments_run = 0
 _submit: Callable[[Any], None] | None = None
 _executor: Any = None
 _default_executor: Callable[[], Any] | None = None
@@ -285,21 +283,21 @@ def out_of_use() -> None:
 
 
 def _run(segment: Any, reason: str) -> None:
-    global segments_run
-    if not len(segment):
-        return
-    segments_run += 1
-    triggers[reason] = triggers.get(reason, 0) + 1
-    executor().submit(segment)
+    if len(segment):
+        triggers.run(tape, executor(), segment, reason)
 
 
-def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), random: bool = False) -> list[Any]:
-    """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``."""
+def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = (),
+                generator: int | None = None) -> list[Any]:
+    """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``.
+
+    ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
+    """
     handles = [t._handle for t in tensors]
     with lock:
         _run(_core.segment(handles, [t._handle for t in written]), reason)
-        if random:
-            _run(_core.rng_segment(), reason)
+        if generator is not None:
+            _run(_core.rng_segment(generator), reason)
         values = executor().fetch(handles)
     return values
 
@@ -312,9 +310,10 @@ def flush(reason: str) -> None:
 
 
 def draw(reason: str) -> None:
-    """Run all pending random draws, so that the generator stands where the program is."""
+    """Run all pending random draws, so that the generators stand where the program is."""
     with lock:
-        _run(_core.rng_segment(), reason)
+        for index in tape.generators():
+            _run(_core.rng_segment(index), reason)
 
 
 class _Runtime:
@@ -327,8 +326,8 @@ class _Runtime:
         return executor().device
 
     @staticmethod
-    def rng() -> Any:
-        return executor().rng()
+    def rng(index: int) -> Any:
+        return executor().rng(index)
 
 
 def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:

@@ -40,9 +40,12 @@ class Executor(ABC):
         """Return when all submitted work is done."""
 
     @abstractmethod
-    def rng(self) -> AbstractContextManager[None]:
-        """While active, torch's default generator on ``device`` is the lazy device's own."""
+    def rng(self, index: int) -> AbstractContextManager[None]:
+        """While active, torch's default generator on ``device`` is that of ``remote_accelerator:index``.
+
+        Every index has a generator of its own; as in CUDA, they all start from the same seed.
+        """
 
     @abstractmethod
-    def seed(self, seed: int) -> None:
-        """Seed the lazy device's generator."""
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        """Seed the generators of all indices but ``besides``, those that are used later for the first time included."""

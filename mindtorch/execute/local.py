@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._ext import context as _context
+from .. import triggers
 from .._ext import lazy as _core
 from ..errors import MaterializationError, UsageError
 from ..predict import quiet
@@ -52,7 +52,7 @@ class LocalExecutor(Executor):
                 raise UsageError(f"in-process executor: {device} asked for, but torch sees no CUDA device")
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
-        self._generator_state: torch.Tensor | None = None  # None: a fresh generator
+        self._states = _States(self.device)
 
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def _default_generator(self) -> torch.Generator:
@@ -61,32 +61,29 @@ class LocalExecutor(Executor):
         return torch.default_generator
 
     @contextmanager
-    def rng(self) -> Iterator[None]:
+    def rng(self, index: int) -> Iterator[None]:
         """Swap the lazy device's generator state in for torch's default one, and back."""
         generator = self._default_generator()
         outside = generator.get_state()
-        if self._generator_state is None:
-            self._generator_state = torch.Generator(self.device).get_state()
-        generator.set_state(self._generator_state)
+        generator.set_state(self._states[index])
         try:
             yield
         finally:
-            self._generator_state = generator.get_state()
+            self._states[index] = generator.get_state()
             generator.set_state(outside)
 
-    def seed(self, seed: int) -> None:
-        fresh = torch.Generator(self.device)
-        fresh.manual_seed(seed)
-        self._generator_state = fresh.get_state()
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        kept = {index: self._states[index] for index in besides}
+        self._states = _States(self.device, seed)
+        self._states.update(kept)
 
     # ---- the four verbs ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
                outputs: Sequence[int] | None = None) -> None:
         with ExitStack() as stack:
             quiet(stack)
-            if segment.random:
-                stack.enter_context(self.rng())
-            segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, _op_observer)
+            segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, self._default_generator(),
+                        self._states, _op_observer)
 
     def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
         values = [_core.value(h) for h in ids]
@@ -100,6 +97,21 @@ class LocalExecutor(Executor):
     def sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class _States(dict[int, torch.Tensor]):
+    """Generator states by device index; an index that is new starts from the seed, as all do."""
+
+    def __init__(self, device: torch.device, seed: int | None = None) -> None:
+        super().__init__()
+        self.device, self.seed = device, seed
+
+    def __missing__(self, index: int) -> torch.Tensor:
+        fresh = torch.Generator(self.device)
+        if self.seed is not None:
+            fresh.manual_seed(self.seed)
+        self[index] = fresh.get_state()
+        return self[index]
 
 
 def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
@@ -123,15 +135,4 @@ def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
 
 
 def _failure(seq: int, error: Exception) -> Exception:
-    """The error of a materialization, naming op, module path and the user's line (SPEC L9)."""
-    if isinstance(error, MaterializationError):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    sig, module, loc, _phase, _ins, _outs = tape.describe(seq)
-    path = _context.module_path(module) or "(no module)"
-    place = _context.location(loc)
-    line = f"{place[0]}:{place[1]} in {place[2]}" if place else "(unknown line)"
-    failure = MaterializationError(f"[{_core.sig_info(sig).name}] recorded in {path} at {line}: {text}")
-    failure.__cause__ = error
-    return failure
+    return triggers.kept_failure(tape, seq, error)

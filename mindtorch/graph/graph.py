@@ -136,7 +136,7 @@ class ComputationGraph:
         self._places: list[tuple[str, int, str] | None] = [None]
         self._known_places: dict[Any, int] = {None: 0, 0: 0}
         self._reads: list[int] = []  # ids of the nodes that read data
-        self._draws: list[int] = []  # ids of pending random draws
+        self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._values = Values()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
 

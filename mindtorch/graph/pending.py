@@ -2,7 +2,7 @@
 
 A write makes the writing op the producer of everything that shares the written storage, so edges alone carry the
 order that values depend on, and what a tensor needs is what can be reached backwards from it (plus, for random draws,
-all draws before: they take turns with one generator).
+all draws of the same device before: they take turns with one generator).
 
 The tape does not say which input an output aliases. Views recorded on it alias their first tensor; values that are
 already computed are grouped by the storage they really have.
@@ -11,13 +11,15 @@ already computed are grouped by the storage they really have.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .. import tensor as _tensor
 from .._ext import lazy as _core
+from .._ext import tape as _tape
 from ..errors import LazyTensorError
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, constant
@@ -37,7 +39,7 @@ class Signature(NamedTuple):
     written: tuple[int, ...]  # inputs that are overwritten
     fresh: int  # outputs that are not overwritten inputs
     view: bool
-    random: bool
+    generator: int  # index of the device whose generator it draws from; -1: it draws nothing
 
 
 class Builder:
@@ -74,8 +76,8 @@ class Builder:
             for position, index in enumerate(known.written):
                 root = self.root.get(ins[index], ins[index])
                 self.writer[root] = packed(node, known.fresh + position)
-            if known.random:
-                graph._draws.append(node)
+            if known.generator >= 0:
+                graph._draws[node] = known.generator
         if slot:
             self._publish(slot)
 
@@ -127,11 +129,11 @@ class Builder:
         outputs += [_meta_output(metas[i]) for i in written]
         call = Call(info.name, tuple(_keep(a) for a in args), {k: _keep(v) for k, v in kwargs.items()}, tuple(outputs))
         return Signature(self.graph._intern_call(call), metas, tuple(written), n_out, _core.sig_is_view(sig),
-                         info.random)
+                         _core.sig_generator(sig))
 
     def _publish(self, slot: int) -> None:
         """Let the graph find lazy tensors that exist now; handles made later may name other values."""
-        until = _core.wrap_slot(slot, 1)._handle.id  # the newest handle there is; dropped at once
+        until = _tape.newest_id()
         if self.writer:
             for slot, made in enumerate(self.maker):
                 if made:
@@ -141,9 +143,19 @@ class Builder:
 
 def build(graph: ComputationGraph) -> ComputationGraph:
     """Fill an empty graph with everything pending."""
-    with _tensor.lock:
+    with _tensor.lock, _kept_calls():
         Builder(graph).run()
     return graph
+
+
+@contextmanager
+def _kept_calls() -> Iterator[None]:
+    # The builder keeps ids of calls across records; another thread, or a finalizer, may record meanwhile.
+    _core.keep_calls(True)
+    try:
+        yield
+    finally:
+        _core.keep_calls(False)
 
 
 def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> ComputationGraph:
@@ -152,23 +164,21 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
         if not isinstance(t, _tensor.LazyTensor):
             raise TypeError(f"[from_tensors] expected lazy tensors, got {type(t).__name__}")
     whole = type(part)()
-    with _tensor.lock:
+    with _tensor.lock, _kept_calls():
         builder = Builder(whole)
         builder.run()
         targets = [builder.locate(t) for t in tensors]
     needed = bytearray(len(whole))
     for node, _ in targets:
         needed[node] = 1
-    draws = whole._draws
-    draw = len(draws)
+    drawing: set[int] = set()  # generators that a needed draw, met further back, takes numbers from
     for node in range(len(whole) - 1, -1, -1):  # inputs have smaller ids, so one pass backwards finds all
-        if draw and draws[draw - 1] == node:
-            draw -= 1
-            if needed[node]:
-                for earlier in draws[:draw]:
-                    needed[earlier] = 1
-                draw = 0
+        generator = whole._draws.get(node)
+        if generator in drawing:
+            needed[node] = 1
         if needed[node]:
+            if generator is not None:
+                drawing.add(generator)
             for source in whole._source[whole._first[node] : whole._first[node + 1]]:
                 needed[source] = 1
     names = whole._names
