@@ -1,0 +1,113 @@
+"""Tables stay bounded when shapes keep changing, and what is held stays valid (SPEC S5, S6)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.tensor import tape
+
+LAZY = "remote_accelerator:0"
+LIMIT = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_tables() -> Iterator[None]:
+    gc.collect()
+    mindtorch.flush("test")
+    limit = tape.interner.limit
+    tape.interner.set_limit(LIMIT)
+    yield
+    tape.interner.set_limit(limit)
+
+
+def test_S5_changing_shapes_do_not_grow_the_tables_and_no_id_in_use_is_lost() -> None:
+    """A million ops, twenty thousand of them with shapes and constants never seen before."""
+    x = torch.ones(4, device=LAZY)
+    first = mindtorch.stats()["bytes_held"]
+    kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    largest = 0
+    for i in range(10_000):
+        y = x + float(i)
+        z = y.expand(1 + i, 4)
+        for _ in range(98):
+            x * 2.0
+        if i % 500 == 0:
+            kept.append((i, y, z))
+            largest = max(largest, mindtorch.stats()["bytes_held"])
+    assert largest <= max(first, LIMIT) * 2, "the tables grow with every new shape"
+    assert sum(tape.interner.counts()) < 20_000
+    for i, y, z in kept:
+        assert z.shape == (1 + i, 4) and z.stride() == torch.ones(4).expand(1 + i, 4).stride()
+        assert z.operation == "aten::expand" and y.operation == "aten::add"  # type: ignore[attr-defined]
+        assert [t.shape for t in z.inputs] == [(4,)]  # type: ignore[attr-defined]
+        assert torch.equal(z[-1].cpu(), torch.ones(4) + float(i))
+
+
+def test_S5_uploads_of_changing_shapes_do_not_grow_the_tables() -> None:
+    held = []
+    for i in range(20_000):
+        torch.empty(0, i).to(LAZY)
+        if i % 1000 == 0:
+            held.append(mindtorch.stats()["bytes_held"])
+    assert max(held) <= max(held[0], LIMIT) * 2
+
+
+def test_S5_calls_in_use_survive_an_eviction() -> None:
+    x = torch.ones(3, 3, device=LAZY)
+    (x @ x).relu().cpu()
+    tape.interner.set_limit(1)  # every new call looks for entries to free
+    for i in range(50):
+        y = (x @ x).relu() + i * 0.5
+        a, b = y.max(dim=1)
+        y.add_(float(i))
+        assert y[0].tolist() == [3 + i * 1.5] * 3 and a.tolist() == [3 + i * 0.5] * 3 and b.shape == (3,)
+    gc.collect()
+    assert sum(tape.interner.counts()) < 200
+
+
+def test_S5_freed_values_give_their_memory_back() -> None:
+    before = tape.counters()["bytes_held"]
+    many = [torch.ones(1, device=LAZY) * 2.0 for _ in range(100_000)]
+    assert tape.counters()["bytes_held"] > before + 16 * 100_000
+    del many
+    for _ in range(2_000):
+        torch.ones(1, device=LAZY)
+    assert tape.counters()["bytes_held"] <= before * 2 + 100_000
+
+
+@pytest.mark.parametrize("threshold", range(3, 30))
+def test_L7_a_finalizer_that_records_in_the_middle_of_a_call_changes_nothing(threshold: int) -> None:
+    """The collector may run while a call is being recorded (Python 3.11 and older): at any of its allocations."""
+
+    class Recorder:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def __del__(self) -> None:
+            (self.x * 3).tolist()
+            self.x + 7
+            self.x.mul_(1)
+
+    x, w = torch.ones(4, device=LAZY), torch.full((4,), 2.0, device=LAZY)
+    before = gc.get_threshold()
+    y, z = torch.zeros(4, device=LAZY), torch.arange(4.0, device=LAZY)
+    with torch.no_grad():
+        gc.set_threshold(threshold, 1_000_000, 1_000_000)
+        try:
+            for _ in range(100):
+                for _ in range(3):
+                    cycle: list[object] = [Recorder(x)]
+                    cycle.append(cycle)
+                    del cycle
+                y.add_(w)
+                a, _b = torch.max(z.view(2, 2), dim=1)
+                p, q = z.split(2)
+        finally:
+            gc.set_threshold(*before)
+    assert y.tolist() == [200.0] * 4 and w.tolist() == [2.0] * 4 and x.tolist() == [1.0] * 4
+    assert a.tolist() == [1.0, 3.0] and p.tolist() == [0.0, 1.0] and q.tolist() == [2.0, 3.0]

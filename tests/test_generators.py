@@ -1,0 +1,151 @@
+"""Random numbers: a generator per device, seeded by torch.manual_seed, drawn in program order (SPEC L7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mindtorch
+
+DEVICES = ("remote_accelerator:0", "remote_accelerator:1", "remote_accelerator:7")
+
+
+def draws(device: str) -> list[torch.Tensor]:
+    """Draws of many kinds: creation, in place, through torch.nn, shuffles."""
+    x = torch.rand(4, device=device)
+    y = torch.nn.functional.dropout(torch.ones(8, device=device), 0.5)
+    z = torch.zeros(3, device=device).normal_()
+    return [x, y, z, torch.randperm(5, device=device), torch.bernoulli(x), torch.randn_like(z), torch.multinomial(x, 2)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_L7_a_program_on_any_index_draws_eagers_numbers(device: str, same_bits: Callable[..., None]) -> None:
+    torch.manual_seed(5)
+    expected = draws("cpu")
+    torch.manual_seed(5)
+    got = draws(device)
+    for g, e in zip(reversed(got), reversed(expected)):
+        assert str(g.device) == device
+        same_bits(g, e)
+
+
+def test_L7_devices_and_the_cpu_do_not_disturb_each_other(same_bits: Callable[..., None]) -> None:
+    torch.manual_seed(6)
+    expected = [torch.rand(3) for _ in range(4)]
+    torch.manual_seed(6)
+    streams: dict[str, list[torch.Tensor]] = {d: [] for d in ("cpu", *DEVICES)}
+    for k in range(4):
+        for device, drawn in streams.items():
+            drawn.append(torch.rand(3, device=device))
+        if k == 1:
+            streams[DEVICES[1]][-1].tolist()  # one device is read in between
+    for drawn in streams.values():
+        for g, e in zip(reversed(drawn), reversed(expected)):
+            same_bits(g, e)
+
+
+def test_L14_reading_a_draw_runs_the_draws_of_its_own_device_only() -> None:
+    mindtorch.flush("test")
+    a = [torch.rand(2, device=DEVICES[0]) for _ in range(3)]
+    b = [torch.rand(2, device=DEVICES[1]) for _ in range(3)]
+    b[1].tolist()
+    assert [t.materialized for t in (*a, *b)] == [False] * 3 + [True, True, False]  # type: ignore[attr-defined]
+
+
+def test_L7_a_segment_that_draws_on_several_devices(same_bits: Callable[..., None]) -> None:
+    torch.manual_seed(7)
+    expected = [torch.rand(2) for _ in range(3)]
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    mixed = []
+    for k in range(6):
+        mixed.append(torch.rand(2, device=DEVICES[k % 2]))
+    mindtorch.flush("test")
+    torch.manual_seed(7)
+    for _ in range(3):
+        torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), state), "the CPU's generator is as eager leaves it"
+    for k, t in enumerate(mixed):
+        same_bits(t, expected[k // 2])
+
+
+def test_L7_manual_seed_reaches_every_device_in_program_order(same_bits: Callable[..., None]) -> None:
+    torch.manual_seed(1)
+    one = [torch.rand(2), torch.rand(2)]
+    torch.manual_seed(2)
+    two = [torch.rand(2), torch.rand(2)]
+    new = "remote_accelerator:9", "remote_accelerator:11"
+    for first, late in ((DEVICES[0], DEVICES[1]), (DEVICES[1], new[0]), (new[1], DEVICES[0])):
+        torch.manual_seed(1)
+        before = torch.rand(2, device=first)  # pending when the next seed comes
+        torch.manual_seed(2)
+        after, elsewhere = torch.rand(2, device=first), torch.rand(2, device=late)
+        second = torch.rand(2, device=late)
+        for got, expected in ((second, two[1]), (elsewhere, two[0]), (after, two[0]), (before, one[0])):
+            same_bits(got, expected)
+
+
+def test_L7_an_unread_draw_still_advances_its_generator(same_bits: Callable[..., None]) -> None:
+    torch.manual_seed(3)
+    _, expected = torch.rand(4), torch.rand(4)
+    torch.manual_seed(3)
+    torch.rand(4, device=DEVICES[1])
+    same_bits(torch.rand(4, device=DEVICES[1]), expected)
+
+
+def test_L7_the_state_of_each_generator_can_be_kept_and_put_back(same_bits: Callable[..., None]) -> None:
+    module = torch.remote_accelerator  # type: ignore[attr-defined]
+    torch.manual_seed(4)
+    torch.rand(2, device=DEVICES[1])
+    state = module.get_rng_state(DEVICES[1])
+    first, other = torch.rand(2, device=DEVICES[1]), torch.rand(2, device=DEVICES[0])
+    module.set_rng_state(state, DEVICES[1])
+    same_bits(torch.rand(2, device=DEVICES[1]), first.cpu())
+    with module.device(1):
+        assert module.current_device() == 1 and not torch.equal(module.get_rng_state(), state)
+        module.manual_seed(4)
+    assert module.current_device() == 0
+    same_bits(torch.rand(2, device=DEVICES[1]), other.cpu())
+    assert not torch.equal(torch.rand(2, device=DEVICES[0]).cpu(), other.cpu()), "the other device was not seeded"
+
+
+def test_L7_checkpointing_replays_the_draws_of_the_tensors_device(same_bits: Callable[..., None]) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def program(device: str) -> torch.Tensor:
+        torch.manual_seed(8)
+        x = torch.ones(64, device=device).requires_grad_()
+        torch.rand(3, device=device)
+        y = checkpoint(lambda t: torch.nn.functional.dropout(t * 2, 0.5), x, use_reentrant=False)
+        torch.rand(3, device=device)
+        y.sum().backward()
+        assert x.grad is not None
+        return torch.cat([y.detach(), x.grad])
+
+    expected = program("cpu")
+    for device in DEVICES[:2]:
+        same_bits(program(device), expected)
+
+
+def test_L7_eager_fallbacks_draw_from_their_device(same_bits: Callable[..., None]) -> None:
+    def program(device: str) -> torch.Tensor:
+        torch.manual_seed(1)
+        rnn = torch.nn.LSTM(3, 3, num_layers=2, dropout=0.5).to(device)
+        x = torch.ones(2, 1, 3, device=device)
+        torch.manual_seed(9)
+        torch.rand(2, device=device)
+        out = rnn(x)[0].detach().reshape(-1)
+        return torch.cat([out, torch.rrelu(out, training=True), torch.rand(2, device=device)])
+
+    expected = program("cpu")
+    for device in DEVICES[:2]:
+        same_bits(program(device), expected)
+
+
+def test_L7_every_index_there_is_has_a_generator() -> None:
+    kept = [torch.rand(1, device=f"remote_accelerator:{i}") for i in range(128)]
+    assert len({t.item() for t in kept}) == 1
+    again = [torch.rand(1, device=f"remote_accelerator:{i}") for i in (0, 127)]
+    assert again[0].item() == again[1].item() != kept[0].item()
