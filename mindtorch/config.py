@@ -13,7 +13,8 @@ _TRUE = {"1", "true", "yes", "on"}
 def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
-        auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, unsupported, executor_device
+        auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, unsupported,
+        _check_executor_device,
     ):  # fmt: skip
         read()
 
@@ -69,8 +70,10 @@ def unsupported() -> str:
 
 def executor_device() -> str:
     """``GENIE_EXECUTOR_DEVICE`` (``cpu``): where the in-process executor computes, ``cpu`` or ``cuda[:i]``."""
-    value = os.environ.get("GENIE_EXECUTOR_DEVICE", "cpu").strip().lower()
-    kind, colon, index = value.partition(":")
-    if not (value == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))):
-        raise UsageError(f"GENIE_EXECUTOR_DEVICE: expected cpu or cuda[:index], got {value!r}")
-    return value
+    return os.environ.get("GENIE_EXECUTOR_DEVICE", "cpu").strip().lower()
+
+
+def _check_executor_device() -> None:
+    kind, colon, index = executor_device().partition(":")
+    if not (executor_device() == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))):
+        raise UsageError(f"GENIE_EXECUTOR_DEVICE: expected cpu or cuda[:index], got {executor_device()!r}")

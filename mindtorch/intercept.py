@@ -37,6 +37,8 @@ _EAGER_WHOLE = frozenset({
     "aten::linalg_matrix_rank", "aten::linalg_matrix_norm", "aten::linalg_norm", "aten::nuclear_norm", "aten::norm",
     "aten::fft_hfft", "aten::fft_hfft2", "aten::fft_hfftn",
 })
+_BY_ORDER = frozenset({"aten::norm", "aten::linalg_norm", "aten::linalg_matrix_norm"})  # for these orders only:
+_SPECTRAL = ("nuc", 2, -2)
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
 
@@ -70,12 +72,19 @@ def _run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
     plain = not (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
                  or torch._C._functorch.peek_interpreter_stack() is not None)
     tensors = [*lazy_in(list(args)), *lazy_in(list(kwargs.values()))]
+    if info.name in _BY_ORDER and _order(info.name, args, kwargs) not in _SPECTRAL:
+        return NotImplemented
     if not plain or forward_ad._current_level >= 0 or (
         torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     ):
         return NotImplemented
     mixed_devices(info, args, kwargs)
     return run_eagerly(info, args, kwargs)
+
+
+def _order(name: str, args: tuple, kwargs: dict) -> Any:
+    order = args[1] if len(args) > 1 else kwargs.get("p" if name == "aten::norm" else "ord")
+    return None if name == "aten::norm" and order != "nuc" else order  # p=2 is a vector's there
 
 
 def _default_attention() -> bool:

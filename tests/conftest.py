@@ -36,6 +36,8 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
+    parser.addoption("--conformance", choices=("slice", "full"), default="slice",
+                     help="how much of torch's operator database to compare with eager (tests/conformance)")
 
 
 @pytest.fixture(autouse=True)

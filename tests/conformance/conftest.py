@@ -1,0 +1,89 @@
+"""The comparison with eager over torch's operator database: how much of it to run, and the table at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("expecttest", reason="torch's operator database needs it: pip install 'mindtorch-genie[test]'")
+sys.path.append(str(Path(__file__).parent))  # the harness's own modules; importlib mode leaves the path alone
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 3000))
+
+import opcases  # noqa: E402
+import torch  # noqa: E402
+
+#: The slice: samples per entry, and of them those that go through every way to call the entry.
+SLICE = {"most": 4, "most_ways": 1}
+outcomes: list[opcases.Outcome] = []
+
+
+def wanted(config: pytest.Config) -> str:
+    return config.getoption("--conformance")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "entry" not in metafunc.fixturenames:
+        return
+    if "dtype" not in metafunc.fixturenames:
+        metafunc.parametrize("entry", list(opcases.ENTRIES))
+        return
+    cases = []
+    for name, op in opcases.ENTRIES.items():
+        dtypes = opcases.dtypes_of(op)
+        chosen = dtypes if wanted(metafunc.config) == "full" else dtypes[:1]
+        cases += [pytest.param(name, d, id=f"{name}-{str(d).removeprefix('torch.')}") for d in chosen]
+    metafunc.parametrize(("entry", "dtype"), cases)
+
+
+@pytest.fixture
+def limits(request: pytest.FixtureRequest) -> dict[str, int | None]:
+    """How many samples of an entry to take."""
+    return {"most": None, "most_ways": None} if wanted(request.config) == "full" else dict(SLICE)
+
+
+@pytest.fixture
+def report() -> Any:
+    """Add an outcome to the table."""
+    return outcomes.append
+
+
+@pytest.fixture(autouse=True)
+def restored_defaults() -> Iterator[None]:
+    """An operator's samples must not change torch's defaults for the next one."""
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    yield
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == before
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not outcomes:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("conformance: torch's operator database, remote_accelerator against eager on the CPU")
+    write(f"{'':12}{'entries':>9}{'calls':>9}{'recorded':>10}{'by fallback':>13}{'differing':>11}"
+          f"{'recorded of those torch infers on meta':>41}")
+    kinds = [str(d).removeprefix("torch.") for d in opcases.DTYPES]
+    for kind in (*kinds, "errors"):
+        rows = [o for o in outcomes if o.dtype == kind and o.calls]
+        if not rows:
+            continue
+        differing = sum(bool(o.differences) for o in rows)
+        line = f"{kind:12}{len(rows):9}{sum(o.calls for o in rows):9}"
+        if kind == "errors":
+            write(f"{line}{'':23}{differing:11}")
+            continue
+        recorded = sum(o.recorded for o in rows)
+        inferable = [o for o in rows if o.inferable]
+        share = sum(o.recorded for o in inferable) / max(len(inferable), 1)
+        write(f"{line}{recorded:10}{len(rows) - recorded:13}{differing:11}"
+              f"{f'{share:.1%} of {len(inferable)}':>41}")
+    fallbacks: dict[str, set[str]] = {}
+    for o in outcomes:
+        for name in o.fallbacks if o.inferable and o.dtype != "errors" else ():
+            fallbacks.setdefault(name, set()).add(o.entry)
+    for name, entries in sorted(fallbacks.items(), key=lambda item: -len(item[1])):
+        write(f"  by fallback although torch infers it: {name} in {', '.join(sorted(entries)[:6])}")

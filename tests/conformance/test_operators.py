@@ -1,0 +1,54 @@
+"""SPEC L7, L8, L9: every operator of torch's own database gives on the lazy device what eager gives on the CPU.
+
+Values bit for bit, shape, dtype, strides, offset, aliasing, mutated inputs, errors and gradients, called as function,
+method, operator, in place and with ``out=``. By default a slice that touches every entry once;
+``pytest tests/conformance --conformance=full`` takes every sample in every dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import exempt
+import opcases
+import pytest
+import torch
+
+
+def test_L7_operator_is_the_same_as_eager(
+    entry: str, dtype: torch.dtype, limits: dict, report: Callable[[opcases.Outcome], None]
+) -> None:
+    outcome = opcases.compare(entry, dtype, **limits)
+    report(outcome)
+    assert outcome.calls, f"{entry} has no sample inputs in {dtype}"
+    if outcome.differences and entry in exempt.KNOWN:
+        pytest.xfail(f"{exempt.KNOWN[entry]}: {outcome.differences[0]}")
+    assert outcome.differences == []
+
+
+def test_L9_operator_refuses_what_eager_refuses(entry: str, report: Callable[[opcases.Outcome], None]) -> None:
+    outcome = opcases.compare_errors(entry)
+    report(outcome)
+    assert outcome.differences == []
+
+
+def test_L7_what_is_not_compared_exists() -> None:
+    assert set(exempt.NO_VALUES) | set(exempt.NO_VALUES_WHEN) | set(exempt.KNOWN) <= set(opcases.ENTRIES)
+    assert all(reason for reason in exempt.NO_VALUES.values())
+
+
+def test_L7_the_comparison_sees_differences() -> None:
+    """The harness itself: a wrong value, stride, alias or error does not pass."""
+    plain = torch.arange(6.0).reshape(2, 3)
+    lazy = plain.to(opcases.DEVICE)
+    assert list(opcases.tensor_differences(plain, lazy)) == []
+    assert any("value" in why for why in opcases.tensor_differences(plain, lazy * -1))
+    minus = torch.full((2,), -0.0).to(lazy.device)
+    assert any("value" in why for why in opcases.tensor_differences(torch.zeros(2), minus))
+    assert any("strides" in why for why in opcases.tensor_differences(plain.t(), lazy.t().contiguous()))
+    assert any("dtype" in why for why in opcases.tensor_differences(plain, lazy.double()))
+    assert any("lazy" in why for why in opcases.tensor_differences(plain, plain))
+    assert any("structure" in why for why in opcases.tree_differences((plain,), [lazy]))
+    assert opcases.aliasing([lazy], [lazy[0]]) != opcases.aliasing([lazy], [lazy[0].clone()])
+    nan = torch.tensor([float("nan")])
+    assert opcases.same_bits(nan, -nan) == "" and opcases.same_bits(nan, torch.zeros(1))
