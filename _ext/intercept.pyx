@@ -29,7 +29,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
-cdef object describe, infer, run_eagerly, lift, mixed_devices, on_record
+cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object below, detach, increment_version
 cdef uint64_t n_whole = 0             # calls recorded at the function level
@@ -39,7 +39,7 @@ cdef bint logging = False
 
 def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, run_eagerly, lift, mixed_devices, on_record
+    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global inference_enabled, inference_mode, increment_version
     tape = get_tape()
@@ -56,6 +56,7 @@ def init(hooks, torch):
     describe = hooks.describe
     infer = hooks.infer
     run_eagerly = hooks.run_eagerly
+    run_whole = hooks.run_whole
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
     on_record = hooks.on_record
@@ -94,6 +95,8 @@ cdef PyObject* _key_of(object func) except NULL:
         o = <PyObject*>func.__self__
         if func.__name__ == "__set__":
             o = <PyObject*>(<char*>o + 1)
+        elif func.__name__ == "__delete__":
+            o = <PyObject*>(<char*>o + 2)
     return o
 
 
@@ -432,6 +435,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
             out = _record(info, args, <dict>kwargs, False)
             if out is not NOT_RECORDED:
                 n_whole += 1
+                return out
+        if info.whole:
+            out = run_whole(info, args, {} if kwargs is None else kwargs)
+            if out is not NotImplemented:
                 return out
     elif info.kind == KIND_HANDLER:
         out = info.handler(args, {} if kwargs is None else kwargs)

@@ -74,6 +74,7 @@ cdef class OpInfo:
     cdef public bint random        # draws from the device's generator
     cdef public tuple writes       # argument positions and names that are mutated
     cdef public bint view          # outputs alias inputs
+    cdef public bint whole         # function level: must not be taken apart where no gradient is needed
     cdef public bint pointwise     # may write a tensor that it also reads
     cdef public bint bumps         # torch's kernel, not its autograd layer, advances the version of what is written
 

@@ -28,6 +28,7 @@ class OpInfo:
     view: bool
     pointwise: bool
     bumps: bool
+    whole: bool
     def __init__(
         self,
         func: Any,
@@ -41,4 +42,5 @@ class OpInfo:
         view: bool = ...,
         pointwise: bool = ...,
         bumps: bool = ...,
+        whole: bool = ...,
     ) -> None: ...

@@ -513,7 +513,7 @@ cdef size_t _object_bytes(object tup) noexcept:
 @cython.final
 cdef class OpInfo:
     def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, writes=(),
-                 view=False, pointwise=False, bumps=False):
+                 view=False, pointwise=False, bumps=False, whole=False):
         self.func = func
         self.call = func if call is None else call
         self.name = name
@@ -524,6 +524,7 @@ cdef class OpInfo:
         self.view = view
         self.pointwise = pointwise
         self.bumps = bumps
+        self.whole = whole
 
     def __repr__(self):
         return f"OpInfo({self.name}, kind={self.kind})"

@@ -18,6 +18,7 @@ import torch
 import torch.nn.modules.module
 import torch.utils.dlpack
 from torch.fx.experimental import proxy_tensor
+from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
 from . import config, creation, files, handlers, processes, tensor
@@ -74,6 +75,7 @@ def enable() -> None:
     _patch(torch, "set_default_dtype", _set_default_dtype)
     _patch(torch.amp.autocast_mode.autocast, "__init__", _autocast_init)
     _patch(torch.overrides, "has_torch_function", _has_torch_function)
+    _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
     if not hasattr(torch, tensor.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
         _patch(torch, tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
@@ -247,6 +249,7 @@ _torch_manual_seed = torch.random.manual_seed
 _torch_set_default_dtype = torch.set_default_dtype
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
+_torch_adjust = _CrossEntropyOptions._adjust
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
@@ -402,6 +405,13 @@ def _set_default_dtype(d: torch.dtype) -> None:
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
     _torch_autocast_init(self, "cpu" if device_type == tensor.DEVICE_TYPE else device_type, *args, **kwargs)
+
+
+@functools.wraps(_torch_adjust)
+def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
+    where = tensor.executor().device if device is not None and tensor.is_ours(device) else device
+    return _torch_adjust(self, *args, device=where, **kwargs)
 
 
 @functools.wraps(_torch_has_function)

@@ -6,6 +6,7 @@ the extension, so this file is off the hot path except for ops that run eagerly.
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from contextlib import ExitStack
@@ -17,28 +18,21 @@ from torch.autograd import forward_ad
 from . import ops
 from ._ext import intern as _intern
 from ._ext import lazy as _core
+from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
 from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
-__all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eagerly", "set_runtime", "show_log"]
+__all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eagerly", "run_whole",
+           "set_runtime", "show_log"]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
 # depend on state that is not part of the call.
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
     "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
 })
-# Composite functions that compute otherwise, in the last bits, when autograd or a tensor subclass looks on (singular
-# values with or without their vectors): without a gradient they run whole, at once.
-_EAGER_WHOLE = frozenset({
-    "aten::linalg_svdvals", "aten::linalg_cond", "aten::linalg_eigvals", "aten::linalg_eigvalsh",
-    "aten::linalg_matrix_rank", "aten::linalg_matrix_norm", "aten::linalg_norm", "aten::nuclear_norm", "aten::norm",
-    "aten::fft_hfft", "aten::fft_hfft2", "aten::fft_hfftn",
-})
-_BY_ORDER = frozenset({"aten::norm", "aten::linalg_norm", "aten::linalg_matrix_norm"})  # for these orders only:
-_SPECTRAL = ("nuc", 2, -2)
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
 
@@ -57,34 +51,21 @@ def describe(func: Any, dispatch: bool) -> Any:
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
         guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
-        return _intern.OpInfo(func, name, _intern.RECORD, handler=guard)
-    if not dispatch and name in _EAGER_WHOLE:
-        info = _intern.OpInfo(func, name, _intern.HANDLER, writes=("out",))
-        info.handler = lambda args, kwargs: _run_whole(info, args, kwargs)
-        return info
+        row = ops.row(name)
+        whole = row is not None and (row.whole or row.values_backward)
+        return _intern.OpInfo(func, name, _intern.RECORD, handler=guard, whole=whole, writes=("out",) if whole else ())
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
-    return _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
+    info = _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
+    if info.writes and (row := ops.row(plain_name)) is not None and row.values_backward:
+        info.kind, info.handler = _intern.HANDLER, functools.partial(_in_place, info)
+    return info
 
 
-def _run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
-    plain = not (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
-                 or torch._C._functorch.peek_interpreter_stack() is not None)
-    tensors = [*lazy_in(list(args)), *lazy_in(list(kwargs.values()))]
-    if info.name in _BY_ORDER and _order(info.name, args, kwargs) not in _SPECTRAL:
-        return NotImplemented
-    if not plain or forward_ad._current_level >= 0 or (
-        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    ):
-        return NotImplemented
+def _in_place(info: Any, args: tuple, kwargs: dict) -> Any:
     mixed_devices(info, args, kwargs)
-    return run_eagerly(info, args, kwargs)
-
-
-def _order(name: str, args: tuple, kwargs: dict) -> Any:
-    order = args[1] if len(args) > 1 else kwargs.get("p" if name == "aten::norm" else "ord")
-    return None if name == "aten::norm" and order != "nuc" else order  # p=2 is a vector's there
+    return _with_values_backward(info, args, kwargs)
 
 
 def _default_attention() -> bool:
@@ -106,8 +87,8 @@ def _can_record_whole(func: Any, name: str) -> bool:
     if row is not None and (row.writes or (row.eager and name not in RULES)):
         return False
     if isinstance(func, types.FunctionType) and (
-        row is None or func.__name__ not in row.python or func.__name__.startswith("embedding")  # max_norm writes
-    ):
+        row is None or not (func.__name__ in row.python or row.whole) or func.__name__.startswith("embedding")
+    ):  # embedding's max_norm writes
         return False
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if packet is None:
@@ -236,6 +217,39 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     if info.name == "aten::_pack_padded_sequence":
         return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
     return wrapper.wrap(out)
+
+
+def run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an op that must not be taken apart, and could not be recorded whole; NotImplemented if torch may do it."""
+    row = ops.row(info.name)
+    if row is None or not _alone():
+        return NotImplemented
+    if not row.whole:
+        return _with_values_backward(info, args, kwargs)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in lazy_in([*args, *kwargs.values()])):
+        return NotImplemented  # torch itself takes the other way then, as it does for a tensor subclass
+    return run_eagerly(info, args, kwargs)
+
+
+def _alone() -> bool:
+    """No mode, transform, tangent or autocast stands between the call and the kernel."""
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
+                or torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0)
+
+
+def _with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
+    if not _alone() or "out" in kwargs or (info.writes == (0,) and args[0]._is_view()):
+        return NotImplemented
+    # Of masked_fill, only the gradient for the value has another formula.
+    asked = (args[2:], kwargs.get("value")) if info.name.startswith("aten::masked_fill") else (args, *kwargs.values())
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
+        return NotImplemented
+
+    def call() -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return info.func(*args, **kwargs)
+
+    return on_values(call, _runtime.materialize, info.name)
 
 
 def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:

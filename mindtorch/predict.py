@@ -102,7 +102,8 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
         SIG_WRITES if any(written) else 0)
 
 
-_PROBE_ELEMENTS = 1 << 14
+_PROBE_ELEMENTS = 1 << 14  # up to this size every distinct call is tried
+_MOST_ELEMENTS = 1 << 18  # … and those of ops marked `probe`; larger ones run at once rather than twice
 
 
 def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spec: Any) -> bool:
@@ -111,9 +112,11 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
     Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
     Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
     """
+    asked = (row := ops.row(info.name)) is not None and row.probe
     metas = [_core.meta_of(_core.get_handle(t)) for t in inputs]
-    if sum(m[1].numel() for m in metas) + sum(o[1].numel() for o in spec[0]) > _PROBE_ELEMENTS:
-        return True
+    elements = sum(m[1].numel() for m in metas) + sum(o[1].numel() for o in spec[0])
+    if elements > (_MOST_ELEMENTS if asked else _PROBE_ELEMENTS):
+        return not asked
     error: Exception | None = None
     for integer in (0, 1):  # indices may have to be 0, divisors must not be
         with ExitStack() as stack:
@@ -127,11 +130,12 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
             cargs = tuple(concrete(a, holes, _CPU) for a in args)
             ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
             state = torch.default_generator.get_state() if info.random else None
+            before = [(v.shape, v.stride()) for v in values]
             try:
                 out = info.call(*cargs, **ckwargs)
-                return _as_predicted(out, spec)
+                return _as_predicted(out, spec, asked) and [(v.shape, v.stride()) for v in values] == before
             except torch.linalg.LinAlgError:
-                return True  # about these values, not about the call
+                return not asked  # about these values, not about the call
             except _TORCH_ERRORS as e:
                 error = e
             finally:
@@ -141,17 +145,19 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
     return False
 
 
-def _as_predicted(out: Any, spec: Any) -> bool:
+def _as_predicted(out: Any, spec: Any, asked: bool) -> bool:
+    """Whether the kernel's result has the predicted sizes (or, `asked`, any); its strides replace the predicted ones."""
     items = out if isinstance(out, (tuple, list)) else (out,)
     ret = spec[2]
     for position, item in enumerate(items):
         code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
         if code is None or code < 0 or not isinstance(item, torch.Tensor):
             continue
-        dtype, size, _stride, *rest = spec[0][code]
-        if item.dtype is not dtype or item.shape != size:
+        dtype, size, _stride, offset, device, *_bits = spec[0][code]
+        if item.dtype is not dtype or (item.shape != size and not asked):
             return False
-        spec[0][code] = (dtype, size, _core.canonical(item.shape, item.stride()), *rest)
+        spec[0][code] = (dtype, item.shape, _core.canonical(item.shape, item.stride()), offset, device,
+                         _core.view_bits(item))
     return True
 
 

@@ -118,6 +118,8 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        if self._handle is not None and _core.view_bits(self._handle) and not force:
+            self.materialize().numpy()  # torch refuses conjugated and negated views, in its own words
         return _copy_out(self.detach(), "numpy").numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

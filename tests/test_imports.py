@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors"},
     {"ops", "devices", "hardware", "lazy_device"},
-    {"tensor", "intercept", "predict", "metadata", "handlers", "triggers"},
+    {"tensor", "intercept", "predict", "metadata", "handlers", "triggers", "backward"},
     {"graph", "creation", "modules", "counters", "files", "processes", "hooks"},
     {"execute", "semantics", "optimize"},
     {"profile", "program", "configs", "inputs", "outcome"},

@@ -33,8 +33,12 @@ class OpRow(NamedTuple):
     flops: FLOP rule, or None where we have no formula (the profile lists such calls as uncounted).
     writes: positions, in the ATen schema, of arguments the kernel mutates although the schema does not say so.
     eager: must not be recorded from torch's meta prediction, which is known to differ from what the CPU kernel
-        returns (or the op computes something else when handed a tensor subclass). Where ``_ext.shapes`` has an answer
-        that may be used; otherwise the op has to run at the call.
+        returns. Where ``_ext.shapes`` has an answer that may be used; otherwise the op has to run at the call.
+    probe: torch's meta prediction is known to differ from the CPU kernel in strides or sizes that do not depend on
+        values: the kernel itself is asked, once per distinct call.
+    whole: torch computes something else (another decomposition, other last bits) when handed a tensor subclass: where
+        no gradient is needed it must run or be recorded as one call.
+    values_backward: the same, of the op's gradient formula: its backward step runs on computed values.
     python: names in ``torch.nn.functional`` of Python functions that are one call of this op. Their argument order
         may differ from the op's (``batch_norm``, ``embedding``), so `writes` does not apply to their arguments.
     """
@@ -44,6 +48,9 @@ class OpRow(NamedTuple):
     flops: FlopRule | None = None
     writes: tuple[int, ...] = ()
     eager: bool = False
+    probe: bool = False
+    whole: bool = False
+    values_backward: bool = False
     python: tuple[str, ...] = ()
 
 

@@ -53,7 +53,7 @@ ROWS: list[OpRow] = [
         "split_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy "
         "values_copy view_as_complex_copy view_as_real_copy view_copy",
     ),
-    op("nonzero_static", "data movement", eager=True),
+    op("nonzero_static", "data movement", probe=True),
     # writes that add up: one addition per source element at most
     *ops("reduction", elementwise, "scatter_add scatter_reduce index_add index_reduce"),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),

@@ -12,6 +12,7 @@ ROWS: list[OpRow] = [
         for name in ("celu", "elu", "hardtanh", "leaky_relu", "mish", "relu", "relu6", "rrelu", "selu", "silu")
     ),
     op("glu", "elementwise", elementwise, python=("glu",)),
+    op("masked_fill", "elementwise", elementwise, values_backward=True),
     op("threshold", "elementwise", elementwise, python=("_threshold",)),
     *ops(
         "elementwise",
@@ -24,7 +25,7 @@ ROWS: list[OpRow] = [
         "floor_divide fmax fmin fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish "
         "heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le lerp "
         "less less_equal lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and "
-        "logical_not logical_or logical_xor logit lt masked_fill maximum minimum mul multiply mvlgamma nan_to_num ne "
+        "logical_not logical_or logical_xor logit lt maximum minimum mul multiply mvlgamma nan_to_num ne "
         "neg negative nextafter not_equal polar polygamma pow prelu rad2deg reciprocal remainder round "
         "rrelu_with_noise rrelu_with_noise_functional rsqrt rsub sgn sigmoid sign signbit sin sinc sinh softplus "
         "softshrink sqrt square sub subtract tan tanh true_divide trunc where xlogy outer ger "
@@ -65,19 +66,22 @@ ROWS: list[OpRow] = [
     *ops(
         "reduction",
         reduction,
-        "sum mean prod amax amin aminmax _aminmax max min argmax argmin any all count_nonzero logsumexp "
-        "special_logsumexp nansum nanmean norm linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm "
-        "linalg__powsum native_norm dist equal allclose trace cumsum cumprod cummax cummin logcumsumexp "
+        "sum mean amax amin aminmax _aminmax max min argmax argmin any all count_nonzero logsumexp "
+        "special_logsumexp nansum nanmean linalg_vector_norm frobenius_norm "
+        "linalg__powsum native_norm dist equal allclose trace cumsum cummax cummin logcumsumexp "
         "_logcumsumexp _cummax_helper _cummin_helper cumprod_backward sum_to_size _is_all_true _is_any_true "
         "segment_reduce trapezoid trapz cumulative_trapezoid diff _nested_sum_backward hash_tensor",
     ),
+    *ops("reduction", reduction, "prod cumprod", values_backward=True),
+    *ops("reduction", reduction, "norm linalg_norm linalg_matrix_norm", whole=True),
+    op("nuclear_norm", "reduction", whole=True),
     # mean, subtract, square, sum
     *ops("reduction", PerInput(4), "var std var_mean std_mean"),
     *ops("reduction", None, "median nanmedian mode quantile nanquantile kthvalue histc histogram histogramdd bincount"),
     # comparisons and searches, not arithmetic: no formula
     *ops("other", None, "sort argsort msort topk searchsorted bucketize isin unique_dim unique_consecutive"),
     *ops("other", None, "unique_dim_consecutive _unique _unique2"),
-    # Linear algebra: cost depends on the algorithm. Those marked eager: the meta kernel's strides are not LAPACK's.
+    # Linear algebra: cost depends on the algorithm. Those marked probe: the meta kernel's strides are not LAPACK's.
     *ops(
         "other",
         None,
@@ -86,25 +90,29 @@ ROWS: list[OpRow] = [
         "linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh "
         "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
         "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
-        "linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular "
+        "linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular "
         "linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
         "_linalg_slogdet _linalg_solve_ex _linalg_check_errors vander corrcoef cov "
         "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
         "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
     ),
+    op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
+    op("ormqr", "other", probe=True, values_backward=True),
+    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf cholesky_inverse", probe=True),
     *ops(
-        "other", None, "linalg_eig linalg_lstsq linalg_svd _linalg_svd svd geqrf ormqr cholesky_inverse", eager=True
+        "other",
+        None,
+        "linalg_cond linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank linalg_pinv",
+        whole=True,
     ),
-    # these take another decomposition, with other last bits, when handed a tensor subclass
-    *ops("other", None, "linalg_cond linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank", eager=True),
-    *ops("reduction", None, "nuclear_norm", eager=True),
     # Fourier transforms: the libraries differ in what they do; of the real ones in several dimensions, in strides too
     *ops("other", None, "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn _fft_c2c stft istft"),
     *ops(
         "other",
         None,
-        "fft_hfft fft_hfft2 fft_hfftn fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft "
+        "fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft "
         "fft_rfft2 fft_rfftn _fft_c2r _fft_r2c",
-        eager=True,
+        probe=True,
     ),
+    *ops("other", None, "fft_hfft fft_hfft2 fft_hfftn", probe=True, whole=True),
 ]

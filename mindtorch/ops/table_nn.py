@@ -98,7 +98,7 @@ ROWS: list[OpRow] = [
         "fractional_max_pool2d_backward fractional_max_pool3d_backward mkldnn_max_pool2d_backward "
         "mkldnn_max_pool3d_backward mkldnn_adaptive_avg_pool2d_backward",
     ),
-    op("max_unpool2d", "data movement", eager=True, python=("max_unpool2d",)),
+    op("max_unpool2d", "data movement", probe=True, python=("max_unpool2d",)),
     op("max_unpool3d", "data movement", python=("max_unpool3d",)),
     # interpolation: a multiply-add per tap; nearest copies
     *ops("elementwise", PerOutput(4), "upsample_linear1d upsample_linear1d_backward"),
@@ -165,7 +165,7 @@ ROWS: list[OpRow] = [
     ),
     # these do arithmetic that depends on the offsets (bags) or on the norms (renorm)
     op("embedding_bag", "reduction", None, eager=True, python=("embedding_bag",)),
-    *ops("reduction", None, "_embedding_bag _embedding_bag_forward_only", eager=True),
+    *ops("reduction", None, "_embedding_bag _embedding_bag_forward_only", probe=True),
     *ops(
         "reduction",
         None,

@@ -1,0 +1,156 @@
+"""SPEC L7: what the comparison with torch's operator database found, as small programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mindtorch
+
+Same = Callable[..., None]
+
+
+def test_L7_results_have_torchs_named_types(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.arange(12.0).reshape(3, 4).to(device)
+        found = x.max(1), torch.topk(x, 2), torch.linalg.eigh(x @ x.T), x.sort()
+        assert [type(f) for f in found] == [torch.return_types.max, torch.return_types.topk,
+                                            torch.return_types.linalg_eigh, torch.return_types.sort]
+        return found[0].values, found[1].indices, found[2].eigenvalues, found[3].values
+
+    same_as_eager(program)
+
+
+def test_L7_large_results_have_torchs_named_types_too() -> None:
+    x = torch.zeros(300, 300, device="remote_accelerator")  # too large to be tried on the kernel
+    assert type(x.max(1)) is torch.return_types.max
+    assert type(torch.linalg.slogdet(x)) is torch.return_types.linalg_slogdet
+
+
+def test_L7_conjugated_and_negated_views(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(4, 4, dtype=torch.complex64).to(device)
+        y = x.conj()
+        flags = [t.is_conj() for t in (x, y, y[1:], y.t(), y.clone(), y.conj())] + [y.imag.is_neg(), y.real.is_neg()]
+        y[0] = 2j  # through the view
+        return flags, y.imag, torch.view_as_real(y.resolve_conj()), y @ x, y.mul_(3j), x
+
+    same_as_eager(program)
+
+
+def test_L7_a_conjugated_view_is_not_handed_to_numpy() -> None:
+    x = torch.randn(3, dtype=torch.complex64, device="remote_accelerator")
+    with pytest.raises(RuntimeError, match="conjugate bit"):
+        x.conj().numpy()
+    assert (x.conj().numpy(force=True) == x.numpy().conj()).all()
+
+
+def test_L7_conjugated_views_in_a_segment_that_an_eager_op_runs(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(4, dtype=torch.complex64).to(device)
+        y = x.conj() * 2
+        picked = y.real[y.imag > 0]  # the mask is read inside torch's dispatcher, where conjugation is off
+        a = torch.randn(5, 3, dtype=torch.complex64).to(device)
+        return picked, torch.linalg.lstsq(a.conj(), a[:, :2].conj(), driver="gels").residuals
+
+    same_as_eager(program)
+
+
+def test_L7_gradients_that_torch_makes_of_nothing_are_lazy(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.randn(3).to(device).requires_grad_()
+        b = torch.randn(3).to(device).requires_grad_()
+        torch.copysign(a, b).sum().backward()
+        first, b.grad = b.grad, None
+        (second,) = torch.autograd.grad(torch.copysign(a, b).sum(), b)
+        assert str(first.device) == str(second.device) == str(b.device)
+        return first, second, a.grad
+
+    same_as_eager(program)
+
+
+def test_L7_grad_can_be_set_and_deleted() -> None:
+    x = torch.ones(3, device="remote_accelerator", requires_grad=True)
+    x.grad = torch.full((3,), 2.0, device="remote_accelerator")
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+    del x.grad
+    assert x.grad is None
+    with pytest.raises(RuntimeError):
+        x.grad = torch.ones(4, device="remote_accelerator")
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: torch.linalg.cond(x), lambda x: torch.linalg.svdvals(x), lambda x: torch.linalg.eigvalsh(x @ x.T),
+    lambda x: torch.linalg.eigvals(x), lambda x: torch.norm(x, p="nuc"), lambda x: x.norm(p="nuc"),
+    lambda x: torch.linalg.norm(x, ord="nuc"), lambda x: torch.linalg.matrix_norm(x, ord=2),
+    lambda x: torch.linalg.matrix_rank(x), lambda x: torch.linalg.pinv(x),
+    lambda x: torch.linalg.svdvals(x, out=torch.empty(0, device=x.device)),
+    lambda x: torch.linalg.cond(x, out=torch.empty((), device=x.device)),
+])  # fmt: skip
+@pytest.mark.parametrize("grad", [False, True])
+def test_L7_decompositions_are_those_of_eager(call: Callable, grad: bool, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(7, 7).to(device)
+        with torch.set_grad_enabled(grad):
+            return call(x)
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, w: x.cumprod(0), lambda x, w: x.prod(), lambda x, w: torch.prod(x, 1), lambda x, w: x.clone().cumprod_(1),
+    lambda x, w: x.masked_fill(x > 0, w), lambda x, w: x.clone().masked_fill_(x > 0, w),
+    lambda x, w: torch.ormqr(x, x[0], x),
+])  # fmt: skip
+def test_L7_gradient_formulas_are_those_of_eager(call: Callable, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(8, 8).to(device).requires_grad_()
+        w = torch.randn(()).to(device).requires_grad_()
+        out = call(x, w)
+        return torch.autograd.grad(out, (x, w), torch.randn(out.shape).to(device), allow_unused=True)[0]
+
+    same_as_eager(program)
+
+
+def test_L7_gradients_of_values_notice_writes_and_can_be_differentiated() -> None:
+    x = torch.tensor([2.0, 3.0], device="remote_accelerator", requires_grad=True)
+    y = x * 1
+    out = y.prod()
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+    (g,) = torch.autograd.grad(x.prod(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    assert (g.tolist(), h.tolist()) == ([3.0, 2.0], [1.0, 1.0])
+
+
+def test_L7_tensor_split_reads_where_to_split(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.arange(10.0).to(device)
+        at = torch.tensor([2, 5]).to(device)
+        return [*torch.tensor_split(x, at), *x.tensor_split(indices=(2, 5)), *x.tensor_split(torch.tensor(3).to(device))]
+
+    same_as_eager(program)
+
+
+def test_L8_strides_that_depend_on_the_kernel_are_recorded(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(2, 150, 130).to(device)  # too large to be tried on the kernel, but for these it is asked
+        return torch.linalg.svd(x), torch.fft.rfftn(x), torch.fft.irfft(x + 0j, dim=1)
+
+    mindtorch.reset_stats()
+    same_as_eager(program)
+    assert mindtorch.stats()["fallbacks"] == {}
+
+
+def test_L7_precision_chosen_by_device_name_is_that_of_the_executor(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x, w = torch.randn(16, 8).bfloat16().to(device), torch.randn(4, 8).bfloat16().to(device)
+        options = torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions(batch_chunk_size=4)
+        target = torch.arange(16).remainder(4).to(device)
+        return torch.nn.functional.linear_cross_entropy(x, w, target, options=options)
+
+    same_as_eager(program)
