@@ -146,7 +146,7 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
 
 
 def _as_predicted(out: Any, spec: Any, asked: bool) -> bool:
-    """Whether the kernel's result has the predicted sizes (or, `asked`, any); its strides replace the predicted ones."""
+    """Has the kernel's result the predicted sizes (`asked`: or any)? Its strides replace the predicted ones."""
     items = out if isinstance(out, (tuple, list)) else (out,)
     ret = spec[2]
     for position, item in enumerate(items):

@@ -131,7 +131,8 @@ def test_L7_tensor_split_reads_where_to_split(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.arange(10.0).to(device)
         at = torch.tensor([2, 5]).to(device)
-        return [*torch.tensor_split(x, at), *x.tensor_split(indices=(2, 5)), *x.tensor_split(torch.tensor(3).to(device))]
+        count = torch.tensor(3).to(device)
+        return [*torch.tensor_split(x, at), *x.tensor_split(indices=(2, 5)), *x.tensor_split(count)]
 
     same_as_eager(program)
 

@@ -31,13 +31,3 @@ def values_compared(entry: str, kwargs: dict[str, Any]) -> bool:
         given = NO_VALUES_WHEN[entry][0]
         return any(kwargs.get(key) != value for key, value in given.items())
     return True
-
-
-#: Known differences, not yet repaired: torch's own formula is another one when a tensor subclass looks on.
-KNOWN = {
-    "masked.prod": "gradient of prod: other last bits",
-    "prod": "gradient of prod: other last bits",
-    "ormqr": "gradient: other strides",
-    "nn.functional.linear_cross_entropy.chunked": "bfloat16: other last bits",
-    "nn.functional.linear_cross_entropy.chunked_none": "bfloat16: other last bits",
-}

@@ -21,8 +21,6 @@ def test_L7_operator_is_the_same_as_eager(
     outcome = opcases.compare(entry, dtype, **limits)
     report(outcome)
     assert outcome.calls, f"{entry} has no sample inputs in {dtype}"
-    if outcome.differences and entry in exempt.KNOWN:
-        pytest.xfail(f"{exempt.KNOWN[entry]}: {outcome.differences[0]}")
     assert outcome.differences == []
 
 
@@ -33,7 +31,7 @@ def test_L9_operator_refuses_what_eager_refuses(entry: str, report: Callable[[op
 
 
 def test_L7_what_is_not_compared_exists() -> None:
-    assert set(exempt.NO_VALUES) | set(exempt.NO_VALUES_WHEN) | set(exempt.KNOWN) <= set(opcases.ENTRIES)
+    assert set(exempt.NO_VALUES) | set(exempt.NO_VALUES_WHEN) <= set(opcases.ENTRIES)
     assert all(reason for reason in exempt.NO_VALUES.values())
 
 
