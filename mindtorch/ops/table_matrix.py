@@ -13,8 +13,9 @@ ROWS: list[OpRow] = [
     op("mv", "matmul", mat.matmul),
     op("dot", "matmul", mat.matmul),
     op("vdot", "matmul", mat.matmul),
-    op("matmul", "matmul", mat.matmul),
-    op("linalg_matmul", "matmul", mat.matmul),
+    # whole: with out=, torch asks whether two views share a storage, which wrappers do not show
+    op("matmul", "matmul", mat.matmul, whole=True),
+    op("linalg_matmul", "matmul", mat.matmul, whole=True),
     op("linalg_vecdot", "matmul", mat.vecdot),
     op("_int_mm", "matmul", mat.matmul),
     op("_scaled_mm", "matmul", mat.matmul),

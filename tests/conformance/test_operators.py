@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import exempt
 import opcases
-import pytest
 import torch
 
 
