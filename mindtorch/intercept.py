@@ -298,11 +298,18 @@ class _Wrapper:
         handle = _core.get_handle(t)
         value = _core.value(handle)
         _dtype, size, stride, offset, _device = _core.meta_of(handle)
-        if (value.shape, value.storage_offset()) == (size, offset) and (
+        same_bits = _core.view_bits(value) == _core.view_bits(handle)
+        same_layout = (value.shape, value.storage_offset()) == (size, offset) and (
             _core.canonical(value.shape, value.stride()) == stride
-        ):
+        )
+        if same_layout and same_bits:
             return
         _core.set_meta(handle, value)
+        if not same_bits:
+            torch._C._set_conj(t, value.is_conj())  # lu_solve leaves ``out=`` conjugated
+            torch._C._set_neg(t, value.is_neg())
+        if same_layout:
+            return
         if extent(value.shape, value.stride(), value.storage_offset()) <= extent(size, stride, offset) and (
             torch.Tag.inplace_view in getattr(info.func, "tags", ())
         ):

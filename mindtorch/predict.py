@@ -130,10 +130,11 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
             cargs = tuple(concrete(a, holes, _CPU) for a in args)
             ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
             state = torch.default_generator.get_state() if info.random else None
-            before = [(v.shape, v.stride()) for v in values]
+            before = [(v.shape, v.stride(), v.is_conj()) for v in values]
             try:
                 out = info.call(*cargs, **ckwargs)
-                return _as_predicted(out, spec, asked) and [(v.shape, v.stride()) for v in values] == before
+                after = [(v.shape, v.stride(), v.is_conj()) for v in values]  # out= may be resized, or conjugated
+                return _as_predicted(out, spec, asked) and after == before
             except torch.linalg.LinAlgError:
                 return not asked  # about these values, not about the call
             except _TORCH_ERRORS as e:

@@ -89,7 +89,7 @@ ROWS: list[OpRow] = [
         "orgqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
         "linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh "
         "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
-        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
+        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_matrix_exp "
         "linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular "
         "linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
         "_linalg_slogdet _linalg_solve_ex _linalg_check_errors vander corrcoef cov "
@@ -98,7 +98,7 @@ ROWS: list[OpRow] = [
     ),
     op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
     op("ormqr", "other", probe=True, values_backward=True),
-    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf cholesky_inverse", probe=True),
+    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf cholesky_inverse linalg_lu_solve", probe=True),
     *ops(
         "other",
         None,
