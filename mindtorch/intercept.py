@@ -86,10 +86,10 @@ def _can_record_whole(func: Any, name: str) -> bool:
         return False
     if row is not None and (row.writes or (row.eager and name not in RULES)):
         return False
-    if isinstance(func, types.FunctionType) and (
-        row is None or not (func.__name__ in row.python or row.whole) or func.__name__.startswith("embedding")
-    ):  # embedding's max_norm writes
-        return False
+    if isinstance(func, types.FunctionType):  # Python code of torch's: the op's arguments, or others?
+        same = row is not None and (func.__name__ in row.python or (row.whole and f"aten::{func.__name__}" == name))
+        if not same or func.__name__.startswith("embedding"):  # embedding's max_norm writes
+            return False
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if packet is None:
         return False

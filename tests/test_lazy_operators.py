@@ -127,6 +127,14 @@ def test_L7_gradients_of_values_notice_writes_and_can_be_differentiated() -> Non
     assert (g.tolist(), h.tolist()) == ([3.0, 2.0], [1.0, 1.0])
 
 
+def test_L7_reflected_operators_keep_their_order(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x, y = torch.randn(200, 150).to(device), torch.randn(150, 200).to(device)  # too large to be tried on the kernel
+        return x.__rmatmul__(y), x.__rsub__(y.t()), x.__rpow__(2.0), x.__rtruediv__(3.0)
+
+    same_as_eager(program)
+
+
 def test_L7_tensor_split_reads_where_to_split(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.arange(10.0).to(device)
