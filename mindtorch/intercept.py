@@ -124,8 +124,9 @@ def _describe_overload(func: Any) -> Any:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
     mispredicted = row is not None and row.eager and name not in RULES
+    depends = _data_dependent(func) and name != "aten::index"  # which does so for masks only: its meta kernel says
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
-    if mispredicted or no_kernel or _data_dependent(func) or torch.Tag.inplace_view in func.tags:
+    if mispredicted or no_kernel or depends or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags

@@ -6,6 +6,7 @@ tried on the kernel itself, which refuses some things that meta functions let th
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -114,6 +115,8 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
     """
     asked = (row := ops.row(info.name)) is not None and row.probe
     metas = [_core.meta_of(_core.get_handle(t)) for t in inputs]
+    if info.name == "aten::index":
+        asked = not all(_descending(m) for m in metas)  # else torch's prediction of its strides is the kernel's
     elements = sum(m[1].numel() for m in metas) + sum(o[1].numel() for o in spec[0])
     if elements > (_MOST_ELEMENTS if asked else _PROBE_ELEMENTS):
         return not asked
@@ -160,6 +163,12 @@ def _as_predicted(out: Any, spec: Any, asked: bool) -> bool:
         spec[0][code] = (dtype, item.shape, _core.canonical(item.shape, item.stride()), offset, device,
                          _core.view_bits(item))
     return True
+
+
+def _descending(meta: tuple) -> bool:
+    """Do the strides of a tensor that is not empty never grow from one dimension to the next?"""
+    stride = meta[2] or ()
+    return 0 not in meta[1] and all(a >= b for a, b in itertools.pairwise(stride))
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:

@@ -135,6 +135,36 @@ def test_L7_reflected_operators_keep_their_order(same_as_eager: Same) -> None:
     same_as_eager(program)
 
 
+def test_L6_indexing_with_integers_is_recorded(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(60, 70, 80).to(device)
+        rows, columns = torch.tensor([3, 1, 3]).to(device), torch.tensor([[0], [2]])
+        return x[rows], x[:, rows, columns], x[rows, 2:5], x[:, None, rows], x.transpose(0, 1)[:, rows], x[..., rows]
+
+    mindtorch.reset_stats()
+    same_as_eager(program)
+    # The permuted one is too large to be tried on the kernel, whose strides torch cannot predict then.
+    assert mindtorch.stats()["fallbacks"] == {"aten::index": 1}
+
+
+def test_L6_indexing_with_a_mask_runs(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.arange(6.0).to(device)
+        return x[x > 2], x.reshape(2, 3)[torch.tensor([True, False])]
+
+    mindtorch.reset_stats()
+    same_as_eager(program)
+    assert mindtorch.stats()["fallbacks"]["aten::index"] == 2
+
+
+def test_L9_an_index_out_of_range_is_told_where_it_was_recorded() -> None:
+    x = torch.zeros(5, device="remote_accelerator")
+    y = x[torch.tensor([7])]
+    with pytest.raises(mindtorch.MaterializationError, match=r"aten::index.*test_lazy_operators\.py") as caught:
+        y.cpu()
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
 def test_L7_tensor_split_reads_where_to_split(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.arange(10.0).to(device)
