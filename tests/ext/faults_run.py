@@ -1,0 +1,232 @@
+"""Run by test_faults.py with faults.c preloaded: each scenario with its first, second, … allocation failing."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import mindtorch
+from mindtorch.tensor import tape
+
+LAZY = "remote_accelerator:0"
+library = ctypes.PyDLL(sys.argv[1])
+library.faults_arm.argtypes = [ctypes.c_long]
+arm, disarm = library.faults_arm, library.faults_disarm
+library.faults_install()
+
+base = torch.ones(4, device=LAZY)
+square = torch.arange(6.0, device=LAZY).view(2, 3)
+(base + 1).tolist(), square.tolist()
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).to(LAZY)
+round_number = 0
+
+
+def fresh() -> float:
+    """A constant that no call had before, so that everything is inferred and interned anew."""
+    return round_number + 0.125
+
+
+def known_call() -> object:
+    return base + 1
+
+
+def new_call() -> object:
+    return base * fresh()
+
+
+def new_shape() -> object:
+    return base.expand(1000 + round_number, 4)
+
+
+def creation() -> object:
+    return torch.full((round_number % 7 + 1,), fresh(), device=LAZY)
+
+
+def several_outputs() -> object:
+    return square.max(dim=1), square.split(1)
+
+
+def many_inputs() -> object:
+    return torch.cat([base] * 200)
+
+
+def write() -> object:
+    x = base + 0
+    x.add_(fresh())
+    x[1:].mul_(2)
+    return x
+
+
+def draw() -> object:
+    return torch.rand(3, device=LAZY), torch.zeros(3, device=LAZY).normal_()
+
+
+def fallback() -> object:
+    return torch.nonzero(base)
+
+
+def upload() -> object:
+    return torch.ones(3).to(LAZY)
+
+
+def module_call() -> object:
+    with torch.no_grad():
+        return model(base)
+
+
+def new_module() -> object:
+    layer = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)).to(LAZY)
+    with torch.no_grad():
+        return layer(base)
+
+
+def backward() -> object:
+    x = torch.ones(3, device=LAZY, requires_grad=True)
+    (x * fresh()).sum().backward()
+    return x.grad
+
+
+def read() -> object:
+    return ((base * 3 + fresh()) - 1).tolist()
+
+
+def read_part() -> object:
+    x = base + 2
+    y = x[:2]
+    x.mul_(fresh())
+    z = torch.rand(4, device=LAZY) + x
+    return y.tolist(), z
+
+
+def flush() -> object:
+    kept = [base + i for i in range(5)]
+    kept[0].add_(1)
+    mindtorch.flush("test")
+    return kept
+
+
+def describe() -> object:
+    x = torch.add(base, base, alpha=fresh())
+    return x.operation, x.inputs, x.kwargs, x.metadata.tensor_shape, mindtorch.stats(), x
+
+
+def graph() -> object:
+    x = base * fresh() + 1
+    return mindtorch.ComputationGraph.from_tensors(x).get_execution_order()
+
+
+def copies() -> object:
+    x = base + 1
+    return x.detach(), x.data, nn.Parameter(x)
+
+
+def many_values() -> object:
+    return [base + 1 for _ in range(400)]
+
+
+def many_calls() -> object:
+    return [base.expand(20 * round_number + i, 4) for i in range(1, 20)]
+
+
+def eviction() -> object:
+    tape.interner.set_limit(1)
+    try:
+        return [base * (fresh() + i) for i in range(3)]
+    finally:
+        tape.interner.set_limit(64 << 20)
+
+
+def sweep() -> object:
+    x = base + 0
+    for _ in range(5000):
+        x[0]
+        x.add_(1)
+    return x
+
+
+SCENARIOS: list[Callable[[], object]] = [
+    known_call, new_call, new_shape, creation, several_outputs, many_inputs, write, draw, fallback, upload, module_call,
+    new_module, backward, read, read_part, flush, describe, graph, copies, many_values, many_calls,
+    eviction, sweep,
+]
+
+
+def engine_works() -> bool:
+    """A small program of every kind gives what it should."""
+    x = torch.arange(4.0, device=LAZY)
+    y = x * 2
+    x.add_(1)
+    with torch.no_grad():
+        shape = model(base).shape
+    a, b = y.view(2, 2).split(1)
+    return (x.tolist(), y.tolist(), a.tolist(), b.tolist(), shape) == (
+        [1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 4.0, 6.0], [[0.0, 2.0]], [[4.0, 6.0]], (4,))
+
+
+def settled() -> tuple[int, int]:
+    gc.collect()
+    mindtorch.flush("settle")
+    gc.collect()
+    counters = tape.counters()
+    return counters["values"], counters["pending"]
+
+
+def main() -> int:
+    global round_number
+    wrong = 0
+    gc.collect()
+    gc.freeze()  # what torch has made so far need not be looked at each time
+    for scenario in [s for s in SCENARIOS if len(sys.argv) == 2 or s.__name__ in sys.argv[2:]]:
+        scenario()
+        round_number += 1
+        values, pending = settled()
+        k = raised = absorbed = 0
+        while True:
+            round_number += 1
+            error: BaseException | None = None
+            arm(k)
+            try:
+                scenario()
+            except BaseException as e:  # looked at below
+                error = e
+            failed = disarm()
+            if not torch.is_grad_enabled():
+                print(f"{scenario.__name__}, allocation {k}: grad mode was left off")
+                torch.set_grad_enabled(True)
+                wrong += 1
+            if not failed:
+                if error is not None:
+                    print(f"{scenario.__name__}: fails by itself: {error!r}")
+                    wrong += 1
+                break
+            if error is None:
+                absorbed += 1
+            elif isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+                raised += 1
+            else:
+                print(f"{scenario.__name__}, allocation {k}: expected MemoryError, got {error!r}")
+                wrong += 1
+            error = None
+            if not engine_works():
+                print(f"{scenario.__name__}, allocation {k}: the engine gives wrong results afterwards")
+                wrong += 1
+            now = settled()
+            if now != (values, pending):
+                print(f"{scenario.__name__}, allocation {k}: {now} values and pending ops, "
+                      f"before {values, pending}")
+                wrong += 1
+                values, pending = now
+            k += 1
+        print(f"{scenario.__name__}: {k} allocations failed, {raised} raised, {absorbed} did without")
+    return wrong
+
+
+if __name__ == "__main__":
+    wrong = main()
+    print("wrong:", wrong)
+    sys.exit(1 if wrong else 0)
