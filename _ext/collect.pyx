@@ -134,6 +134,7 @@ cdef class Collector:
     Not thread-safe beyond the GIL: one timeline, that of the thread which calls `start`.
     """
     cdef Row *rows
+    cdef Row spare                             # written by what finds no room in the table
     cdef uint32_t row_mask, n_rows
     cdef Event *events
     cdef uint32_t n_events, cap_events
@@ -247,6 +248,10 @@ cdef class Collector:
         while True:
             r = &self.rows[i]
             if r.calls == 0:
+                if self.n_rows == self.row_mask:    # no memory for more: the last free entry ends every search
+                    self.failed += 1
+                    self.spare.calls = self.spare.ns = self.spare.nbytes = 0
+                    return &self.spare
                 r.sig = sig
                 r.module = module
                 r.location = location
@@ -287,14 +292,22 @@ cdef class Collector:
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
         cdef list found = []
-        cdef uint32_t i
-        for i in range(self.row_mask + 1):
-            if self.rows[i].calls:
-                r = self.rows[i]
-                calls = 0 if r.sig and (<Op> self.sig_ops[r.sig]).is_run else r.calls
-                found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
-                self.rows[i].calls = self.rows[i].ns = self.rows[i].nbytes = 0
+        cdef Row *old = self.rows
+        cdef Row *new = <Row *> calloc(1024, sizeof(Row))
+        cdef uint32_t size = self.row_mask + 1, i
+        if new == NULL:
+            raise MemoryError
+        self.rows = new                        # first: making a tuple may run a finalizer, and that an op
+        self.row_mask = 1023
         self.n_rows = 0
+        try:
+            for i in range(size):
+                if old[i].calls:
+                    r = old[i]
+                    calls = 0 if r.sig and (<Op> self.sig_ops[r.sig]).is_run else r.calls
+                    found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
+        finally:
+            free(old)
         return found
 
     def split(self, at):
@@ -325,6 +338,8 @@ cdef class Collector:
         return {i: self.peaks[i] for i in range(self.cap_modules) if self.peaks[i]}
 
     def phase_peak(self, phase):
+        if not 0 <= phase < 4:
+            raise IndexError(f"[phase_peak] expected a phase in 0..3, got {phase}")
         return self.phase_peaks[<uint32_t> phase]
 
     @property
@@ -472,13 +487,17 @@ cdef class Collector:
 
     cdef Op new_op(self, func):
         cdef Op op = self.describe(func)
-        self.ops[<uintptr_t> <void *> func] = op           # op.func keeps the function, so the address stays its own
         op.plain = self.new_sig(op, None if not op.is_free else (0, 0))
+        self.ops[<uintptr_t> <void *> func] = op           # op.func keeps the function, so the address stays its own
         return op
 
     cdef uint32_t new_sig(self, Op op, flops) except? 0:
         self.sig_ops.append(op)
-        self.sig_flops.append(flops)
+        try:
+            self.sig_flops.append(flops)
+        except MemoryError:
+            self.sig_ops.pop()                 # the two lists go together
+            raise
         return <uint32_t> (len(self.sig_ops) - 1)
 
     cdef uint32_t signature(self, Op op, tuple args, kwargs, out) except? 0:
@@ -565,7 +584,8 @@ cdef class Collector:
         if self.live > self.peak:
             self.peak = self.live
 
-    cdef void module_peak(self, uint32_t module) noexcept:
+    cdef bint module_peak(self, uint32_t module) noexcept:
+        """Note the bytes live while `module` runs; False when there is no memory for so many modules."""
         cdef uint64_t *peaks
         cdef uint64_t *entries
         cdef uint32_t cap = self.cap_modules, i
@@ -574,17 +594,18 @@ cdef class Collector:
                 cap *= 2
             peaks = <uint64_t *> realloc(self.peaks, cap * 8)
             if peaks == NULL:
-                return
+                return False
             self.peaks = peaks
             entries = <uint64_t *> realloc(self.entries, cap * 8)
             if entries == NULL:
-                return
+                return False
             self.entries = entries
             for i in range(self.cap_modules, cap):
                 peaks[i] = entries[i] = 0
             self.cap_modules = cap
         if self.live > self.peaks[module]:
             self.peaks[module] = self.live
+        return True
 
     # ------------------------------------------------------------ events
 
@@ -640,8 +661,8 @@ cdef class Collector:
         self.note(<uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
             self.depth += 1
-            self.module_peak(module)
-            self.entries[module] += 1
+            if self.module_peak(module):
+                self.entries[module] += 1
             if self.live > self.phase_peaks[phase]:
                 self.phase_peaks[phase] = self.live
         elif kind == MODULE_EXIT:

@@ -7,7 +7,7 @@ Nothing here imports torch; `configure` hands in the few torch functions that ar
 """
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove
 
 import sys
@@ -164,19 +164,32 @@ cdef list logs = []                            # addresses of every mt_log
 
 
 cdef mt_log *new_log() noexcept:
+    """A log for the calling thread; NULL when there is no memory for one."""
     cdef mt_log *log
-    cdef list dead = [a for a in logs if (<mt_log *> <uintptr_t> a).dead]
-    if len(dead) > DEAD_LOGS:
-        log = <mt_log *> <uintptr_t> dead[0]   # the oldest: its thread is gone
-        log.n = 0
-        log.dead = 0
-        logs.remove(dead[0])
-        logs.append(dead[0])
+    cdef list dead = None
+    try:
+        dead = []
+        for address in logs:
+            if (<mt_log *> <uintptr_t> address).dead:
+                dead.append(address)
+        if len(dead) > DEAD_LOGS:
+            log = <mt_log *> <uintptr_t> dead[0]    # the oldest: its thread is gone
+            log.n = 0
+            log.dead = 0
+            logs.remove(dead[0])
+            logs.append(dead[0])
+            return log
+        log = <mt_log *> calloc(1, sizeof(mt_log))
+        if log == NULL:
+            return NULL
+        try:
+            logs.append(<uintptr_t> log)
+        except MemoryError:
+            free(log)
+            return NULL
         return log
-    log = <mt_log *> calloc(1, sizeof(mt_log))
-    if log != NULL:
-        logs.append(<uintptr_t> log)
-    return log
+    except MemoryError:
+        return NULL
 
 
 cdef void log_boundary(mt_tls *t, uint32_t module) noexcept:
@@ -353,6 +366,8 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     if _hook != NULL:
         _hook(_hook_data, MODULE_ENTER, id, phase)
     if not push(t, module, id):
+        if _hook != NULL:
+            _hook(_hook_data, MODULE_EXIT, id, previous_phase)
         return PyErr_NoMemory()
     t.module = id
     t.phase = phase

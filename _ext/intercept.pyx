@@ -100,30 +100,40 @@ cdef PyObject* _key_of(object func) except NULL:
     return o
 
 
-cdef int _reg_add(object func, OpInfo info) except -1:
-    global reg_keys, reg_vals, reg_mask, reg_n
+cdef int _reg_grow() except -1:
+    global reg_keys, reg_vals, reg_mask
     cdef PyObject** old_keys = reg_keys
     cdef PyObject** old_vals = reg_vals
     cdef size_t old = reg_mask + 1 if reg_keys else 0
+    cdef size_t mask = reg_mask * 2 + 1 if reg_keys else 1023
+    cdef PyObject** keys = <PyObject**>calloc(mask + 1, sizeof(PyObject*))
+    cdef PyObject** vals = <PyObject**>calloc(mask + 1, sizeof(PyObject*))
     cdef size_t i, j
-    if (reg_n + 1) * 2 > reg_mask:
-        reg_mask = reg_mask * 2 + 1 if reg_keys else 1023
-        reg_keys = <PyObject**>calloc(reg_mask + 1, sizeof(PyObject*))
-        reg_vals = <PyObject**>calloc(reg_mask + 1, sizeof(PyObject*))
-        if not reg_keys or not reg_vals:
-            raise MemoryError()
-        for i in range(old):
-            if old_keys[i]:
-                j = _reg_find(old_keys[i])
-                reg_keys[j] = old_keys[i]
-                reg_vals[j] = old_vals[i]
-        free(old_keys)
-        free(old_vals)
+    if not keys or not vals:
+        free(keys)
+        free(vals)
+        raise MemoryError()
+    reg_keys, reg_vals, reg_mask = keys, vals, mask
+    for i in range(old):
+        if old_keys[i]:
+            j = _reg_find(old_keys[i])
+            keys[j] = old_keys[i]
+            vals[j] = old_vals[i]
+    free(old_keys)
+    free(old_vals)
+    return 0
+
+
+cdef int _reg_add(object func, OpInfo info) except -1:
+    global reg_n
     cdef PyObject* key = _key_of(func)
+    cdef size_t i
+    _keep.append((func, info))     # first: making the pair may run a finalizer that calls a function not seen before
+    if (reg_n + 1) * 2 > reg_mask:
+        _reg_grow()
     i = _reg_find(key)
     if not reg_keys[i]:
         reg_n += 1
-    _keep.append((func, info))
     reg_keys[i] = key
     reg_vals[i] = <PyObject*>info
     return 0

@@ -52,7 +52,7 @@ if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
     raise MemoryError
 
 
-cdef bint skipped(PyObject *code) noexcept:
+cdef bint skipped(PyObject *code) except -1:
     cdef object name = (<object> code).co_filename
     return name.startswith(skip_prefixes)
 
@@ -83,8 +83,13 @@ cdef uint32_t new_code(PyObject *code) noexcept:
     cdef PyObject **bigger
     cdef uint32_t *slots
     cdef uint32_t i, j
+    cdef uint32_t skip
     if n_codes >= CODE_CAP:
         return SKIPPED
+    try:
+        skip = SKIP if skipped(code) else 0    # first: it may run a finalizer that meets code not seen before
+    except MemoryError:
+        return SKIPPED                         # the line is unknown this time
     if n_codes == cap_codes:                   # the slots have twice as many entries
         bigger = <PyObject **> realloc(codes, 2 * cap_codes * sizeof(PyObject *))
         if bigger == NULL:
@@ -105,12 +110,14 @@ cdef uint32_t new_code(PyObject *code) noexcept:
         code_mask = 2 * cap_codes - 1
     i = code_hash(code) & code_mask
     while code_slots[i]:
+        if codes[code_slots[i] & ~SKIP] == code:    # the finalizer met this very code
+            return SKIPPED if code_slots[i] & SKIP else code_slots[i]
         i = (i + 1) & code_mask
     incref(code)
     codes[n_codes] = code
-    code_slots[i] = n_codes | (SKIP if skipped(code) else 0)
+    code_slots[i] = n_codes | skip
     n_codes += 1
-    return SKIPPED if code_slots[i] & SKIP else n_codes - 1
+    return SKIPPED if skip else n_codes - 1
 
 
 cdef uint32_t intern_place(uint32_t code, int lasti) noexcept:

@@ -12,6 +12,7 @@ cdef class Segment:
     cdef Vec seqs
     cdef size_t done
     cdef bint closed                  # the rest is back on the tape
+    cdef bint undone                  # the record at `done` gave its outputs up for want of memory
     cdef readonly bint random         # some record draws from the device's generator
     cdef void _finish(self, uint64_t seq, Record* r) noexcept
     cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept
@@ -19,9 +20,10 @@ cdef class Segment:
     cdef int _store(self, Record* r, SigS* s, object result) except -1
     cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error)
     cdef int _put(self, uint32_t slot_id, object tensor) except -1
-    cdef int _fail(self, uint64_t seq, object failure) except -1
-    cdef int _fail_one(self, uint64_t seq, Record* r, object failure, Vec* roots) except -1
-    cdef bint _takes(self, Record* r, Vec* roots) noexcept
+    cdef void _undo(self, uint64_t seq, uint32_t* outs, SigS* s) noexcept
+    cdef void _fail(self, uint64_t seq, object failure) noexcept
+    cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept
+    cdef bint _takes(self, Record* r) noexcept
     cdef void _give_back(self) noexcept
 
 cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written)

@@ -12,10 +12,10 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo, SigS, sig_key, sig_written
 from .structs cimport (
-    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED, SLOT_PENDING,
-    Record, Slot,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
+    SLOT_OVERWRITTEN, SLOT_PENDING, Record, Slot,
 )
-from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
+from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
 
 cdef extern from "Python.h":
     object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
@@ -118,6 +118,15 @@ cdef object again(object failure):
     for note in getattr(failure, "__notes__", ()):
         fresh.add_note(note)
     return fresh
+
+
+cdef object _words(uint64_t seq, object error, object on_error):
+    """The exception to keep and raise for `error`; one about memory when there is none for its words."""
+    try:
+        return on_error(seq, error)
+    except MemoryError as worse:
+        worse.__traceback__ = None     # frames hold the tensors of whoever was reading
+        return worse
 
 
 cdef object _invoke(SigS* s, PyObject** inputs, object device):
@@ -230,12 +239,17 @@ cdef class Segment:
                     try:
                         result = _invoke(s, inputs, device)
                         self._store(r, s, result)
+                    except MemoryError as e:
+                        if not s.flags & (SIG_WRITES | SIG_RANDOM):
+                            raise          # it has had no effect: it stays pending, and runs when there is memory
+                        failure = _words(seq, e, on_error)
                     except Exception as e:
-                        failure = on_error(seq, e)
+                        failure = _words(seq, e, on_error)
                 if failure is not None:
                     self._fail(seq, failure)
                     raise again(failure)
-                # The op has run, so its record is finished whatever is raised from here on: it must not run twice.
+                # The op has run, so its record is finished whatever is raised from here on: it must not run twice,
+                # unless that makes no difference (see _verify).
                 result = None
                 if s.flags & SIG_VERIFIED and observer is None:
                     self._finish(seq, r)
@@ -245,7 +259,8 @@ cdef class Segment:
                     if observer is not None:
                         observer(seq, started, perf_counter_ns())
                 finally:
-                    self._finish(seq, r)
+                    if not self.undone:
+                        self._finish(seq, r)
                 if interrupt is not None:
                     raise interrupt
         finally:
@@ -344,7 +359,10 @@ cdef class Segment:
             except KeyboardInterrupt as e:
                 interrupt = e              # once more: what was promised to the program must be kept
             except Exception as e:
-                failure = on_error(seq, e)
+                if isinstance(e, MemoryError) and not s.flags & (SIG_WRITES | SIG_RANDOM):
+                    self._undo(seq, outs, s)
+                    raise
+                failure = _words(seq, e, on_error)
                 for i in range(s.n_out):
                     self._put(outs[i], failure)
                     self.tape.slot(outs[i]).flags |= SLOT_FAILED
@@ -353,52 +371,68 @@ cdef class Segment:
                 s.flags &= ~SIG_VERIFIED   # mispredicted: every record that made this promise is looked at
         return interrupt
 
-    cdef int _fail(self, uint64_t seq, object failure) except -1:
+    cdef void _undo(self, uint64_t seq, uint32_t* outs, SigS* s) noexcept:
+        """The record has had no effect but its outputs: let go of them, so that it is pending again."""
+        cdef uint32_t i
+        cdef Slot* slot
+        cdef PyObject* old
+        self.undone = True
+        s.flags &= ~SIG_VERIFIED
+        for i in range(s.n_out):
+            slot = self.tape.slot(outs[i])
+            if not slot.flags & SLOT_PENDING:
+                old = slot.concrete
+                slot.producer = seq
+                slot.flags |= SLOT_PENDING
+                Py_DECREF(<object>old)
+
+    cdef void _fail(self, uint64_t seq, object failure) noexcept:
         """The record fails. So do those recorded after it that take what it should have written: eager would never
         have come to them. What was in that storage before stays readable."""
         cdef Tape tape = self.tape
         cdef uint64_t k
+        cdef uint32_t i
         cdef Record* r = tape.record(seq)
-        cdef Vec roots                 # storages that were not written as they should have been
-        roots.data = NULL
-        roots.n = roots.cap = 0
-        try:
-            self._fail_one(seq, r, failure, &roots)
-            if roots.n:
-                for k in range(seq + 1, tape.tail):
-                    r = tape.record(k)
-                    if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and self._takes(r, &roots):
-                        self._fail_one(k, r, failure, &roots)
-        finally:
-            free(roots.data)
-            self.done += 1
-            tape._drain()
-        return 0
+        # Storages that were not written as they should have been bear the planner's mark: no memory is needed for it.
+        if self._fail_one(seq, r, failure):
+            for k in range(seq + 1, tape.tail):
+                r = tape.record(k)
+                if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and self._takes(r):
+                    self._fail_one(k, r, failure)
+            for i in range(1, tape.n_slots):
+                tape.slot(i).flags &= ~SLOT_OVERWRITTEN
+        self.done += 1
+        tape._drain()
 
-    cdef bint _takes(self, Record* r, Vec* roots) noexcept:
+    cdef bint _takes(self, Record* r) noexcept:
         cdef SigS* s = self.tape.interner.sigs[r.sig]
         cdef uint32_t i
-        cdef size_t k
         for i in range(s.n_in):
-            for k in range(roots.n):
-                if self.tape.slot(rec_ins(r)[i]).root == roots.data[k]:
-                    return True
+            if self.tape.slot(self.tape.slot(rec_ins(r)[i]).root).flags & SLOT_OVERWRITTEN:
+                return True
         return False
 
-    cdef int _fail_one(self, uint64_t seq, Record* r, object failure, Vec* roots) except -1:
+    cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept:
+        """Keep the failure in the record's outputs; True, and a mark on their storages, when it should have written."""
         cdef SigS* s = self.tape.interner.sigs[r.sig]
         cdef uint32_t* outs = rec_outs(r, s)
+        cdef bint writes = s.flags & SIG_WRITES != 0
+        cdef Slot* slot
         cdef uint32_t i
-        if s.flags & SIG_WRITES:
+        if writes:
             for i in range(s.n_in):
                 if sig_written(s)[i]:
-                    vec_push(roots, self.tape.slot(rec_ins(r)[i]).root)
+                    self.tape.slot(self.tape.slot(rec_ins(r)[i]).root).flags |= SLOT_OVERWRITTEN
         for i in range(s.n_out):
-            self._put(outs[i], failure)
-            self.tape.slot(outs[i]).flags |= SLOT_FAILED
+            slot = self.tape.slot(outs[i])
+            if not slot.flags & SLOT_PENDING:
+                vec_try_push(&self.tape.trash, <uint64_t>slot.concrete)    # released when the marks are gone
+            Py_INCREF(failure)
+            slot.concrete = <PyObject*>failure
+            slot.flags = slot.flags & ~SLOT_PENDING | SLOT_FAILED
         self.tape.finish(r)
         self.tape._retire(seq)
-        return 0
+        return writes
 
     cdef void _give_back(self) noexcept:
         # Records that did not get their turn are pending again.

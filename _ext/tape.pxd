@@ -84,6 +84,7 @@ cdef class Tape:
     cdef int _mark(self, uint32_t i, uint8_t flag) except -1
 
 cdef int vec_push(Vec* v, uint64_t x) except -1
+cdef void vec_try_push(Vec* v, uint64_t x) noexcept      # does nothing when there is no memory
 
 
 cdef class Handle:

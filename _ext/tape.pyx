@@ -204,12 +204,12 @@ cdef class Tape:
         if self.retain:
             return
         if s.concrete:
-            _push_noexcept(&self.trash, <uint64_t>s.concrete)
+            vec_try_push(&self.trash, <uint64_t>s.concrete)
         self._return_slot(i)
         self.freed += 1
         if root != i:
             self.drop_user(self.slot(root))
-            _push_noexcept(&self.work, root)
+            vec_try_push(&self.work, root)
 
     # ---- records -----------------------------------------------------------------------------------------------
     cdef Record* record(self, uint64_t seq) noexcept:
@@ -313,12 +313,12 @@ cdef class Tape:
                 o.flags &= ~SLOT_PENDING
                 o.concrete = NULL
             if not o.handles and not o.users:
-                _push_noexcept(&self.work, outs[i])
+                vec_try_push(&self.work, outs[i])
         for i in range(s.n_in):
             o = self.slot(ins[i])
             self.drop_user(o)
             if not o.users and not o.handles:
-                _push_noexcept(&self.work, ins[i])
+                vec_try_push(&self.work, ins[i])
         if not self.retain:
             self._drop_side(r, s)
 
@@ -372,7 +372,7 @@ cdef class Tape:
 
     cdef void settle(self, uint32_t i) noexcept:
         """Free slot `i` if nobody can read it, and whatever that makes unreadable."""
-        _push_noexcept(&self.work, i)
+        vec_try_push(&self.work, i)
         self._drain()
 
     cdef void _drain(self) noexcept:
@@ -687,7 +687,7 @@ cdef void _shrink(Vec* v) noexcept:
         v.cap = 0
 
 
-cdef void _push_noexcept(Vec* v, uint64_t x) noexcept:
+cdef void vec_try_push(Vec* v, uint64_t x) noexcept:
     # Out of memory here means a few bytes are never freed: better than an exception inside a destructor.
     try:
         vec_push(v, x)
