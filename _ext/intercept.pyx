@@ -182,7 +182,9 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
     table.frozen += 1          # nothing names the new entries yet, and a finalizer that runs now may record
     try:
         # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.
-        out_metas = [_out_meta(o) for o in outs]
+        out_metas = []
+        for o in outs:
+            out_metas.append(_out_meta(o))
         if encode_call(info, args, kwargs):
             return 0
         if flags & SIG_RANDOM:

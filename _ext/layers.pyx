@@ -100,7 +100,7 @@ def softmax(tuple args, dict kwargs, tuple spec):
     cdef int dtype
     if not load(args[0], &x):
         return None
-    rest = [value for value in args[1:]]
+    rest = list(args[1:])
     requested = kwargs.get("dtype")
     dim = kwargs["dim"] if "dim" in kwargs else rest.pop(0)
     if not set(kwargs) <= {"dim", "dtype", "_stacklevel"} or type(dim) is not int:

@@ -81,12 +81,15 @@ cdef bint load_number(object value, Operand* op):
 
 cdef object describe(const Operand* op):
     """(shape, strides, dtype) as Python objects."""
+    return _numbers(op.size, op.ndim), _numbers(op.stride, op.ndim), _dtypes[op.dtype]
+
+
+cdef tuple _numbers(const int64_t* values, int n):
+    cdef list out = []
     cdef int i
-    return (
-        tuple([op.size[i] for i in range(op.ndim)]),
-        tuple([op.stride[i] for i in range(op.ndim)]),
-        _dtypes[op.dtype],
-    )
+    for i in range(n):
+        out.append(values[i])
+    return tuple(out)
 
 
 cdef object dtype_of(int code):

@@ -200,10 +200,13 @@ def clamp(tuple args, dict kwargs, tuple spec):
     cdef Operand ops[3]
     cdef Operand out
     cdef int common, n = 1
-    limits = list(args[1:]) + [kwargs[k] for k in kwargs]
-    if not args or len(limits) > spec[0] or not set(kwargs) <= {"min", "max"}:
+    given = (*args[1:], *kwargs.values())
+    limits = []
+    if not args or len(given) > spec[0] or not set(kwargs) <= {"min", "max"}:
         return None
-    limits = [limit for limit in limits if limit is not None]
+    for limit in given:
+        if limit is not None:
+            limits.append(limit)
     if not limits or not load(args[0], &ops[0]):
         return None
     for limit in limits:

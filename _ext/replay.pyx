@@ -182,7 +182,11 @@ cdef class Segment:
 
     @property
     def sequence_numbers(self):
-        return [self.seqs.data[k] for k in range(self.seqs.n)]
+        cdef list out = []
+        cdef size_t k
+        for k in range(self.seqs.n):
+            out.append(self.seqs.data[k])
+        return out
 
     def run(self, device, verify, on_error, set_grad, generator, states, observer=None):
         """Run the records in program order on `device`, storing results in the tape's slots.

@@ -35,7 +35,7 @@ def init(torch_module):
 
 def names():
     """The ops that have a rule, in-place variants included."""
-    return [*_rules, *(f"{name}_" for name in _pointwise.RULES)]
+    return [*_rules, *map("{}_".format, _pointwise.RULES)]
 
 
 def infer(str name not None, tuple args not None, dict kwargs not None):

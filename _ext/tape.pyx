@@ -178,7 +178,12 @@ cdef class Tape:
 
     def generators(self):
         """Indices of the devices that have drawn random numbers, or were asked to."""
-        return [k for k in range(MAX_DEVICES) if self.rng_slot[k]]
+        cdef list out = []
+        cdef int k
+        for k in range(MAX_DEVICES):
+            if self.rng_slot[k]:
+                out.append(k)
+        return out
 
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0:
         """A new value that is already computed; `root` is the slot whose storage it shares, 0 = its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def test_lint_ruff() -> None:
 
 def test_lint_cython() -> None:
     check("cython_lint.cython_lint", *CYTHON)
+
+
+def test_lint_no_list_comprehensions_in_cython() -> None:
+    """Cython 3.3 gives up the new item twice when the list of a comprehension cannot grow: memory that is in use."""
+    found = []
+    for path in sorted((ROOT / "_ext").glob("*.pyx")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"\[[^\[\]]+ for \w[\w, ]* in ", line.split("#")[0]):
+                found.append(f"{path.name}:{number}: {line.strip()}")
+    assert not found, "\n".join(["append in a loop instead:", *found])
 
 
 def test_lint_mypy(staged: Path, tmp_path: Path) -> None:
