@@ -457,8 +457,14 @@ cdef class Segment:
 
     @property
     def next(self):
-        """Sequence number of the first record that has not run; None when all have."""
-        return self.seqs.data[self.done] if self.done < self.seqs.n else None
+        """Sequence number of the first record that has not run; None when all have, or have failed."""
+        cdef size_t k
+        cdef Record* r
+        for k in range(self.done, self.seqs.n):
+            r = self.tape.record(self.seqs.data[k])
+            if r and (r.state == REC_RUNNING or r.state == REC_PENDING):
+                return self.seqs.data[k]
+        return None
 
     def instructions(self):
         """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""

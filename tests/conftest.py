@@ -38,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption("--conformance", choices=("slice", "full"), default="slice",
                      help="how much of torch's operator database to compare with eager (tests/conformance)")
+    parser.addoption("--sanitize", default=None, metavar="'PYTEST ARGUMENTS'",
+                     help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)")
 
 
 @pytest.fixture(autouse=True)

@@ -255,6 +255,57 @@ def test_L9_an_executor_out_of_memory_half_way_goes_on_where_it_stopped(tight: T
     assert mindtorch.stats()["ops_executed"] == 12, "an op ran twice"
 
 
+# ---- no memory for the engine's own work ------------------------------------------------------------------------------
+def no_memory(*_: object) -> None:
+    raise MemoryError("nothing left")
+
+
+def test_L9_a_result_that_cannot_be_checked_for_want_of_memory_is_computed_again(monkeypatch: Any) -> None:
+    x = torch.arange(4.0, device=LAZY)
+    (x + 1).tolist()
+    y = x * 0.3125
+    w = y.clone()
+    w.add_(1)
+    monkeypatch.setattr(local, "_verify", no_memory)
+    for _ in range(2):
+        with pytest.raises(MaterializationError, match="aten::mul.*nothing left") as failure:
+            w.tolist()
+        assert isinstance(failure.value.__cause__, MemoryError)
+    assert not y.materialized and not w.materialized  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    assert w.tolist() == [1.0, 1.3125, 1.625, 1.9375] and y.tolist() == [0.0, 0.3125, 0.625, 0.9375]
+
+
+def test_L9_a_draw_without_memory_is_not_drawn_again(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(3, 5, 7, device=LAZY)
+    after = torch.rand(2, device=LAZY)
+    monkeypatch.setattr(local, "_verify", no_memory)
+    with pytest.raises(MaterializationError, match="nothing left"):
+        x.tolist()
+    monkeypatch.undo()
+    with pytest.raises(MaterializationError, match="nothing left"):
+        x.tolist()
+    torch.manual_seed(0)
+    torch.rand(3, 5, 7)
+    assert after.tolist() == torch.rand(2).tolist()
+
+
+def test_L9_a_failure_without_memory_for_its_words_is_still_one(monkeypatch: Any) -> None:
+    x = torch.arange(4.0, device=LAZY)
+    y = x.clone()
+    y.scatter_(0, x.long() + 50, 1.0)
+    z = y * 2
+    monkeypatch.setattr(local, "_failure", no_memory)
+    for _ in range(2):
+        with pytest.raises((MaterializationError, MemoryError), match="nothing left"):
+            z.tolist()
+    monkeypatch.undo()
+    with pytest.raises((MaterializationError, MemoryError), match="nothing left"):
+        z.tolist()
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0] and (x + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 # ---- interrupts ------------------------------------------------------------------------------------------------------
 def noisy(device: str, n: int) -> torch.Tensor:
     """A program whose result shows it when an op is lost, runs twice or draws out of turn."""

@@ -22,10 +22,18 @@ static size_t early_used;
 
 static int ours(const char *file) { return file && strstr(file, "mindtorch/_ext/") != NULL; }
 
+/* A place for a debugger's breakpoint; prints the stack when GENIE_FAULTS_TRACE is set. */
+__attribute__((noinline)) void faults_here(void) {
+    void *stack[40];
+    if (getenv("GENIE_FAULTS_TRACE")) backtrace_symbols_fd(stack, backtrace(stack, 40), 2);
+    __asm__ volatile("");
+}
+
 static int fails_now(void) {
     if (left > 0) { left--; return 0; }
     left = -1;
     failed = 1;
+    faults_here();
     return 1;
 }
 
