@@ -16,12 +16,12 @@ cdef class Segment:
     cdef readonly bint random         # some record draws from the device's generator
     cdef void _finish(self, uint64_t seq, Record* r) noexcept
     cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept
-    cdef object _unavailable(self, uint64_t seq, Record* r, SigS* s)
+    cdef object _failed_input(self, Record* r, SigS* s)
     cdef int _store(self, Record* r, SigS* s, object result) except -1
     cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error)
     cdef int _put(self, uint32_t slot_id, object tensor) except -1
     cdef void _undo(self, uint64_t seq, uint32_t* outs, SigS* s) noexcept
-    cdef void _fail(self, uint64_t seq, object failure) noexcept
+    cdef bint _fail(self, uint64_t seq, object failure) noexcept
     cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept
     cdef bint _takes(self, Record* r) noexcept
     cdef void _give_back(self) noexcept

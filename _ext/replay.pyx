@@ -197,7 +197,8 @@ cdef class Segment:
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
         observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
-        An op that fails leaves everything before it computed and everything after it pending. So does an interrupt
+        An op that fails leaves everything before it computed, takes what depends on it with it (see _fail), and leaves
+        everything else after it pending. So does an interrupt, which takes nothing with it
         (a signal handler that raises): it gets its chance between ops, and where Python code is called.
         """
         cdef Tape tape = self.tape
@@ -219,17 +220,27 @@ cdef class Segment:
                 PyErr_CheckSignals()
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
+                if not r or r.state != REC_RUNNING:
+                    self.done += 1             # it failed with what it depends on
+                    continue
                 s = tape.interner.sigs[r.sig]
                 inputs = small
                 if s.n_in > 16:
                     while big.n < s.n_in:
                         vec_push(&big, 0)
                     inputs = <PyObject**>big.data
-                failure = self._unavailable(seq, r, s) if self._gather(r, s, inputs) else None
+                failure = None
+                if self._gather(r, s, inputs):
+                    failure = self._failed_input(r, s)
+                    if failure is None:
+                        raise SystemError(f"record {seq}: an input was never computed")
+                    if self._fail(seq, failure):
+                        raise again(failure)   # else nobody would hear that something was not written
+                    continue                   # whoever asks for these values is told
                 if grad != (r.flags & REC_GRAD):
                     grad = r.flags & REC_GRAD
                     set_grad(grad != 0)
-                if s.flags & SIG_RANDOM and rng != s.device and failure is None:
+                if s.flags & SIG_RANDOM and rng != s.device:
                     result = states[s.device]
                     if rng < 0:
                         outside = get_state()
@@ -239,16 +250,15 @@ cdef class Segment:
                     rng = s.device
                 if observer is not None:
                     started = perf_counter_ns()
-                if failure is None:
-                    try:
-                        result = _invoke(s, inputs, device)
-                        self._store(r, s, result)
-                    except MemoryError as e:
-                        if not s.flags & (SIG_WRITES | SIG_RANDOM):
-                            raise          # it has had no effect: it stays pending, and runs when there is memory
-                        failure = _words(seq, e, on_error)
-                    except Exception as e:
-                        failure = _words(seq, e, on_error)
+                try:
+                    result = _invoke(s, inputs, device)
+                    self._store(r, s, result)
+                except MemoryError as e:
+                    if not s.flags & (SIG_WRITES | SIG_RANDOM):
+                        raise          # it has had no effect: it stays pending, and runs when there is memory
+                    failure = _words(seq, e, on_error)
+                except Exception as e:
+                    failure = _words(seq, e, on_error)
                 if failure is not None:
                     self._fail(seq, failure)
                     raise again(failure)
@@ -297,15 +307,15 @@ cdef class Segment:
             missing |= slot.flags & (SLOT_FAILED | SLOT_PENDING)
         return missing != 0
 
-    cdef object _unavailable(self, uint64_t seq, Record* r, SigS* s):
-        """Why the record cannot run: the error of the first input that failed."""
+    cdef object _failed_input(self, Record* r, SigS* s):
+        """The error of the first input that failed; None when none did."""
         cdef Slot* slot
         cdef uint32_t i
         for i in range(s.n_in):
             slot = self.tape.slot(rec_ins(r)[i])
             if slot.flags & SLOT_FAILED:
                 return <object>slot.concrete
-        return SystemError(f"record {seq}: an input was never computed")
+        return None
 
     cdef int _store(self, Record* r, SigS* s, object result) except -1:
         cdef uint32_t* outs = rec_outs(r, s)
@@ -390,39 +400,44 @@ cdef class Segment:
                 slot.flags |= SLOT_PENDING
                 Py_DECREF(<object>old)
 
-    cdef void _fail(self, uint64_t seq, object failure) noexcept:
-        """The record fails. So do those recorded after it that take what it should have written: eager would never
-        have come to them. What was in that storage before stays readable."""
+    cdef bint _fail(self, uint64_t seq, object failure) noexcept:
+        """The record fails, and with it what was recorded after it and depends on it, by a value or by a storage that
+        one of them should have written: eager would never have come to them. What was in that storage stays.
+        True when something should have been written.
+        """
         cdef Tape tape = self.tape
         cdef uint64_t k
         cdef uint32_t i
         cdef Record* r = tape.record(seq)
+        cdef bint writes
         # Storages that were not written as they should have been bear the planner's mark: no memory is needed for it.
-        if self._fail_one(seq, r, failure):
-            for k in range(seq + 1, tape.tail):
-                r = tape.record(k)
-                if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and self._takes(r):
-                    self._fail_one(k, r, failure)
-            for i in range(1, tape.n_slots):
-                tape.slot(i).flags &= ~SLOT_OVERWRITTEN
+        writes = self._fail_one(seq, r, failure)
+        for k in range(seq + 1, tape.tail):
+            r = tape.record(k)
+            if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and self._takes(r):
+                writes |= self._fail_one(k, r, failure)
+        for i in range(1, tape.n_slots):
+            tape.slot(i).flags &= ~SLOT_OVERWRITTEN
         self.done += 1
         tape._drain()
+        return writes
 
     cdef bint _takes(self, Record* r) noexcept:
         cdef SigS* s = self.tape.interner.sigs[r.sig]
+        cdef Slot* slot
         cdef uint32_t i
         for i in range(s.n_in):
-            if self.tape.slot(self.tape.slot(rec_ins(r)[i]).root).flags & SLOT_OVERWRITTEN:
+            slot = self.tape.slot(rec_ins(r)[i])
+            if slot.flags & SLOT_FAILED or self.tape.slot(slot.root).flags & SLOT_OVERWRITTEN:
                 return True
         return False
 
     cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept:
-        """Keep the failure in the record's outputs; True, and a mark on their storages, when it should have written."""
         cdef SigS* s = self.tape.interner.sigs[r.sig]
         cdef uint32_t* outs = rec_outs(r, s)
-        cdef bint writes = s.flags & SIG_WRITES != 0
         cdef Slot* slot
         cdef uint32_t i
+        cdef bint writes = s.flags & SIG_WRITES != 0
         if writes:
             for i in range(s.n_in):
                 if sig_written(s)[i]:

@@ -115,6 +115,8 @@ def table() -> dict[Any, Handler]:
         _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: _pin_memory,
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
+        # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
+        T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
         _base.tensor_split: _split,
         torch._C._VariableFunctions.tensor_split: _split,
         **{func: _like(func) for func in _LIKE},

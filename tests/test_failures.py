@@ -92,7 +92,7 @@ def failing_index() -> torch.Tensor:
     return torch.full((1,), 9, device=LAZY)
 
 
-def test_L9_what_follows_a_failed_write_fails_and_what_was_before_stays() -> None:
+def test_L9_a_failed_write_takes_what_follows_with_it_and_what_was_before_stays() -> None:
     x = torch.arange(3.0, device=LAZY)
     before = x + 1
     alias = x.detach()
@@ -114,16 +114,65 @@ def test_L9_what_follows_a_failed_write_fails_and_what_was_before_stays() -> Non
     assert x.tolist() == [0.0, 2.0, 4.0], "the storage can be used again"
 
 
-def test_L9_a_failed_operand_of_a_write_is_a_failed_write() -> None:
+def test_L9_a_failure_is_raised_once_for_the_storages_that_were_not_written() -> None:
     x, y = torch.zeros(2, device=LAZY), torch.zeros(2, device=LAZY)
     bad = torch.ones(3, device=LAZY).gather(0, failing_index())
-    x.add_(bad)
+    x.add_((bad + 1)[0])
+    x.add_(1)
     y.copy_(x)
     z = y + 1
+    with pytest.raises(MaterializationError, match="gather"):
+        x.tolist()
     for _ in range(3):
-        with pytest.raises(MaterializationError, match="gather"):
-            z.tolist()
-    assert x.tolist() == [0.0, 0.0] and y.tolist() == [0.0, 0.0]
+        assert x.tolist() == y.tolist() == [0.0, 0.0]
+        for failed in (bad, z):
+            with pytest.raises(MaterializationError, match="gather"):
+                failed.tolist()
+    x.add_(1)
+    assert x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("use", [lambda x, bad: x.add_(bad), lambda x, bad: x.add_((bad * 2).sum())])
+def test_L9_a_value_that_failed_is_not_written_in_silence(use: Callable) -> None:
+    x = torch.zeros(2, device=LAZY)
+    bad = torch.ones(3, device=LAZY).gather(0, failing_index())
+    with pytest.raises(MaterializationError, match="gather"):
+        bad.tolist()
+    use(x, bad)  # recorded when the failure was known
+    with pytest.raises(MaterializationError, match="gather"):
+        x.tolist()
+    assert x.tolist() == [0.0, 0.0]
+
+
+def test_L9_training_goes_on_after_a_bad_batch() -> None:
+    def train(device: str) -> tuple[list[int], list[float]]:
+        weight = torch.nn.Parameter(torch.zeros(2, device=device))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        raised = []
+        for step in range(12):
+            optimizer.zero_grad()
+            try:
+                scale = torch.ones(1, device=device)
+                if step == 5:
+                    scale = scale.gather(0, torch.full((1,), 9, device=device))
+                loss = ((weight - 1) * scale).square().sum()
+                loss.backward()
+                optimizer.step()
+                loss.item()
+            except RuntimeError:
+                raised.append(step)
+        return raised, weight.tolist()
+
+    assert train(LAZY) == train("cpu")
+
+
+def test_L9_running_statistics_survive_a_failed_input() -> None:
+    norm = torch.nn.BatchNorm1d(2).to(LAZY)
+    norm(torch.ones(4, 2, device=LAZY).gather(0, torch.full((4, 2), 9, device=LAZY)))
+    with pytest.raises(MaterializationError, match="gather"):
+        norm.running_mean.tolist()
+    norm(torch.ones(4, 2, device=LAZY))
+    assert norm.running_mean.tolist() == pytest.approx([0.1, 0.1])
 
 
 def test_L9_a_kept_failure_keeps_no_frames() -> None:

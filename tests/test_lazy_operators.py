@@ -130,7 +130,8 @@ def test_L7_gradients_of_values_notice_writes_and_can_be_differentiated() -> Non
 def test_L7_reflected_operators_keep_their_order(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x, y = torch.randn(200, 150).to(device), torch.randn(150, 200).to(device)  # too large to be tried on the kernel
-        return x.__rmatmul__(y), x.__rsub__(y.t()), x.__rpow__(2.0), x.__rtruediv__(3.0)
+        a, b = torch.randn(5, 5, 5, dtype=torch.complex64).to(device), torch.randn(1, 5, 5, dtype=torch.complex64)
+        return x.__rmatmul__(y), x.__rsub__(y.t()), x.__rpow__(2.0), x.__rtruediv__(3.0), b.to(device).__rmatmul__(a)
 
     same_as_eager(program)
 
