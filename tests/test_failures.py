@@ -304,7 +304,7 @@ def test_L9_an_executor_out_of_memory_half_way_goes_on_where_it_stopped(tight: T
     assert mindtorch.stats()["ops_executed"] == 12, "an op ran twice"
 
 
-# ---- no memory for the engine's own work ------------------------------------------------------------------------------
+# ---- no memory for the engine's own work -----------------------------------------------------------------------------
 def no_memory(*_: object) -> None:
     raise MemoryError("nothing left")
 
@@ -317,7 +317,7 @@ def test_L9_a_result_that_cannot_be_checked_for_want_of_memory_is_computed_again
     w.add_(1)
     monkeypatch.setattr(local, "_verify", no_memory)
     for _ in range(2):
-        with pytest.raises(MaterializationError, match="aten::mul.*nothing left") as failure:
+        with pytest.raises(MaterializationError, match=r"aten::mul.*nothing left") as failure:
             w.tolist()
         assert isinstance(failure.value.__cause__, MemoryError)
     assert not y.materialized and not w.materialized  # type: ignore[attr-defined]
