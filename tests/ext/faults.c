@@ -50,17 +50,19 @@ static int direct(void *caller) {
 static int through_python(void) {
     void *stack[24];
     Dl_info info;
-    int i, n, yes = 0;
+    int i, n, yes = 0, inside = 0;
     if (left < 0 || busy) return 0;
     busy = 1;
     n = backtrace(stack, 24);
-    for (i = 2; i < n; i++) {
+    for (i = 1; i < n; i++) {
         if (!dladdr(stack[i], &info)) break;
         if (info.dli_fname && strcmp(info.dli_fname, python) == 0) {
+            inside = 1;
             /* Python code that we called allocates for itself. */
             if (info.dli_sname && strcmp(info.dli_sname, "_PyEval_EvalFrameDefault") == 0) break;
             continue;
         }
+        if (!inside) continue;  /* this library, or a sanitizer's */
         yes = ours(info.dli_fname);
         break;
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import lazy as _core
+from mindtorch._ext.collect import Collector, now_ns
+from mindtorch.profile import collect as profile
 from mindtorch.tensor import tape
 
 LAZY = "remote_accelerator:0"
@@ -151,10 +154,71 @@ def sweep() -> object:
     return x
 
 
+def new_lines() -> object:
+    """Code and lines that no op was recorded from before."""
+    source = "\n".join(["def f(x):"] + ["    y = x + 1"] * 40 + ["    return y"])
+    names: dict[str, Callable[[torch.Tensor], object]] = {}
+    for i in range(20):
+        exec(compile(source, f"new{round_number}_{i}.py", "exec"), names)
+        names["f"](base)
+    return None
+
+
+def new_thread() -> object:
+    """A thread has its own stack of modules and log of autograd numbers."""
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            deep = nn.Identity()
+            for _ in range(20):
+                deep = nn.Sequential(deep)
+            deep(torch.ones(2))
+            x = base.detach().requires_grad_()
+            found.append(torch.autograd.grad(model(x).sum(), x))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found
+
+
+def failing() -> object:
+    """A write fails in the kernel, and what depends on it with it."""
+    x = base + fresh()
+    x.scatter_(0, torch.full((1,), 50, device=LAZY), 1.0)
+    y = x * 2
+    try:
+        y.tolist()
+    except mindtorch.MaterializationError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise
+        return None
+    raise AssertionError("a failing kernel went unnoticed")
+
+
+def profiled() -> object:
+    """Ops measured by the profiler, with modules that it has not met."""
+    collector = Collector(profile.describe, profile.count, torch.Tensor, lambda kind, now: None)
+    collector.start()
+    try:
+        for n in (round_number, round_number + 1):
+            collector.dispatch(torch.ops.aten.add.Tensor, (), (torch.ones(n), torch.ones(n)))
+            collector.dispatch(torch.ops.aten.mm.default, (), (torch.ones(1, n), torch.ones(n, 1)))
+        nn.Sequential(nn.Identity(), nn.Identity())(torch.ones(2))
+        return collector.split(now_ns()), collector.module_peaks()
+    finally:
+        collector.stop()
+
+
 SCENARIOS: list[Callable[[], object]] = [
     known_call, new_call, new_shape, creation, several_outputs, many_inputs, write, draw, fallback, upload, module_call,
     new_module, backward, read, read_part, flush, describe, graph, copies, many_values, many_calls,
-    eviction, sweep,
+    eviction, sweep, new_lines, new_thread, failing, profiled,
 ]
 
 
