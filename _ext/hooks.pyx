@@ -32,6 +32,7 @@ cdef class CreationHook:
     Its tp_call is the C function below: a plain call costs one more C call and one dictionary probe (SPEC S4).
     """
     cdef object func, create
+    cdef bint takes_data                       # torch.tensor(lazy, device="cpu"): C++ thinks that it is there already
     cdef dict __dict__
     cdef object __weakref__                    # torch.jit.script keeps functions by weak reference
 
@@ -51,9 +52,10 @@ cdef class CreationHook:
             return (<CreationHook>other).func is self.func
         return other is self.func
 
-    def __init__(self, func, create):
+    def __init__(self, func, create, bint takes_data=False):
         self.func = func
         self.create = create
+        self.takes_data = takes_data
 
     def __call__(self, *args, **kwargs):
         return self.func(*args, **kwargs)      # replaced by _hook_call below
@@ -72,7 +74,9 @@ cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) exce
     cdef PyObject* device
     if kwargs:
         device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
-        if device != NULL and device != <PyObject*>None and device != <PyObject*>_last_foreign:
+        if device != NULL and device != <PyObject*>None and (
+            device != <PyObject*>_last_foreign or (<CreationHook>self).takes_data
+        ):
             return _hook_device(self, args, kwargs, device)
     return PyObject_Call_(<PyObject*>(<CreationHook>self).func, args, kwargs)
 
@@ -84,7 +88,10 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
     global _last_foreign
     cdef CreationHook hook = <CreationHook>self
     cdef object out
-    if not _names_us(<object>device):
+    cdef bint lazy_data = hook.takes_data and PyTuple_GET_SIZE(<object>args) and (
+        handle_of(<object>PyTuple_GET_ITEM(<object>args, 0)) is not None
+    )
+    if not lazy_data and (device == <PyObject*>_last_foreign or not _names_us(<object>device)):
         _last_foreign = <object>device
         return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
     out = hook.create(hook.func, <object>args, <object>kwargs)

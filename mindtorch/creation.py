@@ -12,6 +12,7 @@ from . import predict, tensor
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
+from .lazy_device import is_ours
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
@@ -20,8 +21,10 @@ RECORDED = (
     "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
 )
-EAGER = ("tensor", "as_tensor", "asarray", "complex", "from_file", "sparse_coo_tensor", "sparse_csr_tensor",
-         "sparse_compressed_tensor", "frombuffer")
+FROM_DATA = ("tensor", "as_tensor", "asarray")
+EAGER = (*FROM_DATA, "complex", "from_file", "frombuffer", "sparse_coo_tensor", "sparse_csr_tensor",
+         "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor", "empty_quantized",
+         "_empty_affine_quantized", "_empty_per_channel_affine_quantized")
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
 _infos: dict[Any, Any] = {}
@@ -37,8 +40,11 @@ def _info(func: Callable[..., Any]) -> Any:
 
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The lazy tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is one of ours."""
+    """The lazy tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is lazy."""
     tensor.in_use()
+    if func.__name__ in FROM_DATA and not is_ours(kwargs["device"]):
+        source = args[0] if func.__name__ != "tensor" else args[0].detach()
+        return func(tensor.to_plain(source, kwargs["device"], func.__name__), *args[1:], **kwargs)
     kwargs = dict(kwargs)
     index = tensor.index_of(kwargs.pop("device"))
     requires_grad = kwargs.pop("requires_grad", False)
@@ -60,15 +66,20 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
 def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     lazy = next((a for a in args if _core.get_handle(a) is not None), None)
-    if lazy is not None and func.__name__ in ("as_tensor", "asarray", "tensor"):
+    if lazy is not None and func.__name__ in FROM_DATA:
         dtype = kwargs.get("dtype") or lazy.dtype
         same = lazy.dtype is dtype and tensor.index_of(lazy.device) == index
-        return lazy if same and func.__name__ != "tensor" else lazy.detach().to(dtype=dtype, copy=True)
+        if same and func.__name__ != "tensor" and not kwargs.get("copy"):
+            return lazy
+        source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
+        return source.to(tensor.torch_device(index), dtype=dtype, copy=True)
     args = tuple(tensor._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
     with ExitStack() as stack:
         predict.quiet(stack)
         made = func(*args, device=_CPU, **kwargs)
-    return made if made.layout is not torch.strided else tensor.from_plain(made.detach(), index)
+    if made.layout is not torch.strided or made.is_quantized:
+        return made  # stays torch's own, as what ops on such tensors give
+    return tensor.from_plain(made.detach(), index)
 
 
 def manual_seed_all(seed: int) -> None:

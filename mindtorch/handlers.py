@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from . import predict
+from . import intercept, predict
+from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours
@@ -95,6 +96,22 @@ def _like(func: Any) -> Handler:
     return handler
 
 
+def _element_wise(name: str) -> Handler:
+    """``x.apply_(f)``: torch calls a Python function per element of the memory, without asking a tensor's class."""
+
+    info = _intern.OpInfo(_ELEMENT_WISE[name], f"torch::{name}", _intern.HANDLER, writes=(0,))
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        target, *others, function = (*args, *kwargs.values())
+        if any(t.requires_grad for t in (target, *others)):
+            raise RuntimeError(f"[{name}] expected tensors that do not require grad: use tensor.detach().{name}()")
+        if any(_core.get_handle(t) is None for t in (target, *others)):
+            raise RuntimeError(f"[{name}] expected all tensors to be on the same device")
+        return intercept.run_eagerly(info, (target, *others, function), {})
+
+    return handler
+
+
 def table() -> dict[Any, Handler]:
     T = torch.Tensor
     return {
@@ -109,6 +126,11 @@ def table() -> dict[Any, Handler]:
         _base.tolist: lambda args, kwargs: args[0].tolist(),
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
         _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+        # These would read the memory that the C++ side of a lazy tensor does not have.
+        _base.data_ptr: lambda args, kwargs: args[0].data_ptr(),
+        _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
+        _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
+        **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
         _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
         _base.is_set_to: _is_set_to,
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
@@ -123,5 +145,6 @@ def table() -> dict[Any, Handler]:
     }
 
 
+_ELEMENT_WISE = {name: getattr(_base, name) for name in ("apply_", "map_", "map2_")}
 _LIKE = tuple(getattr(torch._C._VariableFunctions, f"{name}_like") for name in (
     "empty", "zeros", "ones", "full", "rand", "randn", "randint"))

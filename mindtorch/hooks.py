@@ -27,7 +27,7 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .devices import device as mindtorch_device
-from .errors import LazyTensorError
+from .errors import LazyTensorError, UnsupportedOperationError
 from .modules import apply_to_module, assign_data
 
 log = logging.getLogger("mindtorch")
@@ -48,7 +48,7 @@ def enable() -> None:
         original = getattr(owner, name, None)
         if original is None:
             continue
-        hook = _hooks.CreationHook(original, creation.create)
+        hook = _hooks.CreationHook(original, creation.create, name in creation.FROM_DATA)
         functools.update_wrapper(hook, original)
         if id(original) in _script_names():
             _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
@@ -203,7 +203,18 @@ def _register() -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
+    torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]  # for good, as the name: see there
     _registered = True
+
+
+def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
+    if tensor.is_ours(kwargs.get("device")):
+        raise UnsupportedOperationError(
+            f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
+            "example torch.empty(n, dtype=torch.uint8, device=...)"
+        )
+    return torch._C.StorageBase.__new__(cls, *args, **kwargs)
 
 
 def _register_aten() -> None:
