@@ -47,6 +47,11 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         return func(tensor.to_plain(source, kwargs["device"], func.__name__), *args[1:], **kwargs)
     kwargs = dict(kwargs)
     index = tensor.index_of(kwargs.pop("device"))
+    target = kwargs.get("out")
+    if target is not None:
+        if _core.get_handle(target) is None or _core.device_index(target) != index:
+            raise RuntimeError(f"[{func.__name__}] expected out= on {tensor.torch_device(index)}, got {target.device}")
+        return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")

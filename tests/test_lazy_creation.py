@@ -274,6 +274,34 @@ def test_L2_bad_calls_fail_as_on_the_cpu() -> None:
         torch.zeros(2, device="remote_acceleratorx")
 
 
+WITH_OUT: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
+    "zeros": lambda d, out: torch.zeros(3, out=out, device=d),
+    "full": lambda d, out: torch.full((3,), 2.0, out=out, device=d, dtype=torch.float32),
+    "arange": lambda d, out: torch.arange(3, out=out, device=d),
+    "linspace": lambda d, out: torch.linspace(0, 1, 3, out=out, device=d),
+    "randn": lambda d, out: torch.randn(3, out=out, device=d),
+    "resized": lambda d, out: torch.ones(5, out=out, device=d),
+    "generator": lambda d, out: torch.randn(3, out=out, device=d, generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_L2_out_is_what_comes_back(name: str, same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        out = torch.full((3,), 7.0, device=d)
+        base = torch.full((4,), 7.0, device=d)
+        assert WITH_OUT[name](d, out) is out
+        return (out, base) if name == "resized" else (out, WITH_OUT[name](d, base[1:]), base)
+
+    same_as_eager(program)
+    with pytest.raises(RuntimeError, match=r"expected out= on remote_accelerator:0, got cpu"):
+        WITH_OUT[name](LAZY, torch.zeros(3))
+    with pytest.raises(RuntimeError, match=r"expected out= on remote_accelerator:0, got remote_accelerator:1"):
+        WITH_OUT[name](LAZY, torch.zeros(3, device="remote_accelerator:1"))
+    with pytest.raises(RuntimeError, match="does not match"):
+        torch.zeros(3, out=torch.zeros(3, device=LAZY), device=LAZY, dtype=torch.float64)
+
+
 def test_L2_generator_argument_draws_from_that_generator(same_bits: Callable[..., None]) -> None:
     expected = torch.randn(4, generator=torch.Generator().manual_seed(9))
     got = torch.randn(4, generator=torch.Generator().manual_seed(9), device=LAZY)
