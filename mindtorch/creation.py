@@ -25,6 +25,7 @@ FROM_DATA = ("tensor", "as_tensor", "asarray")
 EAGER = (*FROM_DATA, "complex", "from_file", "frombuffer", "sparse_coo_tensor", "sparse_csr_tensor",
          "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor", "empty_quantized",
          "_empty_affine_quantized", "_empty_per_channel_affine_quantized")
+NESTED = ("nested_tensor", "as_nested_tensor")
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
 _infos: dict[Any, Any] = {}
@@ -45,6 +46,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if func.__name__ in FROM_DATA and not is_ours(kwargs["device"]):
         source = args[0] if func.__name__ != "tensor" else args[0].detach()
         return func(tensor.to_plain(source, kwargs["device"], func.__name__), *args[1:], **kwargs)
+    if func.__name__ in NESTED:
+        return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)
     index = tensor.index_of(kwargs.pop("device"))
     target = kwargs.get("out")

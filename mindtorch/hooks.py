@@ -43,8 +43,9 @@ def enable() -> None:
         return
     _register()
     _torch_device._device_constructors()  # memoized with torch's own functions before their names are replaced
-    named = [(torch, name) for name in (*creation.RECORDED, *creation.EAGER)]
-    for owner, name in (*named, (torch.fft, "fftfreq"), (torch.fft, "rfftfreq")):
+    named: list[tuple[Any, str]] = [(torch, name) for name in (*creation.RECORDED, *creation.EAGER)]
+    named += [(torch.fft, "fftfreq"), (torch.fft, "rfftfreq"), *((torch.nested, name) for name in creation.NESTED)]
+    for owner, name in named:
         original = getattr(owner, name, None)
         if original is None:
             continue
