@@ -70,7 +70,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
     if _core.get_handle(target) is None or _core.get_handle(found) is not None or found.layout is not torch.strided:
         return found
-    if found.requires_grad or found.is_nested:
+    if found.requires_grad or found.is_nested or predict.wrapped(found):
         return found
     return _core.hold(found, _core.device_index(target), None, True)
 

@@ -21,7 +21,7 @@ from ._ext import lazy as _core
 from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
-from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet
+from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet, wrapped
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -32,6 +32,7 @@ __all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eager
 _NEVER_WHOLE = frozenset({
     "aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::instance_norm",
     "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
+    "aten::_add_batch_dim", "aten::_remove_batch_dim",  # torch's older vmap: wrappers, not values
 })
 fallback_counts: dict[str, int] = {}
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
@@ -153,7 +154,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
         if isinstance(a, torch.Tensor):
             if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
                 return a
-            if a.device.type != "cpu" or a.layout is not torch.strided or a.is_nested or a.is_quantized:
+            if a.device.type != "cpu" or _no_ordinary_cpu_tensor(a):
                 return a
             found = True
             with ExitStack() as stack:
@@ -344,13 +345,16 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything (SPEC D4)."""
     if info.name.removeprefix("aten::") in _CROSS_DEVICE:
         return
+    # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
+    made_below = isinstance(info.func, torch._ops.OpOverload) or (
+        torch._C._functorch.peek_interpreter_stack() is not None)
     first = ""
     for a in (*args, *(kwargs or {}).values()):
         for t in a if isinstance(a, (tuple, list)) else (a,):
             if not isinstance(t, torch.Tensor):
                 continue
             handle = _core.get_handle(t)
-            if handle is None and (t.dim() == 0 or _no_ordinary_cpu_tensor(t)):
+            if handle is None and (made_below or t.dim() == 0 or _no_ordinary_cpu_tensor(t)):
                 continue
             here = f"remote_accelerator:{_core.device_index(t)}" if handle is not None else str(t.device)
             if not first:
@@ -367,7 +371,7 @@ def _no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
     # inside.
     if t.is_nested or t.is_quantized or t.layout is not torch.strided:
         return True
-    return torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return wrapped(t)
 
 
 def show_log() -> None:

@@ -266,6 +266,14 @@ def _meta_tensor(handle: Any) -> torch.Tensor:
     return _core.set_view_bits(made, bits) if bits else made
 
 
+def wrapped(t: torch.Tensor) -> bool:
+    """True for the tensors of a torch.func transform or of torch's older vmap: what they stand for is inside."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(t) or torch._C._dispatch_keys(t).has(_BATCHED)
+
+
+_BATCHED = torch._C._parse_dispatch_key("Batched")
+
+
 def quiet(stack: ExitStack, grad: bool = False) -> None:
     """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
 
