@@ -35,6 +35,7 @@ cdef object below, detach, increment_version
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
+cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
 
 
 def init(hooks, torch):
@@ -66,6 +67,12 @@ def set_logging(bint on):
     """Call hooks.on_record(name, tensors' handle) for each captured op (GENIE_LOG_INTERCEPTS)."""
     global logging
     logging = on
+
+
+def draw_at_once(bint on):
+    """While on (calls nest), no call that draws random numbers is recorded: torch draws in C++ in between."""
+    global drawing_at_once
+    drawing_at_once += 1 if on else -1
 
 
 def counts():
@@ -328,7 +335,10 @@ cdef int _limit() except -1:
 cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     """Record the call if its arguments are constants and lazy tensors and its result can be inferred."""
     cdef uint32_t sid
-    cdef int status = encode_call(info, args, kwargs)
+    cdef int status
+    if drawing_at_once and info.random:
+        return NOT_RECORDED
+    status = encode_call(info, args, kwargs)
     if status:
         if status == MIXED or not dispatch:
             mixed_devices(info, args, kwargs)

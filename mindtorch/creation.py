@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import predict, tensor
+from . import predict, tensor, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -55,6 +55,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         if _core.get_handle(target) is None or _core.device_index(target) != index:
             raise RuntimeError(f"[{func.__name__}] expected out= on {tensor.torch_device(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
+    if func.__name__ in _RANDOM and torch._C._functorch.peek_interpreter_stack() is not None:
+        return transforms.draw(func, args, kwargs, index)
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.nn.modules.module
 import torch.utils.dlpack
+from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, processes, tensor
+from . import config, creation, files, handlers, processes, tensor, transforms
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -68,6 +69,7 @@ def enable() -> None:
     _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensor.TYPES))
     for owner in (torch, torch.utils.dlpack):
         _patch(owner, "to_dlpack", _to_dlpack)
+    _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
     _patch(torch.nn.Module, "to", _module_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)

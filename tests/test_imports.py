@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"config", "errors"},
     {"ops", "devices", "hardware", "lazy_device"},
     {"tensor", "intercept", "predict", "metadata", "handlers", "triggers", "backward"},
-    {"graph", "creation", "modules", "counters", "files", "processes", "hooks"},
+    {"graph", "creation", "modules", "counters", "files", "processes", "transforms", "hooks"},
     {"execute", "semantics", "optimize"},
     {"profile", "program", "configs", "inputs", "outcome"},
     {"__init__"},

@@ -53,6 +53,7 @@ class LocalExecutor(Executor):
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
         self._states = _States(self.device)
+        self._swapped_in: set[int] = set()
 
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def _default_generator(self) -> torch.Generator:
@@ -62,13 +63,18 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def rng(self, index: int) -> Iterator[None]:
-        """Swap the lazy device's generator state in for torch's default one, and back."""
+        """Swap the lazy device's generator state in for torch's default one, and back. Calls for one index nest."""
+        if index in self._swapped_in:
+            yield
+            return
         generator = self._default_generator()
         outside = generator.get_state()
         generator.set_state(self._states[index])
+        self._swapped_in.add(index)
         try:
             yield
         finally:
+            self._swapped_in.remove(index)
             self._states[index] = generator.get_state()
             generator.set_state(outside)
 

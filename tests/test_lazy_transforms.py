@@ -1,0 +1,177 @@
+"""torch.func on lazy tensors (SPEC L7): vmap, grad, jvp, vjp, Jacobians and their compositions, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import (
+    functional_call,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    stack_module_state,
+    vjp,
+    vmap,
+)  # fmt: skip
+from torch.nn import functional as F
+
+import mindtorch
+
+LAZY = "remote_accelerator:0"
+Same = Callable[..., None]
+
+
+def randn(d: str, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))).to(d)
+
+
+# Of a matrix, giving a matrix, a vector or a number.
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sin": torch.sin,
+    "matmul": lambda a: a @ a.T,
+    "softmax": lambda a: a.softmax(-1),
+    "layer_norm": lambda a: F.layer_norm(a, (4,)),
+    "in place": lambda a: a.sin().add_(1).mul_(a),
+    "made inside": lambda a: torch.zeros(3, 4, device=a.device) + a.new_ones(3, 4) + torch.zeros_like(a) + a,
+    "indexed": lambda a: torch.cat([a[0], a[torch.tensor([2, 1], device=a.device)].flatten()]),
+    "gathered": lambda a: a.gather(0, torch.zeros(1, 4, dtype=torch.int64, device=a.device)),
+    "where": lambda a: torch.where(a > 0, a, a * a),
+    "conv": lambda a: F.conv1d(a[None], torch.ones(2, 3, 2, device=a.device)),
+    "attention": lambda a: F.scaled_dot_product_attention(a[None], a[None], a[None]),
+    "cross entropy": lambda a: F.cross_entropy(a, torch.zeros(3, dtype=torch.int64, device=a.device)),
+    "sort": lambda a: a.sort().values.logsumexp(1),
+    "solve": lambda a: torch.linalg.solve(a @ a.T + torch.eye(3, device=a.device), a),
+    "scalar": lambda a: a * torch.tensor(2.0) + a.std(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_L7_transforms(name: str, same_as_eager: Same) -> None:
+    f = FUNCTIONS[name]
+
+    def total(a: torch.Tensor) -> torch.Tensor:
+        return f(a).square().sum()
+
+    def program(d: str) -> object:
+        x, t, batch = randn(d, 3, 4), randn(d, 4, 3).T, randn(d, 5, 3, 4)
+        out, pull = vjp(f, x)
+        along = linearize(f, x)[1]
+        w = batch.clone().requires_grad_()
+        vmap(f)(w).sum().backward()
+        return (
+            vmap(f)(batch), vmap(f, in_dims=2)(randn(d, 3, 4, 5)), vmap(vmap(f))(randn(d, 2, 2, 3, 4)), w.grad,
+            grad(total)(x), grad_and_value(total)(x), vmap(grad(total))(batch), hessian(total)(x), jvp(f, (x,), (t,)),
+            out, pull(torch.ones_like(out)), jacrev(f)(x), jacfwd(f)(x), along(t),
+            vmap(lambda a, b: jvp(f, (a,), (b,)))(batch, batch),
+        )  # fmt: skip
+
+    same_as_eager(program)
+
+
+def test_L7_transforms_of_modules(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 2))
+        models = [nn.Linear(4, 3).to(d) for _ in range(3)]
+        parameters = {k: v.detach() for k, v in model.to(d).named_parameters()}
+        x, y = randn(d, 6, 4), randn(d, 6, 2)
+
+        def loss(p: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (functional_call(model, p, (a,)) - b).square().mean()
+
+        stacked, _ = stack_module_state(models)
+        return (
+            functional_call(model, parameters, (x,)), grad(loss)(parameters, x, y),
+            vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x.view(3, 2, 4), y.view(3, 2, 2)),
+            jacrev(lambda p: functional_call(model, p, (x,)))(parameters),
+            jvp(lambda p: functional_call(model, p, (x,)), (parameters,), (parameters,)),
+            vmap(lambda p, a: functional_call(models[0], p, (a,)), in_dims=(0, None))(stacked, x),
+        )  # fmt: skip
+
+    same_as_eager(program)
+
+
+def test_L7_transforms_that_write(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x, out, w = randn(d, 5, 4), torch.zeros(5, 4, device=d), randn(d, 4)
+        view = x[1:]
+
+        def write(a: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+            a.mul_(w)[0] = 3
+            o.copy_(a)
+            return a.sum()
+
+        total = vmap(write)(view, out[1:])
+        with pytest.raises(RuntimeError, match=r"broadcast shape|vmap"):
+            vmap(lambda a: w.add_(a))(x)
+        return x, view, out, total, w
+
+    same_as_eager(program)
+
+
+RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "like": lambda a: a + torch.rand_like(a),
+    "dropout": lambda a: F.dropout(a, 0.5) + F.alpha_dropout(a, 0.5, True),
+    "made where it is": lambda a: a + torch.randn(4, device=a.device),
+    "in place": lambda a: torch.empty_like(a).normal_() + a.clone().uniform_(),
+    "permuted": lambda a: a[torch.randperm(4, device=a.device)],
+    "chosen": lambda a: torch.rand_like(a).argmax() + a,
+}
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_L7_random_numbers_under_vmap(name: str, randomness: str, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x = randn(d, 5, 4)
+        f = vmap(RANDOM[name], randomness=randomness)
+        chunks = vmap(RANDOM[name], randomness=randomness, chunk_size=2 if randomness == "different" else None)
+        return torch.randn(2, device=d), f(x), torch.randn(2, device=d), chunks(x), torch.randn(2, device=d)
+
+    same_as_eager(program)
+
+
+def test_L7_random_creation_on_the_named_device_under_vmap() -> None:
+    x, lazy = torch.ones(3, 4), torch.ones(3, 4, device=LAZY)
+
+    def draw(d: str, randomness: str) -> Any:
+        return vmap(lambda a: a + torch.randn(4, device=d), randomness=randomness)(x if d == "cpu" else lazy)
+
+    for randomness in ("same", "different"):
+        torch.manual_seed(3)
+        expected = draw("cpu", randomness)
+        torch.manual_seed(3)
+        got = draw(LAZY, randomness)
+        assert isinstance(got, mindtorch.LazyTensor) and torch.equal(got.cpu(), expected)
+    for d in ("cpu", LAZY):
+        with pytest.raises(RuntimeError, match="randomness error mode"):
+            draw(d, "error")
+
+
+def test_L7_the_cpus_generator_is_left_alone_by_vmap() -> None:
+    state = torch.get_rng_state()
+    vmap(lambda a: a + torch.rand_like(a) + F.dropout(a), randomness="different")(torch.ones(3, 4, device=LAZY))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_L7_batched_gradients(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x = randn(d, 4).requires_grad_()
+        g = torch.autograd.grad(x.sin() * x.sum(), x, torch.eye(4, device=d), is_grads_batched=True)
+        functional = torch.autograd.functional
+        return (
+            g, functional.jacobian(torch.sin, x, vectorize=True),
+            functional.jacobian(torch.sin, x, vectorize=True, strategy="forward-mode"),
+            functional.hessian(lambda a: (a.sin() * a).sum(), x, vectorize=True),
+            functional.jvp(torch.sin, x, x), functional.vhp(lambda a: (a.sin() * a).sum(), x, x),
+        )  # fmt: skip
+
+    same_as_eager(program)
