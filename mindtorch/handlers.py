@@ -13,7 +13,7 @@ from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours
 
-__all__ = ["lazy_gradient", "set_data", "table"]
+__all__ = ["lazy_gradient", "may_have_history", "set_data", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
 
@@ -22,10 +22,15 @@ def _unsure(args: tuple, kwargs: dict) -> Any:
     # From here on the tensor may require grad: its ops go through torch's autograd.
     if kwargs.get("requires_grad", args[-1]) is False:
         return NotImplemented
-    for t in predict.lazy_in(list(args)):
+    may_have_history(args)
+    return NotImplemented
+
+
+def may_have_history(tensors: Any) -> None:
+    """Lazy tensors among these are no longer taken to need no autograd, whatever was known when they were made."""
+    for t in predict.lazy_in(tensors):
         t._handle.no_grad = False
         _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
-    return NotImplemented
 
 
 def set_data(args: tuple, kwargs: dict) -> Any:

@@ -97,3 +97,36 @@ def test_L7_saying_again_that_no_gradient_is_wanted_keeps_an_operation_whole() -
     whole = mindtorch.stats()["recorded_whole"]
     assert (x + x).operation == "aten::add"
     assert mindtorch.stats()["recorded_whole"] == whole + 1
+
+
+INSIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "its input": lambda x: x.sin() * 2,
+    "its input's data": lambda x: torch.relu(x.detach()),
+    "a new tensor": lambda x: torch.ones(2, 2, device=x.device),
+    "data": lambda x: torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=x.device),
+    "a tensor that was on the CPU": lambda x: x.detach().cpu().to(x.device),
+    "a view of a new tensor": lambda x: torch.ones(4, device=x.device).view(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_L7_what_a_custom_function_computes_in_grad_mode(name: str, same_as_eager: Same) -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            with torch.enable_grad():
+                y = INSIDE[name](x)
+            return y, y.detach() * 2
+
+        @staticmethod
+        def backward(ctx, first, second):  # type: ignore[no-untyped-def]
+            return first * 3 + second
+
+    def program(d: str) -> object:
+        x = torch.arange(4.0, device=d).reshape(2, 2).requires_grad_()
+        y, z = Custom.apply(x)
+        loss = (y * y).sum() + torch.relu(z).sum()
+        loss.backward()
+        return x.grad, y, z, loss, type(y.grad_fn).__name__
+
+    same_as_eager(program)

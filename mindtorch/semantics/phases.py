@@ -10,6 +10,7 @@
 A step that raises ends when the same optimizer steps again.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ def patch() -> None:
     for place in _places:
         if place._engine_run_backward is _original:  # type: ignore[attr-defined]
             place._engine_run_backward = context.tracked_backward  # type: ignore[attr-defined]
+    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign,assignment]
     _handles.append(register_optimizer_step_pre_hook(_begin))
     _handles.append(register_optimizer_step_post_hook(_end))
 
@@ -50,7 +52,19 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     )  # fmt: skip
 
 
+_torch_apply = vars(torch.autograd.Function)["apply"]
+
+
+@functools.wraps(_torch_apply.__func__)
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; what a custom function returns may have got a gradient's history just now."""
+    out = _torch_apply.__func__(cls, *args, **kwargs)
+    handlers.may_have_history(out)
+    return out
+
+
 def unpatch() -> None:
+    torch.autograd.Function.apply = _torch_apply  # type: ignore[method-assign]
     for place in _places:
         if place._engine_run_backward is context.tracked_backward:  # type: ignore[attr-defined]
             place._engine_run_backward = _original  # type: ignore[attr-defined]
