@@ -578,6 +578,8 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
     """Record a creation call (no tensor inputs decide the device); None if it cannot be recorded."""
     global n_whole
     cdef uint32_t sid
+    if drawing_at_once and info.random:
+        return None
     if encode_call(info, args, kwargs):
         return None
     _append_device(device)

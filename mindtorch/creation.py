@@ -57,6 +57,11 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     if func.__name__ in _RANDOM and torch._C._functorch.peek_interpreter_stack() is not None:
         return transforms.draw(func, args, kwargs, index)
+    if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:
+        like = args[0]
+        if _core.device_index(like) != index:
+            like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.torch_device(index))
+        return func(like, *args[1:], **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")

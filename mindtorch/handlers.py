@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 from . import intercept, predict
+from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours
 
-__all__ = ["lazy_gradient", "may_have_history", "set_data", "table"]
+__all__ = ["lazy_gradient", "may_have_history", "set_data", "shape_only", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
+_CPU = torch.device("cpu")
 
 
 def _unsure(args: tuple, kwargs: dict) -> Any:
@@ -93,7 +95,9 @@ def _like(func: Any) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         device = kwargs.get("device")
         if device is None or is_ours(device):
-            return NotImplemented
+            if not kwargs.pop("requires_grad", False):
+                return NotImplemented
+            return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
         return func(like, *args[1:], **kwargs)
@@ -115,6 +119,45 @@ def _element_wise(name: str) -> Handler:
         return intercept.run_eagerly(info, (target, *others, function), {})
 
     return handler
+
+
+def shape_only() -> list[Any]:
+    """(overload, OpInfo) of the ops that ask a tensor for its shape and dtype only: they do not wait for its value."""
+    found = []
+    for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+                 "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"):
+        packet = getattr(torch.ops.aten, name)
+        for overload in (getattr(packet, o) for o in packet.overloads()):
+            arguments = overload._schema.arguments
+            if not any(a.is_out or a.name == "generator" for a in arguments) and not any(
+                "Tensor" in str(a.type) for a in arguments[1:]
+            ):
+                found.append((overload, _shape_only(overload, name)))
+    return found
+
+
+def _shape_only(overload: Any, name: str) -> Any:
+    random = name.startswith("rand")
+
+    def make(size: Any, stride: Any, of: torch.dtype, /, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return overload(torch.empty_strided(size, stride, dtype=of, device=device), *args, **kwargs)
+
+    made = _intern.OpInfo(overload, f"aten::{name}", _intern.RECORD, call=make, random=random)
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        handle, device = _core.get_handle(args[0]), kwargs.get("device")
+        if handle is None or kwargs.get("pin_memory") or (device is not None and not predict.same_device(device)):
+            return NotImplemented
+        dtype, size, stride, _offset, index = _core.meta_of(handle)
+        if name.startswith("new_"):
+            size, stride = (0,), (1,)
+        elif stride is None:
+            stride = args[0].stride()
+        options = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+        out = _intercept.record_creation(made, (size, stride, dtype, *args[1:]), {**options, "device": _CPU}, index)
+        return NotImplemented if out is None else out
+
+    return _intern.OpInfo(overload, f"aten::{name}", _intern.HANDLER, call=overload._op, random=random, handler=handler)
 
 
 def table() -> dict[Any, Handler]:

@@ -359,7 +359,12 @@ def _new_hook(name: str) -> Any:
         if lazy and name == "new_tensor":
             return creation.create(getattr(factory, "__wrapped__", factory), args,
                                    {"dtype": self.dtype, **kwargs, "device": self.device})
-        return _below(original, self, *args, **kwargs) if lazy else original(self, *args, **kwargs)
+        if not lazy:
+            return original(self, *args, **kwargs)
+        out = _below(original, self, *args, **kwargs)
+        if kwargs.get("requires_grad"):
+            handlers.may_have_history(out)  # set in C++, after the tensor was made
+        return out
 
     return hook
 

@@ -441,6 +441,8 @@ def _install() -> _tape.Tape:
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?")
         _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
+    for func, info in handlers.shape_only():
+        _intercept.register(func, info)
     for name, func in _BINARY.items():
         setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name, func in _REFLECTED.items():

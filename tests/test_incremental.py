@@ -139,8 +139,8 @@ def gradients(d: str) -> Any:
     v = torch.ones(2, device=d).requires_grad_()
     (w * 3 + v * 5).sum().backward()
     assert w.grad is not None and v.grad is not None
-    # Not the other gradient. The forward pass does run: its sum is what the `ones_like` that starts is like.
-    return [(w.grad, "ones ones mul mul add sum ones_like expand mul"), (v.grad, "mul")]
+    # Neither the other gradient nor the forward pass: of its sum, the `ones_like` that starts asks for the shape only.
+    return [(w.grad, "ones_like expand mul"), (v.grad, "mul")]
 
 
 def an_optimizer_step(d: str) -> Any:
@@ -149,8 +149,8 @@ def an_optimizer_step(d: str) -> Any:
     loss = (w * w).sum()
     loss.backward()
     optimizer.step()
-    # The loss reads what the step overwrites, but is only run first because somebody can still see it.
-    return [(w.detach(), None), (loss.detach(), ""), (w.grad, "")]
+    # The squares read what the step overwrites, so they run before it; their sum waits until somebody looks.
+    return [(w.detach(), None), (loss.detach(), "sum"), (w.grad, "")]
 
 
 PROGRAMS: list[Callable[[str], Any]] = [
@@ -306,3 +306,47 @@ def test_L15_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     (torch.ones(2, device=LAZY) + 1).cpu()
     assert mindtorch.stats()["trigger_lines"] == {"(other lines)": 2}
     triggers._places.pop(triggers.OTHER_PLACES)
+
+
+LIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": lambda x: torch.ones_like(x, dtype=torch.float64),
+    "empty_like": torch.empty_like,
+    "full_like": lambda x: torch.full_like(x, 3, memory_format=torch.contiguous_format),
+    "rand_like": torch.rand_like,
+    "randn_like": lambda x: torch.randn_like(x.t()),
+    "randint_like": lambda x: torch.randint_like(x, 2, 5),
+    "new_zeros": lambda x: x.new_zeros(2, 3),
+    "new_ones": lambda x: x.new_ones((2,), dtype=torch.int64),
+    "new_empty": lambda x: x.new_empty(2),
+    "new_full": lambda x: x.new_full((2,), 7.0, requires_grad=True),
+    "new_empty_strided": lambda x: x.new_empty_strided((2, 3), (1, 2)),
+    "zeros_like of a view": lambda x: torch.zeros_like(x[0]),
+    "zeros_like with a device": lambda x: torch.zeros_like(x, device=x.device),
+    "zeros_like that needs a gradient": lambda x: torch.zeros_like(x, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_L14_what_is_like_a_tensor_does_not_wait_for_it(name: str, ran: list[str], same_as_eager: Callable) -> None:
+    x = torch.full((3, 4), 2.0, device=LAZY).exp()
+    like = LIKE[name](x)
+    assert isinstance(like, mindtorch.LazyTensor) and like.operation == "aten::" + name.split()[0] and not ran
+    like.materialize()
+    assert ran == [name.split()[0]] and not x.materialized, ran
+
+    def program(d: str) -> object:
+        x = torch.full((3, 4), 2.0, device=d).exp()
+        like = LIKE[name](x)
+        if like.requires_grad:
+            (like * 2).sum().backward()
+        return (like.shape, like.stride(), like.dtype) if "empty" in name else (like, like.grad, x)
+
+    same_as_eager(program)
+
+
+def test_L14_what_is_like_a_tensor_on_another_device(ran: list[str]) -> None:
+    x = torch.full((3, 4), 2.0, device=LAZY).exp().t()
+    like = torch.ones_like(x, device="remote_accelerator:1")
+    assert str(like.device) == "remote_accelerator:1" and like.stride() == (1, 4)
+    assert like.sum().item() == 12.0 and ran == ["ones_like", "sum"]
