@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import predict, tensor, transforms
+from . import intercept, predict, tensor, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -80,6 +80,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
 
 def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
+    if func.__name__ in RECORDED:
+        intercept.note_fallback(f"aten::{func.__name__}")
     lazy = next((a for a in args if _core.get_handle(a) is not None), None)
     if lazy is not None and func.__name__ in FROM_DATA:
         dtype = kwargs.get("dtype") or lazy.dtype

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import types
 from contextlib import ExitStack
 from typing import Any
@@ -25,8 +26,10 @@ from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet, wr
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
-__all__ = ["describe", "infer", "lift", "mixed_devices", "on_record", "run_eagerly", "run_whole",
-           "set_runtime", "show_log"]
+__all__ = [
+    "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
+    "run_eagerly", "run_whole", "set_runtime", "show_log",
+]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
 # depend on state that is not part of the call.
 _NEVER_WHOLE = frozenset({
@@ -35,6 +38,7 @@ _NEVER_WHOLE = frozenset({
     "aten::_add_batch_dim", "aten::_remove_batch_dim",  # torch's older vmap: wrappers, not values
 })
 fallback_counts: dict[str, int] = {}
+_counting = threading.Lock()
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
 
 
@@ -170,6 +174,15 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
     return (new_args, new_kwargs) if found else None
 
 
+def note_fallback(name: str) -> None:
+    """Count a call that runs now because it cannot be recorded; the first of each op is logged."""
+    with _counting:
+        calls = fallback_counts.get(name, 0)
+        fallback_counts[name] = calls + 1
+    if not calls:
+        log.info("%s runs eagerly: it cannot be recorded", name)
+
+
 def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
     inputs: list[torch.Tensor] = []
@@ -178,9 +191,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         collect(a, position in info.writes, inputs, written)
     for key, a in kwargs.items():
         collect(a, key in info.writes, inputs, written)
-    if info.name not in fallback_counts:
-        log.info("%s runs eagerly: it cannot be recorded", info.name)
-    fallback_counts[info.name] = fallback_counts.get(info.name, 0) + 1
+    note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
     index = _core.device_index(inputs[0]) if inputs else 0
     values = _runtime.materialize(inputs, info.name, before, index if info.random else None)

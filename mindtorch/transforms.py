@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch import vmap as _torch_vmap
 
-from . import tensor
+from . import intercept, tensor
 from ._ext import intercept as _intercept
 from ._ext import lazy as _core
 
@@ -52,6 +52,7 @@ def _device_index(t: Any) -> int | None:
 
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     """What a random creation function makes inside a transform: vmap decides how many are drawn, or refuses."""
+    intercept.note_fallback(f"aten::{func.__name__}")
     tensor.materialize([], func.__name__, generator=index)
     with torch._C.DisableTorchFunction(), tensor.executor().rng(index):
         return _lazy_inside(func(*args, device=_CPU, **kwargs), index)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -335,3 +339,41 @@ def test_L8_sparse_and_quantized_results_stay_torchs_own() -> None:
     s = x.to_sparse()
     assert torch.equal(s.to_dense().cpu(), torch.eye(3))
     assert torch.equal(torch.sparse.mm(torch.eye(3).to_sparse(), torch.ones(3, 2)), torch.ones(3, 2))
+
+
+# ---- L11 -------------------------------------------------------------------------------------------------------------
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **environment}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
+    code = """
+        import threading, torch, mindtorch
+        d = "remote_accelerator:0"
+        x = torch.tensor([0.0, 1.0, 2.0], device=d)
+        def program():
+            for _ in range(5):
+                (x + 1).nonzero()
+                x[x > 0]
+                torch.rand(2, device=d, generator=torch.Generator())
+        threads = [threading.Thread(target=program) for _ in range(2)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        with torch.no_grad():
+            torch.linalg.svdvals(torch.ones(2, 2, device=d))
+        x.apply_(abs)
+        stats = mindtorch.stats()
+        print(sorted(stats["fallbacks"].items()), stats["ops_fallback"])
+        mindtorch.reset_stats()
+        x.nonzero()
+        print(mindtorch.stats()["fallbacks"])
+    """
+    on, off = run(code, GENIE_LOG_INTERCEPTS="1"), run(code)
+    counts = {"aten::index": 10, "aten::linalg_svdvals": 1, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
+    assert on.stdout == off.stdout == f"{list(counts.items())} 32\n{{'aten::nonzero': 1}}\n"
+    lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
+    assert sorted(line.split()[0] for line in lines) == sorted(counts), "once per op, also after reset_stats()"
+    assert "captured aten::gt" in on.stderr and not off.stderr
