@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import types
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ _NEVER_WHOLE = frozenset({
 })
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
+os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
 
 

@@ -8,6 +8,7 @@ that ``Module.to`` can keep a parameter's identity).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -227,6 +228,8 @@ TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
 
 # ---- materialization -------------------------------------------------------------------------------------------------
 lock = threading.RLock()
+# A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _submit: Callable[[Any], None] | None = None
 _executor: Any = None
 _default_executor: Callable[[], Any] | None = None

@@ -377,3 +377,30 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
     lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
     assert sorted(line.split()[0] for line in lines) == sorted(counts), "once per op, also after reset_stats()"
     assert "captured aten::gt" in on.stderr and not off.stderr
+
+
+def test_L7_a_fork_while_another_thread_runs_something() -> None:
+    code = """
+        import os, signal, threading, torch, mindtorch
+        torch.set_num_threads(1)
+        d, stop = "remote_accelerator:0", threading.Event()
+        def record():
+            while not stop.is_set():
+                (torch.ones(3, device=d) + 1).cumsum(0).sum().item()
+        thread = threading.Thread(target=record)
+        thread.start()
+        failed = 0
+        for n in range(40):
+            x = (torch.full((4,), float(n), device=d) * 2).cumsum(0)
+            child = os.fork()
+            if not child:
+                signal.alarm(60)
+                os._exit(0 if x.tolist() == [2.0 * n * k for k in range(1, 5)] else 1)
+            failed += os.waitpid(child, 0)[1] != 0
+            if failed:
+                break
+        stop.set()
+        thread.join()
+        print(failed)
+    """
+    assert run(code).stdout == "0\n"
