@@ -157,5 +157,5 @@ def printable(text: str) -> str:
 
 def canvas() -> Canvas:
     """For stdout as it is: colours only on a terminal without NO_COLOR, ASCII where the encoding has no boxes."""
-    color = (_on_terminal() and not os.environ.get("NO_COLOR")) or bool(os.environ.get("FORCE_COLOR"))
+    color = not os.environ.get("NO_COLOR") and (_on_terminal() or bool(os.environ.get("FORCE_COLOR")))
     return Canvas(terminal_width(), color, plain=not _shows_boxes())

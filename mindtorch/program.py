@@ -57,7 +57,7 @@ class Program:
         if not os.access(path, os.R_OK):
             raise UsageError(f"{path} cannot be read (permission denied)")
         if kind == "model" and not name:
-            raise UsageError(f"{target}: nothing after ':'{_candidates_text(path)}")
+            raise UsageError(f"{path}: expected the name of a model after the colon, got none{_candidates_text(path)}")
         if kind == "script" and inputs:
             raise UsageError(f"--input is for a model ({path}:name), not for a script{_candidates_text(path)}")
         if kind != "script" and script_args:

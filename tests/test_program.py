@@ -254,7 +254,7 @@ def test_C1_named_and_integer_inputs(write):
      ("build", [], ["forward(x, mask=None)", "no --input", "--input [NAME=]SHAPE"]),
      ("build", ["1x4", "1x4", "1x4"], ["too many", "1x4 (float32), 1x4 (float32)"]),
      ("build", ["y=1x4"], ["y=1x4", "forward(x"]),
-     ("", [], ["nothing after ':'", "build"])],
+     ("", [], ["expected the name of a model after the colon", "build"])],
 )  # fmt: skip
 def test_C1_bad_model_requests(write, name, inputs, words):
     with pytest.raises(UsageError) as caught:

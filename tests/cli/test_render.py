@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from mindtorch.cli import tree, units
-from mindtorch.cli.render import Canvas
+from mindtorch.cli.render import Canvas, canvas
 from mindtorch.cli.report import View, render_report, suggest
 
 LONG = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -174,6 +174,19 @@ def test_C2_interrupted_is_said():
 def test_C8_colours_only_when_asked():
     assert "\x1b" not in render(make_report())
     assert "\x1b[" in render(make_report(), color=True)
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [
+    ({}, False), ({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+    ({"NO_COLOR": "", "FORCE_COLOR": "1"}, True),
+])
+def test_C8_no_color_wins_over_force_color(monkeypatch, variables, coloured):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    drawn = render_report(make_report(), canvas(), View(), "model.py", [])
+    assert ("\x1b[" in drawn) is coloured
 
 
 def test_C8_names_cannot_smuggle_escape_sequences():
