@@ -140,7 +140,9 @@ def _shape_only(overload: Any, name: str) -> Any:
     random = name.startswith("rand")
 
     def make(size: Any, stride: Any, of: torch.dtype, /, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        return overload(torch.empty_strided(size, stride, dtype=of, device=device), *args, **kwargs)
+        # Torch's meta functions predict other strides for sizes of 1 than its kernels give: ask the kernels.
+        at = _CPU if device.type == "meta" and _core.canonical(size, stride) is not None else device
+        return overload(torch.empty_strided(size, stride, dtype=of, device=at), *args, device=device, **kwargs)
 
     made = _intern.OpInfo(overload, f"aten::{name}", _intern.RECORD, call=make, random=random)
 

@@ -350,3 +350,14 @@ def test_L14_what_is_like_a_tensor_on_another_device(ran: list[str]) -> None:
     like = torch.ones_like(x, device="remote_accelerator:1")
     assert str(like.device) == "remote_accelerator:1" and like.stride() == (1, 4)
     assert like.sum().item() == 12.0 and ran == ["ones_like", "sum"]
+
+
+def test_L3_what_is_like_a_tensor_is_laid_out_like_it(same_as_eager: Callable) -> None:
+    def program(d: str) -> object:
+        made = []
+        for size, stride in (((3, 1), (1, 7)), ((2, 1, 2), (2, 4, 1)), ((3, 4), (0, 1)), ((2, 3, 4), (3, 1, 6))):
+            x = torch.empty_strided(size, stride, device=d).fill_(1)
+            made += [torch.zeros_like(x), torch.rand_like(x), torch.full_like(x, 2), x.new_ones(size)]
+        return [m.stride() for m in made], made
+
+    same_as_eager(program)
