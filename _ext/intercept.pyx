@@ -326,7 +326,7 @@ cdef int _limit() except -1:
         # The generator must advance even if nobody reads the numbers: draw them now, so that they don't pile up.
         tape.waiting_draws = 0
         tape.on_draws()
-    if tape.n_pending >= tape.max_pending and tape.on_limit is not None:
+    if (tape.n_pending >= tape.max_pending or tape.waiting > tape.max_waiting) and tape.on_limit is not None:
         tape.on_limit()
         tape.rearm()
     return 0

@@ -178,8 +178,12 @@ cdef class Interner:
         size = self._share(size, False)
         if stride is not None:
             stride = self._share(stride, True)
+        nbytes = getattr(dtype, "itemsize", 1)
+        for n in size:
+            nbytes *= n
         mid = self._free_id(False)
         m = &self.metas[mid]
+        m.nbytes = min(nbytes, <uint64_t>0xFFFFFFFFFFFFFFFF)
         m.dtype = <PyObject*>dtype
         Py_INCREF(size)
         m.size = <PyObject*>size

@@ -9,6 +9,7 @@ cdef struct MetaS:
     PyObject* size         # owned torch.Size
     PyObject* stride       # owned tuple; NULL when the tensor is contiguous
     int64_t offset         # storage offset in elements
+    uint64_t nbytes        # of its elements
     uint32_t hash
     int8_t device          # index of the remote_accelerator device, 0 … MAX_DEVICES - 1
     uint8_t bits           # MetaBit

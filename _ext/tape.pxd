@@ -43,6 +43,7 @@ cdef class Tape:
     cdef size_t live_chunks
     cdef uint64_t sweep_at       # pending count that triggers the next sweep
     cdef readonly uint64_t max_pending
+    cdef readonly uint64_t waiting, max_waiting     # bytes of values that only pending records keep: seen, allowed
     cdef uint32_t rng_slot[MAX_DEVICES]  # per device that draws, the slot standing for its generator's state; else 0
     cdef uint32_t n_rngs
     cdef Vec work, trash, touched

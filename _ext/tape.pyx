@@ -40,7 +40,7 @@ cdef void _assert_sizes() noexcept:
     # Compile-time: the build fails when a struct outgrows its budget (SPEC S5: record <= 40 aimed at).
     MT_ASSERT(sizeof(Record) == 28)
     MT_ASSERT(sizeof(Slot) == 16)
-    MT_ASSERT(sizeof(MetaS) == 40)
+    MT_ASSERT(sizeof(MetaS) == 48)
     MT_ASSERT(sizeof(SigS) == 32)
 
 
@@ -61,9 +61,10 @@ cdef int vec_push(Vec* v, uint64_t x) except -1:
 
 @cython.final
 cdef class Tape:
-    def __cinit__(self, Interner interner, max_pending=1 << 21, bint retain=False):
+    def __cinit__(self, Interner interner, max_pending=1 << 21, bint retain=False, max_waiting=1 << 30):
         self.interner = interner
         self.max_pending = max_pending
+        self.max_waiting = max_waiting
         self.retain = retain
         self.sweep_at = min(<uint64_t>SWEEP_MIN, self.max_pending)
         self.n_slots = 1           # slot 0 means "none"
@@ -357,6 +358,7 @@ cdef class Tape:
             self.chunk0 += k
         if self.n_pending == 0:
             self.head = self.tail
+            self.waiting = 0
             return
         while self.head < self.tail:
             r = self.record(self.head)
@@ -708,8 +710,17 @@ cdef class Handle:
         raise TypeError("Handle is made by the engine")
 
     def __dealloc__(self):
+        cdef MetaS* m
+        cdef Slot* s
         if self.tape is not None:
-            unref(&self.tape.interner.metas[self.meta].refs)
+            m = &self.tape.interner.metas[self.meta]
+            s = self.tape.slot(self.slot)
+            if s.users and s.handles == 1 and not s.flags & SLOT_PENDING:
+                # The program has let go of a computed value that pending records still want.
+                self.tape.waiting += m.nbytes
+                if self.tape.waiting > self.tape.max_waiting:
+                    self.tape.sweep_at = 0     # the next recording looks at it
+            unref(&m.refs)
             if self.sig:
                 unref(&self.tape.interner.sigs[self.sig].refs)
             self.tape.handle_died(self.slot)

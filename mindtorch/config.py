@@ -13,7 +13,7 @@ _TRUE = {"1", "true", "yes", "on"}
 def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
-        auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, unsupported,
+        auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
         _check_executor_device,
     ):  # fmt: skip
         read()
@@ -57,6 +57,14 @@ def max_pending_ops() -> int:
     value = os.environ.get("GENIE_MAX_PENDING_OPS", "2097152")
     if not value.isdecimal() or int(value) < 1:
         raise UsageError(f"GENIE_MAX_PENDING_OPS: expected a positive number of ops, got {value!r}")
+    return int(value)
+
+
+def max_pending_bytes() -> int:
+    """``GENIE_MAX_PENDING_BYTES`` (default 1 GiB): values that only recorded ops keep alive, before they are run."""
+    value = os.environ.get("GENIE_MAX_PENDING_BYTES", "1073741824")
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"GENIE_MAX_PENDING_BYTES: expected a positive number of bytes, got {value!r}")
     return int(value)
 
 

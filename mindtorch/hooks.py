@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, processes, tensor, transforms
+from . import config, creation, files, handlers, predict, processes, tensor, transforms
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -417,6 +417,7 @@ def _set_default_dtype(d: torch.dtype) -> None:
         # Some recorded calls (int / int, sqrt of an int tensor) give the default dtype: run them under the old one.
         tensor.flush("set_default_dtype")
         _core.forget_calls()
+        predict.forget()
     _torch_set_default_dtype(d)
 
 

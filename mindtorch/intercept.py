@@ -60,7 +60,8 @@ def describe(func: Any, dispatch: bool) -> Any:
         guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
         row = ops.row(name)
         whole = row is not None and (row.whole or row.values_backward)
-        return _intern.OpInfo(func, name, _intern.RECORD, handler=guard, whole=whole, writes=("out",) if whole else ())
+        return _intern.OpInfo(func, name, _intern.RECORD, handler=guard, whole=whole, writes=("out",) if whole else (),
+                              pointwise=any(torch.Tag.pointwise in o.tags for o in _overloads(name)))
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
@@ -100,9 +101,16 @@ def _can_record_whole(func: Any, name: str) -> bool:
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if packet is None:
         return False
-    overloads = [getattr(packet, o) for o in packet.overloads()]
+    overloads = _overloads(name)
     pure = [o for o in overloads if not any(a.is_out for a in o._schema.arguments)]
     return bool(pure) and all(_is_pure(o) for o in pure)
+
+
+def _overloads(name: str) -> list[Any]:
+    """Overloads that take tensors. TorchScript has others, for numbers only (``aten::add.int``)."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    return [o for o in (getattr(packet, o) for o in packet.overloads())
+            if any("Tensor" in str(a.type) for a in o._schema.arguments)]
 
 
 def _is_pure(overload: Any) -> bool:

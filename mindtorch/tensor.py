@@ -434,7 +434,8 @@ _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
 def _install() -> _tape.Tape:
-    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops())
+    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(),
+                      max_waiting=config.max_pending_bytes())
     main.on_limit = lambda: flush("limit")
     main.on_draws = lambda: draw("unread draws")
     offset = _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, torch=torch)

@@ -362,8 +362,6 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
         threads = [threading.Thread(target=program) for _ in range(2)]
         for t in threads: t.start()
         for t in threads: t.join()
-        with torch.no_grad():
-            torch.linalg.svdvals(torch.ones(2, 2, device=d))
         x.apply_(abs)
         stats = mindtorch.stats()
         print(sorted(stats["fallbacks"].items()), stats["ops_fallback"])
@@ -372,8 +370,8 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
         print(mindtorch.stats()["fallbacks"])
     """
     on, off = run(code, GENIE_LOG_INTERCEPTS="1"), run(code)
-    counts = {"aten::index": 10, "aten::linalg_svdvals": 1, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
-    assert on.stdout == off.stdout == f"{list(counts.items())} 32\n{{'aten::nonzero': 1}}\n"
+    counts = {"aten::index": 10, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
+    assert on.stdout == off.stdout == f"{list(counts.items())} 31\n{{'aten::nonzero': 1}}\n"
     lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
     assert sorted(line.split()[0] for line in lines) == sorted(counts), "once per op, also after reset_stats()"
     assert "captured aten::gt" in on.stderr and not off.stderr

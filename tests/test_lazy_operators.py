@@ -158,6 +158,24 @@ def test_L6_indexing_with_a_mask_runs(same_as_eager: Same) -> None:
     assert mindtorch.stats()["fallbacks"]["aten::index"] == 2
 
 
+def test_L7_values_that_linear_algebra_refuses_are_refused_at_the_call(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.ones(3, 3).to(device)
+        a[0, 0] = 0.5
+        jitter, tries = 1e-6, 0
+        while True:  # as Gaussian processes do
+            try:
+                return torch.linalg.cholesky(a + jitter * torch.eye(3).to(device)), tries
+            except torch.linalg.LinAlgError:
+                jitter, tries = jitter * 10, tries + 1
+
+    same_as_eager(program)
+    for call in (torch.linalg.inv, torch.linalg.solve, torch.inverse, torch.cholesky, torch.linalg.lu_factor):
+        singular = torch.zeros(2, 2, device="remote_accelerator")
+        with pytest.raises(RuntimeError, match=r"zero|singular|positive-definite"):
+            call(*(singular,) * (2 if call is torch.linalg.solve else 1))
+
+
 def test_L9_an_index_out_of_range_is_told_where_it_was_recorded() -> None:
     x = torch.zeros(5, device="remote_accelerator")
     y = x[torch.tensor([7])]

@@ -334,16 +334,43 @@ def test_L6_a_limit_on_pending_ops_runs_them() -> None:
     assert done.stdout == "ok\n", done.stderr
 
 
+def test_L6_the_limit_on_bytes_runs_what_keeps_them() -> None:
+    code = """
+        import gc, weakref, torch, mindtorch
+        L = "remote_accelerator:0"
+        plan = mindtorch.tensor.tape
+        correct, most = torch.zeros((), device=L, dtype=torch.long), 0
+        for i in range(100):
+            batch = torch.full((1000,), float(i % 2)).to(L)   # 4,000 bytes, which the program lets go of
+            correct += (batch > 0).sum()
+            most = max(most, plan.waiting)
+        limits = mindtorch.stats()["triggers"]["limit"]
+        assert 6 <= limits <= 9, limits                # about 396,000 bytes were kept waiting, 50,000 are allowed
+        assert most <= 50_000 + 4_000, most
+        assert correct.item() == 50_000
+        print("ok")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GENIE_MAX_PENDING_BYTES": "50000"},
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many", ""])
-def test_L6_a_bad_limit_is_refused_by_name(value: str) -> None:
+@pytest.mark.parametrize("name", ["GENIE_MAX_PENDING_OPS", "GENIE_MAX_PENDING_BYTES"])
+def test_L6_a_bad_limit_is_refused_by_name(name: str, value: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import mindtorch"],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "GENIE_MAX_PENDING_OPS": value},
+        env={**os.environ, name: value},
     )
-    assert done.returncode != 0 and "GENIE_MAX_PENDING_OPS: expected a positive number" in done.stderr
+    assert done.returncode != 0 and f"{name}: expected a positive number" in done.stderr
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -85,16 +85,23 @@ ROWS: list[OpRow] = [
     *ops(
         "other",
         None,
-        "cholesky cholesky_solve _cholesky_solve_helper det logdet slogdet inverse pinverse qr "
+        "cholesky_solve _cholesky_solve_helper det logdet slogdet pinverse qr "
         "orgqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
-        "linalg_cholesky linalg_cholesky_ex linalg_det linalg_eigh "
-        "linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve "
-        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_matrix_exp "
-        "linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular "
-        "linalg_tensorinv linalg_tensorsolve linalg_vander _linalg_det _linalg_eigh _linalg_eigvals "
-        "_linalg_slogdet _linalg_solve_ex _linalg_check_errors vander corrcoef cov "
+        "linalg_cholesky_ex linalg_det linalg_eigh "
+        "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve "
+        "linalg_lu linalg_lu_factor_ex linalg_matrix_exp "
+        "linalg_qr linalg_slogdet linalg_solve_ex linalg_solve_triangular linalg_vander "
+        "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex vander corrcoef cov "
         "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
         "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
+    ),
+    # Programs catch what these raise about their values (a matrix that is singular or not positive definite).
+    *ops(
+        "other",
+        None,
+        "_linalg_check_errors cholesky inverse linalg_cholesky linalg_inv linalg_ldl_factor linalg_lu_factor "
+        "linalg_solve linalg_tensorinv linalg_tensorsolve",
+        eager=True,
     ),
     op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
     op("ormqr", "other", probe=True, values_backward=True),
