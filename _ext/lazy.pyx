@@ -209,6 +209,13 @@ def same_root(Handle a, Handle b):
     return tape.slot(a.slot).root == tape.slot(b.slot).root
 
 
+def is_alone(Handle h):
+    """True when nothing else names, reads or views the value, and it fills its storage."""
+    cdef Slot* s = tape.slot(h.slot)
+    cdef MetaS* m = &tape.interner.metas[h.meta]
+    return s.handles <= 1 and not s.users and s.root == h.slot and not m.offset and not m.stride and not m.bits
+
+
 def unshare(Handle h):
     """Give `h` a value of its own, sharing storage, if other tensors name the same one; it must be computed."""
     cdef Slot* s = tape.slot(h.slot)

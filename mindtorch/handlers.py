@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours
 
-__all__ = ["lazy_gradient", "may_have_history", "set_data", "shape_only", "table"]
+__all__ = ["lazy_gradient", "lend_storage", "may_have_history", "set_data", "set_sources", "shape_only", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
 _CPU = torch.device("cpu")
@@ -47,6 +48,36 @@ def set_data(args: tuple, kwargs: dict) -> Any:
     _core.rebind(target._handle, source._handle)
     target._handle.no_grad = False
     return None
+
+
+_storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # handed out: whose they are
+
+
+def lend_storage(t: Any, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Remember whose storage this is, for a ``set_`` that names it."""
+    _storages[storage._cdata] = t
+    return storage
+
+
+def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None:
+    """The arguments of ``target.set_(...)`` with one tensor of ours in place of a storage, or a source and sizes.
+
+    None: as they are. Torch itself would take the storage from the source in C++, where a lazy tensor has none.
+    """
+    source, *rest = (*args, *kwargs.values()) or (None,)
+    if isinstance(source, (torch.UntypedStorage, torch.TypedStorage)):
+        untyped = source if isinstance(source, torch.UntypedStorage) else source._untyped_storage
+        source = _storages.get(untyped._cdata)
+        if source is not None:
+            source = source.detach()
+            source = source if source.dtype is target.dtype else source.view(target.dtype)
+            rest = rest or [0, (untyped.nbytes() // target.element_size(),), (1,)]
+    if _core.get_handle(source) is None or not rest:
+        return None
+    offset, size, *stride = rest
+    contiguous = torch.empty(size, device="meta").stride()
+    with torch.no_grad():
+        return (source.detach().as_strided(size, stride[0] if stride else contiguous, offset),)
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:

@@ -164,10 +164,16 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
         return materialize([self], "data_ptr")[0].data_ptr()
 
     def untyped_storage(self) -> Any:
-        return materialize([self], "storage")[0].untyped_storage()
+        return handlers.lend_storage(self, materialize([self], "storage")[0].untyped_storage())
 
     def storage(self) -> Any:
-        return materialize([self], "storage")[0].storage()
+        storage = materialize([self], "storage")[0].storage()
+        handlers.lend_storage(self, storage._untyped_storage)
+        return storage
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        given = handlers.set_sources(self, args, kwargs)  # torch hands this method to no __torch_function__
+        return _base.set_(self, *args, **kwargs) if given is None else _base.set_(self, *given)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
@@ -187,7 +193,9 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
                 "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
             )
         with torch.no_grad():
-            copied = self.detach().clone()
+            # Torch clones parameters, and copies the whole storage of other tensors.
+            simple = isinstance(self, torch.nn.Parameter) or _core.is_alone(self._handle)
+            copied = self.detach().clone() if simple else _copy_with_storage(self, memo)
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         else:
@@ -205,7 +213,9 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
-        plain = _copy_out(self.detach(), "pickle").requires_grad_(self.requires_grad)
+        value = materialize([self.detach()], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
+        plain = value.detach() if value.device.type == "cpu" else value.cpu()
+        plain.requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         return plain.__reduce_ex__(protocol)
@@ -341,6 +351,21 @@ def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
     with torch._C.DisableTorchFunction(), torch.no_grad():
         out = value.to("cpu")
         return out.clone() if out is value else out
+
+
+def _copy_with_storage(t: LazyTensor, memo: dict) -> Any:
+    """A copy of a tensor that shares its storage, or takes part of it: as torch's deepcopy, the whole storage is copied,
+    once."""
+    value = materialize([t], "deepcopy")[0]
+    key = ("mindtorch storage", value.untyped_storage()._cdata)
+    index = _core.device_index(t)
+    with torch._C.DisableTorchFunction():
+        if key not in memo:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage().clone())
+            memo[key] = _core.hold(whole, index, None, True)
+        storage = _core.value(_core.get_handle(memo[key])).untyped_storage()
+        made = value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())
+        return _core.hold(_core.set_view_bits(made, _core.view_bits(value)), index, memo[key], True)
 
 
 class _ToPlain(torch.autograd.Function):
