@@ -80,6 +80,44 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
         return (source.detach().as_strided(size, stride[0] if stride else contiguous, offset),)
 
 
+def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -> torch.Tensor:
+    """``count`` rows of padding, with ``rows`` at these places among them. Differentiable.
+
+    For functions of torch's that make their result in C++, on what it takes for the data's device.
+    """
+    at = torch.tensor(places, dtype=torch.int64, device=rows.device)
+    return rows.new_full((count, *rows.shape[1:]), padding).index_copy(0, at, rows)
+
+
+def _pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0,
+                  padding_side: str = "right") -> Any:
+    if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
+        return NotImplemented  # torch says what is wrong
+    longest, batch = max(len(t) for t in sequences), len(sequences)
+    places = []
+    for i, t in enumerate(sequences):
+        begin = longest - len(t) if padding_side == "left" else 0
+        places += [i * longest + k if batch_first else k * batch + i for k in range(begin, begin + len(t))]
+    spread = _spread(torch.cat(tuple(sequences)), places, longest * batch, padding_value)
+    return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
+
+
+def _pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float,
+                         total_length: int) -> Any:
+    if _core.get_handle(data) is None:
+        return NotImplemented
+    sizes = batch_sizes.tolist()
+    longest, batch = len(sizes), sizes[0]
+    if 0 < total_length < longest:
+        raise RuntimeError("Expected total_length to be at least the length of the longest sequence in input, but got "
+                           f"total_length={total_length} and max sequence length being {longest}")
+    length = max(total_length, longest)
+    places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
+    padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
+    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (_core.get_handle(t) for t in (*args, *kwargs.values()))
     if a is None or b is None:
@@ -220,6 +258,8 @@ def table() -> dict[Any, Handler]:
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
         T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
+        torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
+        torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
         _base.tensor_split: _split,
         torch._C._VariableFunctions.tensor_split: _split,
         **{func: _like(func) for func in _LIKE},

@@ -354,8 +354,7 @@ def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
 
 
 def _copy_with_storage(t: LazyTensor, memo: dict) -> Any:
-    """A copy of a tensor that shares its storage, or takes part of it: as torch's deepcopy, the whole storage is copied,
-    once."""
+    """A copy of a tensor that shares its storage, or takes part of it: the whole storage is copied, once per memo."""
     value = materialize([t], "deepcopy")[0]
     key = ("mindtorch storage", value.untyped_storage()._cdata)
     index = _core.device_index(t)

@@ -1,0 +1,53 @@
+"""SPEC L7: sequences of several lengths, packed and padded, are on the lazy device what they are on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence, unpack_sequence
+
+Same = Callable[..., None]
+
+
+@pytest.mark.parametrize("cell", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("total_length", [None, 7])
+@pytest.mark.parametrize("grad", [False, True])
+def test_L7_packed_sequences(cell: type, batch_first: bool, total_length: int | None, grad: bool,
+                             same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        net = cell(2, 3).to(device)
+        sequences = [torch.randn(n, 2).to(device).requires_grad_(grad) for n in (3, 5, 2)]
+        with torch.set_grad_enabled(grad):
+            packed = pack_sequence(sequences, enforce_sorted=False)
+            out, hidden = net(packed)
+            padded, lengths = pad_packed_sequence(out, batch_first, -1.5, total_length)
+        assert padded.device == packed.data.device == sequences[0].device and lengths.device.type == "cpu"
+        gradients = torch.autograd.grad((padded * 2).sum(), [*sequences, *net.parameters()]) if grad else ()
+        return padded, padded.stride(), lengths.tolist(), hidden, unpack_sequence(out), gradients
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("grad", [False, True])
+def test_L7_padded_sequences(side: str, batch_first: bool, shape: tuple, grad: bool, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        sequences = [torch.randn(n, *shape).to(device).requires_grad_(grad) for n in (3, 1, 2)]
+        padded = pad_sequence(sequences, batch_first=batch_first, padding_value=0.5, padding_side=side)
+        gradients = torch.autograd.grad(padded.square().sum(), sequences) if grad else ()
+        return padded, padded.stride(), gradients
+
+    same_as_eager(program)
+
+
+def test_L9_a_total_length_that_is_too_short_is_refused() -> None:
+    packed = pack_sequence([torch.ones(3, 2, device="remote_accelerator")])
+    with pytest.raises(ValueError, match="total_length=2 and max sequence length being 3"):
+        pad_packed_sequence(packed, total_length=2)
+    with pytest.raises(RuntimeError, match="total_length=2 and max sequence length being 3"):
+        torch._VF._pad_packed_sequence(packed.data, packed.batch_sizes, False, 0.0, 2)
