@@ -487,10 +487,11 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
     cdef object out
     cdef Handle h
     if func is detach and PyTuple_GET_SIZE(args) == 1:
-        # Autograd detaches every output it saves. The same value under another name: no record.
+        # Autograd detaches every output it saves. The same value under another name: no record. It is not certain to
+        # need no gradient: autograd gives a saved output its history back (handlers.py knows when the program asks).
         h = handle_of(<object>PyTuple_GET_ITEM(args, 0))
         if h is not None:
-            out = rename(h, PyObject_CallNoArgs(grad_enabled))
+            out = rename(h, False)
             if out is not None:
                 return out
     if info.kind == KIND_RECORD:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import intercept, predict
 from ._ext import intercept as _intercept
@@ -116,6 +117,15 @@ def _pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, batch_fi
     padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
     lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)])
     return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _detach(args: tuple, kwargs: dict) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        out = _base.detach(*args, **kwargs)
+    handle = _core.get_handle(out)
+    if handle is not None and torch.is_grad_enabled() and forward_ad._current_level < 0:
+        handle.no_grad = True  # known here only: below, autograd may give what it detaches a history
+    return out
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
@@ -260,6 +270,7 @@ def table() -> dict[Any, Handler]:
         T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
         torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
         torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
+        _base.detach: _detach,
         _base.tensor_split: _split,
         torch._C._VariableFunctions.tensor_split: _split,
         **{func: _like(func) for func in _LIKE},

@@ -57,6 +57,14 @@ def grad_function(d: str) -> object:
     return g, h, x.grad is None
 
 
+def grad_of_a_grad_of_saved_outputs(d: str) -> object:
+    x = leaf(d)
+    y = (x.exp().tanh() * x.sigmoid()).sqrt().sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    (h,) = torch.autograd.grad((g * g.detach()).sum() + g.exp().sum(), x, create_graph=True)
+    return g, h, torch.autograd.grad(h.sum(), x)
+
+
 def grad_of_unused(d: str) -> object:
     x, y = leaf(d), leaf(d)
     g = torch.autograd.grad(x.sum(), [x, y], allow_unused=True)
@@ -333,6 +341,7 @@ PROGRAMS = [
     backward_with_a_gradient,
     backward_inputs,
     grad_function,
+    grad_of_a_grad_of_saved_outputs,
     grad_of_unused,
     gradient_through_views_and_writes,
     retain_grad,
