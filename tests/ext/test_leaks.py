@@ -130,7 +130,7 @@ def test_S5_a_program_that_repeats_itself_keeps_nothing(program: Callable[[torch
     assert min(grown) < times // 2, f"blocks of memory more after {times} repetitions each: {grown}"
     assert min(gained) < times // 2, f"references gained by {times} repetitions each: {gained}"
     assert (after["values"], after["pending"]) == (before["values"], before["pending"])
-    assert after["bytes_held"] <= before["bytes_held"] * 1.05 + 1000
+    assert after["bytes_held"] <= before["bytes_held"] * 1.05 + 4000  # a block of slots or of records more or less
 
 
 def test_S5_a_million_ops_of_changing_shapes_leave_nothing_behind() -> None:
