@@ -16,7 +16,9 @@ from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
 from .lazy cimport get_tape, handle_of, rename, type_of, wrap
-from .structs cimport REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot
+from .structs cimport (
+    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot,
+)
 from .tape cimport Handle, Tape, rec_outs
 
 cdef extern from "Python.h":
@@ -173,13 +175,14 @@ cdef uint32_t _out_meta(tuple o) except 0:
 cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int device) except? 0:
     """Infer what the call gives and intern it; 0 when it cannot be recorded. The key is rebuilt afterwards.
 
-    `device`: of a creation call, which has no inputs to tell; else -1.
+    `device`: the place of a creation call, which has no inputs to tell; else NO_PLACE.
     """
     cdef Interner table = tape.interner
     cdef uint8_t drawing = 0
+    cdef int place = device
     if table.bytes > table.evict_at:
         tape.evict()
-    if device < 0:
+    if device == NO_PLACE:
         spec = infer(info, args, kwargs if kwargs is not None else {}, dispatch)
     else:
         spec = infer(info, args, kwargs, False, device)
@@ -195,10 +198,12 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
         if encode_call(info, args, kwargs):
             return 0
         if flags & SIG_RANDOM:
-            drawing = <uint8_t>(device if device >= 0 else max(K.device, 0))
+            if device == NO_PLACE:
+                device = K.device if K.device < MAX_DEVICES else 0
+            drawing = <uint8_t>device
             tape.rng_of(drawing)
-        if device >= 0:
-            _append_device(device)
+        if place != NO_PLACE:
+            _append_device(place)
         _grad_is_off()
         return table.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
                              written, flags, drawing)
@@ -221,8 +226,10 @@ cdef object _finish(uint32_t sid):
     cdef SigS* s = tape.interner.sigs[sid]
     cdef uint32_t small[8]
     cdef uint32_t* ins = small
-    cdef uint32_t module, loc
+    cdef uint32_t module, loc, slot
+    cdef bint dataless = K.device < 0
     cdef Record* r
+    cdef Record origin
     cdef object out
     if s.ret:
         return _finish_many(sid, s, grad, no_grad)
@@ -243,7 +250,16 @@ cdef object _finish(uint32_t sid):
             free(ins)
     if grad:
         r.flags |= REC_GRAD
-    out = wrap(rec_outs(r, s)[0], sig_out_meta(s)[0], no_grad, r)
+    slot = rec_outs(r, s)[0]
+    if dataless:
+        origin = r[0]
+        tape.slot(slot).handles += 1
+        tape.pass_over(tape.tail - 1)
+        try:
+            return wrap(slot, sig_out_meta(s)[0], no_grad, &origin)
+        finally:
+            tape.handle_died(slot)
+    out = wrap(slot, sig_out_meta(s)[0], no_grad, r)
     if tape.n_pending >= tape.sweep_at:
         tape.sweep()
         _limit()
@@ -254,7 +270,7 @@ cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
     """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
     cdef tuple template = <tuple>s.ret
     cdef uint32_t n_in = s.n_in, n_out = s.n_out, i, appended = 0
-    cdef bint writes = s.flags & SIG_WRITES
+    cdef bint writes = s.flags & SIG_WRITES, dataless = K.device < 0
     cdef uint8_t* written = sig_written(s)      # no entry goes while the table is frozen
     cdef PyObject** objs = <PyObject**>malloc(n_in * (sizeof(PyObject*) + 4) + n_out * 8 + 8)
     cdef uint32_t* ins = <uint32_t*>(objs + n_in)
@@ -285,6 +301,8 @@ cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
             metas[i] = sig_out_meta(s)[i]
             tape.slot(outs[i]).handles += 1     # and nobody may drop it before all outputs have their handles
         appended = n_out
+        if dataless:
+            tape.pass_over(tape.tail - 1)
         fresh = []
         for i in range(n_out):
             fresh.append(wrap(outs[i], metas[i], no_grad, &origin))
@@ -348,13 +366,13 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     if not dispatch and not no_graph:
         return NOT_RECORDED
     if sid == 0:
-        sid = _new_sig(info, args, kwargs, dispatch, -1)
+        sid = _new_sig(info, args, kwargs, dispatch, NO_PLACE)
         if sid == 0:
             return NOT_RECORDED
     if tape.interner.sigs[sid].flags & SIG_WRITES and _refused_overlap(info, tape.interner.sigs[sid]):
         return NOT_RECORDED                    # torch's kernel has the say, now
     if logging:
-        sid = _log(info, args, kwargs, -1)
+        sid = _log(info, args, kwargs, NO_PLACE)
         if sid == 0:
             return NOT_RECORDED
     return _finish(sid)
@@ -425,7 +443,7 @@ cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
     on_record(info.name, args)
     if encode_call(info, args, kwargs):
         return 0
-    if device >= 0:
+    if device != NO_PLACE:
         _append_device(device)
     _grad_is_off()
     return tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
@@ -572,6 +590,7 @@ cdef int _append_device(int device) except -1:
     room(8)
     memcpy(K.buf + K.n, &device, sizeof(device))
     K.n += sizeof(device)
+    K.device = device
     return 0
 
 

@@ -6,7 +6,7 @@ from .intern cimport OpInfo
 cdef enum:
     OK = 0
     FOREIGN = 1            # holds something that is not a constant or a lazy tensor: the slow path decides
-    MIXED = 2              # lazy tensors of two device indices
+    MIXED = 2              # tensors of ours in two places
 
 cdef struct Key:
     uint8_t* buf           # the key: buf[0:n]
@@ -15,7 +15,7 @@ cdef struct Key:
     uint32_t* metas        # their metadata
     PyObject** objs        # borrowed: the tensors themselves
     size_t n_ins, cap_ins
-    int device             # index of their device; -1 without tensors
+    int device             # their place (MetaS.device); NO_PLACE without tensors
     bint uncertain         # some tensor may require grad
 
 cdef Key* current_key() noexcept

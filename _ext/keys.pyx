@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from .intern cimport OpInfo
 from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
-from .structs cimport MAX_INPUTS, SLOT_GRAD
+from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
 
 cdef extern from "Python.h":
@@ -37,6 +37,7 @@ cdef Tape tape = None
 cdef object same_device, _kept
 cdef PyObject* base_type = NULL
 cdef PyObject* fast_type = NULL
+cdef PyObject* dataless_type = NULL
 cdef Py_ssize_t slot_offset = 0
 cdef PyObject* tensor_size_type = NULL
 cdef PyObject* dtype_type = NULL
@@ -55,15 +56,16 @@ cdef Key* current_key() noexcept:
     return &K
 
 
-def init(base, fast, Py_ssize_t offset, is_same_device, torch):
+def init(base, fast, dataless, Py_ssize_t offset, is_same_device, torch):
     """Hand in the tensor classes and torch's types. Called once, after lazy.init()."""
-    global tape, same_device, base_type, fast_type, slot_offset, tensor_size_type, dtype_type, device_type
-    global layout_type, memory_format_type, _kept
+    global tape, same_device, base_type, fast_type, dataless_type, slot_offset, tensor_size_type, dtype_type
+    global device_type, layout_type, memory_format_type, _kept
     tape = get_tape()
     same_device = is_same_device
-    _kept = (base, fast, torch)
+    _kept = (base, fast, dataless, torch)
     base_type = <PyObject*>base
     fast_type = <PyObject*>fast
+    dataless_type = <PyObject*>dataless
     slot_offset = offset
     tensor_size_type = <PyObject*>torch.Size
     dtype_type = <PyObject*>torch.dtype
@@ -125,7 +127,7 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
         K.uncertain = True
     _byte(c'T')
     _raw(&meta, 4)
-    if K.device < 0:
+    if K.device == NO_PLACE:
         K.device = device
     elif K.device != device:
         return MIXED
@@ -145,7 +147,7 @@ cdef int encode(PyObject* o, int depth) except -1:
     cdef int status
     cdef PyObject* h
     room(64)
-    if ty == fast_type:
+    if ty == fast_type or ty == dataless_type:
         h = MT_SLOT(o, slot_offset)
         if not h:
             return FOREIGN
@@ -240,7 +242,7 @@ cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept:
     K.n = 0
     K.n_ins = 0
     K.uncertain = False
-    K.device = -1
+    K.device = NO_PLACE
     _raw(&p, sizeof(p))
     _byte(nargs)
     _byte(nkw)

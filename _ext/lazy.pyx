@@ -32,25 +32,31 @@ cdef extern from "Python.h":
     object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
 
 cdef Tape tape = None                 # the process's tape of lazy tensors
-cdef PyObject* base_type = NULL       # LazyTensor
+cdef PyObject* base_type = NULL       # RecordedTensor
 cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
+cdef PyObject* dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
-cdef object make_wrapper, fast_type_obj, set_conj, set_neg
+cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided
+cdef list places = None               # device objects of the places that hold no data, -1 first
 
 
-def init(*, Tape main_tape, base, fast, torch):
+def init(*, Tape main_tape, base, fast, dataless, list dataless_places, torch):
     """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
-    global tape, base_type, fast_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
+    global tape, base_type, fast_type, dataless_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
+    global strided, places
     slot_offset = mt_slot_offset(<PyObject*>fast.__dict__["_handle"])
-    if slot_offset < 0:
-        raise TypeError(f"[init] expected a class with a `_handle` slot, got {fast!r}")
+    if slot_offset < 0 or mt_slot_offset(<PyObject*>dataless.__dict__["_handle"]) != slot_offset:
+        raise TypeError(f"[init] expected classes with a `_handle` slot at the same place, got {fast!r}, {dataless!r}")
     tape = main_tape
     base_type = <PyObject*>base
     fast_type = <PyObject*>fast
-    fast_type_obj = (fast, base)      # kept alive
+    dataless_type = <PyObject*>dataless
+    fast_type_obj = (fast, dataless, base)      # kept alive
     make_wrapper = torch.Tensor._make_wrapper_subclass
     set_conj = torch._C._set_conj
     set_neg = torch._C._set_neg
+    strided = torch.strided
+    places = dataless_places
     return slot_offset
 
 
@@ -63,7 +69,7 @@ cdef Handle handle_of(object t):
     """The handle of a lazy tensor; None for anything else."""
     cdef PyObject* o = <PyObject*>t
     cdef PyObject* h
-    if type_of(o) == fast_type:
+    if type_of(o) == fast_type or type_of(o) == dataless_type:
         h = MT_SLOT(o, slot_offset)
         return <Handle>h if h else None
     if base_type and is_subtype(type_of(o), base_type):
@@ -79,7 +85,8 @@ def get_handle(t):
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     """A new LazyTensor for value `slot` with metadata `meta`."""
     cdef MetaS* m
-    cdef PyObject* argv[7]
+    cdef PyObject* argv[9]
+    cdef Py_ssize_t n_args = 6
     cdef object t, offset = None
     cdef Handle h = new_handle(tape, slot, meta)     # from here on the metadata's objects cannot go
     cdef int bits
@@ -103,7 +110,12 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     if m.offset and not m.stride:
         stride = _contiguous_strides(<object>m.size)
         argv[3] = <PyObject*>stride
-    t = PyObject_Vectorcall(<PyObject*>make_wrapper, argv + 1, 6, NULL)
+    if m.device < 0:
+        argv[1] = dataless_type
+        argv[7] = <PyObject*>strided
+        argv[8] = <PyObject*>places[-1 - m.device]
+        n_args = 8
+    t = PyObject_Vectorcall(<PyObject*>make_wrapper, argv + 1, n_args, NULL)
     Py_INCREF(h)
     MT_SET_SLOT(<PyObject*>t, slot_offset, <PyObject*>h)
     if bits:
@@ -150,22 +162,25 @@ def set_view_bits(tensor, int bits):
 
 # ---- values --------------------------------------------------------------------------------------------------------
 def hold(tensor, int device, root=None, bint no_grad=False):
-    """A LazyTensor for an already computed torch tensor; `root` = lazy tensor whose storage it shares."""
+    """A tensor of ours for an already computed torch tensor; `root` = the one of ours whose storage it shares.
+
+    In a place that holds no data (`device` negative), only what is known about it is kept.
+    """
     cdef Handle h = handle_of(root) if root is not None else None
     if tape.interner.bytes > tape.interner.evict_at:
         tape.evict()
     cdef uint32_t meta = _meta_of_tensor(tensor, device)
-    cdef uint32_t slot = tape.hold(tensor, tape.slot(h.slot).root if h is not None else 0)
+    cdef uint32_t slot = tape.hold(tensor if device >= 0 else None, tape.slot(h.slot).root if h is not None else 0)
     return wrap(slot, meta, no_grad, NULL)
 
 
 def meta_of(Handle h):
-    """(dtype, size, stride or None when contiguous, storage offset, device index) of a lazy tensor."""
+    """(dtype, size, stride or None when contiguous, storage offset, place) of a tensor of ours."""
     return tape.interner.meta(h.meta)
 
 
 def device_index(t):
-    """The remote_accelerator index of lazy tensor `t`."""
+    """The place of tensor `t`: the index of a remote_accelerator; negative: it holds no data (see MetaS.device)."""
     cdef Handle h = handle_of(t)
     return tape.interner.metas[h.meta].device if h is not None else 0
 
@@ -222,7 +237,7 @@ def unshare(Handle h):
     cdef uint32_t old = h.slot
     if s.handles <= 1 and not s.users:
         return
-    h.slot = tape.hold((<object>s.concrete).detach(), s.root)
+    h.slot = tape.hold((<object>s.concrete).detach() if s.concrete else None, s.root)
     tape.slot(h.slot).handles = 1
     tape.handle_died(old)
 
@@ -243,8 +258,13 @@ def adopt(param, Handle h):
 
 
 def value(Handle h):
-    """The computed torch tensor behind `h`, None while it is pending. Raises the stored error if its op failed."""
+    """The computed torch tensor behind `h`, None while it is pending. Raises the stored error if its op failed.
+
+    Of a tensor without data: None.
+    """
     cdef Slot* s = tape.slot(h.slot)
+    if not s.concrete:
+        return None
     if s.flags & SLOT_FAILED:
         raise again(<object>s.concrete)
     if s.flags & SLOT_PENDING:

@@ -11,7 +11,7 @@ cdef struct MetaS:
     int64_t offset         # storage offset in elements
     uint64_t nbytes        # of its elements
     uint32_t hash
-    int8_t device          # index of the remote_accelerator device, 0 … MAX_DEVICES - 1
+    int8_t device          # place: index of a remote_accelerator, or negative: one that holds no data (lazy.PLACES)
     uint8_t bits           # MetaBit
     uint16_t refs          # handles that name it; STICKY = for ever
 
@@ -132,5 +132,6 @@ cdef enum:
     MAX_SIGS = 1 << 28
     MAX_INPUTS = 0xFFFE        # tensors in one call
     MAX_DEVICES = 128          # torch's limit: a device index is a signed byte
+    NO_PLACE = 1000            # of a call without tensors
     STICKY = 0xFFFF            # a count that went this far is not kept any more
     MAX_IDS = 1 << 24          # module paths and source locations; beyond, a record says "unknown"

@@ -69,6 +69,7 @@ cdef class Tape:
     cdef void drop_user(self, Slot* s) noexcept
     cdef void mark_writes(self, Record* r, SigS* s) noexcept
     cdef void finish(self, Record* r) noexcept
+    cdef void pass_over(self, uint64_t seq) noexcept
     cdef void _drop_side(self, Record* r, SigS* s) noexcept
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
                   Vec* out) except -1

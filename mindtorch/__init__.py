@@ -27,7 +27,13 @@ def _find_compiled() -> None:
 
 _find_compiled()
 
-from .errors import LazyTensorError, MaterializationError, UnsupportedOperationError, UsageError  # noqa: E402
+from .errors import (  # noqa: E402
+    LazyTensorError,
+    MaterializationError,
+    NoDataError,
+    UnsupportedOperationError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from .counters import reset_stats, stats
@@ -35,13 +41,15 @@ if TYPE_CHECKING:
     from .execute import Executor, LocalExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .hooks import disable, enable, is_enabled
-    from .tensor import LazyTensor, flush, set_executor
+    from .meta import MetaStorage, MetaTensor
+    from .tensors import LazyTensor, flush, set_executor
 
 __version__ = "0.1.0"
 __all__ = [
     "ComputationGraph", "Executor", "LazyTensor", "LazyTensorError", "LocalExecutor", "MaterializationError",
-    "UnsupportedOperationError", "UsageError", "capture", "device", "disable", "enable", "flush",
-    "get_default_device", "is_enabled", "reset_stats", "set_default_device", "set_executor", "stats",
+    "MetaStorage", "MetaTensor", "NoDataError", "UnsupportedOperationError", "UsageError", "capture", "device",
+    "disable", "enable", "flush", "get_default_device", "is_enabled", "reset_stats", "set_default_device",
+    "set_executor", "stats",
 ]
 
 # Where each public name lives; imported at first use so that `genie --help` does not wait for torch.
@@ -51,7 +59,8 @@ _HOME = {
     "ComputationGraph": "graph", "capture": "graph",
     "disable": "hooks", "enable": "hooks", "is_enabled": "hooks",
     "reset_stats": "counters", "stats": "counters",
-    "LazyTensor": "tensor", "flush": "tensor", "set_executor": "tensor",
+    "MetaStorage": "meta", "MetaTensor": "meta",
+    "LazyTensor": "tensors", "flush": "tensors", "set_executor": "tensors",
 }
 _NEEDS_TORCH = frozenset(_HOME) - {"device", "get_default_device", "set_default_device"}
 _ready = False
@@ -63,19 +72,32 @@ def _bootstrap() -> None:
     if _ready:
         return
     _ready = True
-    from . import config, execute, graph, hooks, semantics, tensor  # noqa: F401  (execute installs the default executor)
+    from . import config, execute, graph, hooks, semantics, tensors  # noqa: F401  (execute installs the executor)
 
     config.check()
-    tensor.set_tracking(semantics)
+    tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
     if config.auto_enable():
         hooks.enable()
 
 
+def _is_submodule(name: str) -> bool:
+    found = (os.path.join(folder, name) for folder in __path__)
+    return any(os.path.isdir(path) or os.path.isfile(f"{path}.py") for path in found)
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name.startswith("_") or _is_submodule(name):  # `from . import config` asks here before it imports
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _bootstrap()
+        from . import namespace
+
+        try:
+            return namespace.lookup(name)
+        except AttributeError:
+            raise AttributeError(f"neither module {__name__!r} nor torch has an attribute {name!r}") from None
     if name in _NEEDS_TORCH:
         _bootstrap()
     import importlib
@@ -86,7 +108,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    torch = sys.modules.get("torch")
+    return sorted({*globals(), *__all__, *(name for name in dir(torch) if not name.startswith("_"))})
 
 
 def _started_as_genie() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import intercept, tensor, triggers
+from . import intercept, tensors, triggers
 from ._ext import context as _context
 from ._ext import intercept as _intercept
 
@@ -12,7 +12,7 @@ _zero: dict[str, Any] = {}
 
 
 def _totals() -> dict[str, Any]:
-    c = tensor.tape.counters()
+    c = tensors.tape.counters()
     whole, dispatched = _intercept.counts()
     return {
         "ops_recorded": c["recorded"], "ops_executed": c["executed"], "ops_dropped": c["dropped"],
@@ -42,7 +42,7 @@ def stats() -> dict[str, Any]:
     for name, counts in _by_key().items():
         then = _zero.get(name, {})
         out[name] = {k: v - then.get(k, 0) for k, v in counts.items() if v > then.get(k, 0)}
-    c = tensor.tape.counters()
+    c = tensors.tape.counters()
     held = c["bytes_held"] + _context.table_bytes()
     out.update(
         ops_pending=c["pending"], values=c["values"], bytes_held=held,

@@ -1,4 +1,4 @@
-"""Creation functions with ``device="remote_accelerator[:i]"`` (SPEC L2)."""
+"""Creation functions with ``device="remote_accelerator[:i]"`` (SPEC L2) or ``"meta[:i]"`` (SPEC M2)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from . import intercept, predict, tensor, transforms
+from . import intercept, meta, predict, tensors, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
-from .lazy_device import is_ours
+from .lazy_device import device_at, is_meta, is_ours, place_of
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
@@ -41,26 +41,27 @@ def _info(func: Callable[..., Any]) -> Any:
 
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The lazy tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is lazy."""
-    tensor.in_use()
-    if func.__name__ in FROM_DATA and not is_ours(kwargs["device"]):
+    """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
+    tensors.in_use()
+    device = kwargs["device"]
+    if func.__name__ in FROM_DATA and not is_ours(device) and not is_meta(device):
         source = args[0] if func.__name__ != "tensor" else args[0].detach()
-        return func(tensor.to_plain(source, kwargs["device"], func.__name__), *args[1:], **kwargs)
+        return func(source.to(device), *args[1:], **kwargs)
     if func.__name__ in NESTED:
         return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)
-    index = tensor.index_of(kwargs.pop("device"))
+    index = place_of(kwargs.pop("device"))
     target = kwargs.get("out")
     if target is not None:
         if _core.get_handle(target) is None or _core.device_index(target) != index:
-            raise RuntimeError(f"[{func.__name__}] expected out= on {tensor.torch_device(index)}, got {target.device}")
+            raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     if func.__name__ in _RANDOM and torch._C._functorch.peek_interpreter_stack() is not None:
         return transforms.draw(func, args, kwargs, index)
     if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:
         like = args[0]
         if _core.device_index(like) != index:
-            like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.torch_device(index))
+            like = meta.relocate(like.detach(), device_at(index))
         return func(like, *args[1:], **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False):
@@ -85,26 +86,30 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
     lazy = next((a for a in args if _core.get_handle(a) is not None), None)
     if lazy is not None and func.__name__ in FROM_DATA:
         dtype = kwargs.get("dtype") or lazy.dtype
-        same = lazy.dtype is dtype and tensor.index_of(lazy.device) == index
+        same = lazy.dtype is dtype and _core.device_index(lazy) == index
         if same and func.__name__ != "tensor" and not kwargs.get("copy"):
             return lazy
         source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
-        return source.to(tensor.torch_device(index), dtype=dtype, copy=True)
-    args = tuple(tensor._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
+        return source.to(device_at(index), dtype=dtype, copy=True)
+    if index < 0:
+        with ExitStack() as stack:
+            predict.quiet(stack)
+            return meta.as_meta(func(*args, device=torch.device("meta"), **kwargs).detach(), index)
+    args = tuple(tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
     with ExitStack() as stack:
         predict.quiet(stack)
         made = func(*args, device=_CPU, **kwargs)
     if made.layout is not torch.strided or made.is_quantized:
         return made  # stays torch's own, as what ops on such tensors give
-    return tensor.from_plain(made.detach(), index)
+    return tensors.from_plain(made.detach(), index)
 
 
 def manual_seed_all(seed: int) -> None:
     """torch.manual_seed reached the devices: draws recorded before keep the old stream, later ones use the new."""
-    pending = tensor.tape.generators() if tensor.tape.n_pending else []
+    pending = tensors.tape.generators() if tensors.tape.n_pending else []
     for index in pending:
         manual_seed(seed, index)
-    tensor.executor().seed(int(seed), pending)
+    tensors.executor().seed(int(seed), pending)
 
 
 def manual_seed(seed: int, index: int) -> None:
@@ -119,7 +124,7 @@ def manual_seed(seed: int, index: int) -> None:
 
 def _seed_default(seed: int) -> None:
     # Runs inside a segment, while the lazy device's generator is swapped in.
-    device = tensor.executor().device
+    device = tensors.executor().device
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
     else:

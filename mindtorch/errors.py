@@ -19,6 +19,10 @@ class UnsupportedOperationError(LazyTensorError, NotImplementedError):
     """Neither the engine nor eager torch can run the operation on these inputs."""
 
 
+class NoDataError(NotImplementedError):
+    """The value of a meta tensor was asked for; ``meta tensor has no data``. A RuntimeError, as in torch."""
+
+
 class UsageError(ValueError):
     """Something the user asked for cannot be done as asked (bad target, bad ``--input`` …).
 

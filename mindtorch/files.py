@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.serialization
 
-from . import tensor
+from . import tensors
 from ._ext import lazy as _core
 from .lazy_device import index_of, is_ours
 
@@ -34,7 +34,7 @@ def _restore(storage: Any, location: str) -> Any:
     if not is_ours(location):
         return None
     target = _Target(index_of(location))  # raises for a name like remote_accelerator:x
-    device = tensor.executor().device
+    device = tensors.executor().device
     if device.type != "cpu":
         storage = storage.to(device=device)
     setattr(storage, _MARK, target)
@@ -52,7 +52,7 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         target = getattr(storage._untyped_storage, _MARK, None)
         if target is None:
             return original(storage, storage_offset, size, stride)
-        tensor.in_use()
+        tensors.in_use()
         lazy = _core.hold(original(storage, storage_offset, size, stride), target.index, target.last(), True)
         target.last = weakref.ref(lazy)
         return lazy

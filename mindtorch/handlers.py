@@ -14,7 +14,8 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .errors import LazyTensorError
-from .lazy_device import is_ours
+from .lazy_device import is_ours, place_of
+from .meta import as_meta, refuse
 
 __all__ = ["lazy_gradient", "lend_storage", "may_have_history", "set_data", "set_sources", "shape_only", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
@@ -166,6 +167,8 @@ def _split(args: tuple, kwargs: dict) -> Any:
     at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
     if at is None or _core.get_handle(at) is None:
         return NotImplemented
+    if _core.device_index(at) < 0:
+        refuse("tensor_split")
     kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
     return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
 
@@ -179,7 +182,8 @@ def _like(func: Any) -> Handler:
             return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
-        return func(like, *args[1:], **kwargs)
+        made = func(like, *args[1:], **kwargs)
+        return as_meta(made, place_of(device)).requires_grad_(made.requires_grad) if made.is_meta else made
 
     return handler
 

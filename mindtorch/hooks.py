@@ -22,13 +22,15 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, predict, processes, tensor, transforms
+from . import config, creation, files, handlers, predict, processes, tensors, transforms
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .devices import device as mindtorch_device
 from .errors import LazyTensorError, UnsupportedOperationError
+from .lazy_device import is_meta
+from .meta import relocate
 from .modules import apply_to_module, assign_data
 
 log = logging.getLogger("mindtorch")
@@ -66,7 +68,7 @@ def enable() -> None:
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
     # Else make_fx takes what it computes from a lazy input for a constant.
-    _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensor.TYPES))
+    _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensors.TYPES))
     for owner in (torch, torch.utils.dlpack):
         _patch(owner, "to_dlpack", _to_dlpack)
     _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
@@ -79,9 +81,9 @@ def enable() -> None:
     _patch(torch.amp.autocast_mode.autocast, "__init__", _autocast_init)
     _patch(torch.overrides, "has_torch_function", _has_torch_function)
     _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
-    if not hasattr(torch, tensor.DEVICE_TYPE):
+    if not hasattr(torch, tensors.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
-        _patch(torch, tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
+        _patch(torch, tensors.DEVICE_TYPE, _DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
     if _registered:
         _patch(torch, "get_device_module", _get_device_module)
     if config.enable_aten_impl():
@@ -103,7 +105,7 @@ def disable() -> None:
         torch.serialization._package_registry.remove(files.package)
         processes.uninstall()
     _library = None
-    tensor.out_of_use()
+    tensors.out_of_use()
 
 
 def is_enabled() -> bool:
@@ -166,28 +168,28 @@ class _DeviceModule(types.ModuleType):
     def _index(self, device: Any) -> int:
         if device is None:
             return self.current_device()
-        return device if isinstance(device, int) else tensor.index_of(device)
+        return device if isinstance(device, int) else tensors.index_of(device)
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """State of a device's generator; runs its pending draws, since they come before."""
         index = self._index(device)
-        tensor.materialize([], "get_rng_state", generator=index)
-        with tensor.lock, tensor.executor().rng(index):
+        tensors.materialize([], "get_rng_state", generator=index)
+        with tensors.lock, tensors.executor().rng(index):
             return _generator().get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         index = self._index(device)
-        tensor.materialize([], "set_rng_state", generator=index)
-        with tensor.lock, tensor.executor().rng(index):
+        tensors.materialize([], "set_rng_state", generator=index)
+        with tensors.lock, tensors.executor().rng(index):
             _generator().set_state(state)
 
     def synchronize(self, device: Any = None) -> None:
-        tensor.flush("synchronize")
-        tensor.executor().sync()
+        tensors.flush("synchronize")
+        tensors.executor().sync()
 
 
 def _generator() -> torch.Generator:
-    device = tensor.executor().device
+    device = tensors.executor().device
     return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
@@ -205,14 +207,14 @@ def _register() -> None:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(tensor.DEVICE_TYPE, _DeviceModule(f"torch.{tensor.DEVICE_TYPE}"))
+    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, _DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]  # for good, as the name: see there
     _registered = True
 
 
 def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
-    if tensor.is_ours(kwargs.get("device")):
+    if tensors.is_ours(kwargs.get("device")):
         raise UnsupportedOperationError(
             f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
             "example torch.empty(n, dtype=torch.uint8, device=...)"
@@ -291,18 +293,18 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
-    if not lazy and (target is None or not tensor.is_ours(target)):
+    if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
-    if target is None or (lazy and tensor.is_ours(target) and tensor.index_of(target) == _core.device_index(self)):
+    if target is None or (lazy and tensors.is_ours(target) and tensors.index_of(target) == _core.device_index(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
-    if lazy and not tensor.is_ours(target):
-        return tensor.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
+    if lazy and not tensors.is_ours(target):
+        return tensors.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
                                memory_format=memory_format)
-    plain = tensor.to_plain(self, "cpu", "to") if lazy else self
+    plain = tensors.to_plain(self, "cpu", "to") if lazy else self
     if dtype is not None or memory_format is not torch.preserve_format:
         plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)
-    return tensor.from_plain(plain, tensor.index_of(target))
+    return tensors.from_plain(plain, tensors.index_of(target))
 
 
 def _plain_device(target: Any) -> torch.device:
@@ -348,12 +350,14 @@ def _new_hook(name: str) -> Any:
     def hook(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         lazy = _core.get_handle(self) is not None
-        if device is not None and tensor.is_ours(device):
+        if device is not None and tensors.is_ours(device):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
+        if lazy and device is not None and is_meta(device):
+            return relocate(hook(self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
         if lazy and name == "new_tensor":
@@ -372,12 +376,12 @@ def _new_hook(name: str) -> Any:
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     target = _target(args, kwargs)
-    if target is None or not tensor.is_ours(target):
+    if target is None or not tensors.is_ours(target):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
-    device = tensor.torch_device(tensor.index_of(target))
+    device = tensors.torch_device(tensors.index_of(target))
 
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
@@ -395,7 +399,7 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
 
 @functools.wraps(_torch_to_dlpack)
 def _to_dlpack(self: torch.Tensor) -> Any:
-    return _torch_to_dlpack(tensor._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
+    return _torch_to_dlpack(tensors._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
 
 
 @functools.wraps(_torch_manual_seed)
@@ -415,7 +419,7 @@ def _get_device_module(device: Any = None) -> Any:
 def _set_default_dtype(d: torch.dtype) -> None:
     if d is not torch.get_default_dtype():
         # Some recorded calls (int / int, sqrt of an int tensor) give the default dtype: run them under the old one.
-        tensor.flush("set_default_dtype")
+        tensors.flush("set_default_dtype")
         _core.forget_calls()
         predict.forget()
     _torch_set_default_dtype(d)
@@ -424,13 +428,13 @@ def _set_default_dtype(d: torch.dtype) -> None:
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    _torch_autocast_init(self, "cpu" if device_type == tensor.DEVICE_TYPE else device_type, *args, **kwargs)
+    _torch_autocast_init(self, "cpu" if device_type == tensors.DEVICE_TYPE else device_type, *args, **kwargs)
 
 
 @functools.wraps(_torch_adjust)
 def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
-    where = tensor.executor().device if device is not None and tensor.is_ours(device) else device
+    where = tensors.executor().device if device is not None and tensors.is_ours(device) else device
     return _torch_adjust(self, *args, device=where, **kwargs)
 
 
@@ -449,6 +453,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
-    if tensor.is_ours(self.device) and func in _torch_device._device_constructors() and kwargs.get("device") is None:
+    if tensors.is_ours(self.device) and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return creation.create(func, args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

@@ -23,7 +23,8 @@ from ._ext import lazy as _core
 from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
-from .predict import RULES, collect, concrete, extent, infer, lazy_in, quiet, wrapped
+from .meta import as_meta, refuse
+from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet, wrapped
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -41,11 +42,12 @@ _NEVER_WHOLE = frozenset({
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
-_runtime: Any = None  # set by mindtorch.tensor: materialize(tensors, reason, written, generator), device(), rng(index)
+_META = torch.device("meta")
+_runtime: Any = None  # set by mindtorch.tensors: materialize(tensors, reason, written, generator), device(), rng(index)
 
 
 def set_runtime(runtime: Any) -> None:
-    """Install what materializes values for ops that run eagerly (called once, by mindtorch.tensor)."""
+    """Install what materializes values for ops that run eagerly (called once, by mindtorch.tensors)."""
     global _runtime
     _runtime = runtime
 
@@ -161,11 +163,17 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
     device = 0
     for t in (*lazy_in(list(args)), *lazy_in(list((kwargs or {}).values()))):
         device = _core.device_index(t)
-        break
+        if device < 0:
+            break  # any meta operand: the call is a meta one (SPEC D4)
 
     def turn(a: Any, write: bool) -> Any:
         nonlocal found
         if isinstance(a, torch.Tensor):
+            if device < 0 and not write and not a.is_sparse and (
+                _core.get_handle(a) is None or _core.device_index(a) != device
+            ):
+                found = True
+                return as_meta(a, device)
             if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
                 return a
             if a.device.type != "cpu" or _no_ordinary_cpu_tensor(a):
@@ -204,34 +212,50 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
     index = _core.device_index(inputs[0]) if inputs else 0
-    values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
+    device = _META if index < 0 else _runtime.device()
+    if index < 0:
+        named = {**dict(enumerate(args)), **kwargs}
+        if any(isinstance(named.get(w), torch.Tensor) and _core.get_handle(named[w]) is None for w in info.writes):
+            refuse(info.name)  # what has data cannot be written from here
+        values = [meta_tensor(_core.get_handle(t)) for t in inputs]
+    else:
+        values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
     with ExitStack() as stack:
         quiet(stack, grad=True)
-        if info.random:
+        if info.random and index >= 0:
             stack.enter_context(_runtime.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
-            values = [_core.value(_core.get_handle(t)) for t in inputs]
+            if index >= 0:
+                values = [_core.value(_core.get_handle(t)) for t in inputs]
         storages = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
         holes = iter(values)
-        cargs = tuple(concrete(a, holes, _runtime.device()) for a in args)
-        ckwargs = {k: concrete(a, holes, _runtime.device()) for k, a in kwargs.items()}
+        cargs = tuple(concrete(a, holes, device) for a in args)
+        ckwargs = {k: concrete(a, holes, device) for k, a in kwargs.items()}
         failure: Exception | None = None
+        depends = not isinstance(info.func, torch._ops.OpOverload) or _data_dependent(info.func)
         try:
             out = info.call(*cargs, **ckwargs)
         except NotImplementedError as error:
+            if index < 0 and not depends:
+                text = str(error).splitlines()[0]
+                raise UnsupportedOperationError(f"[{info.name}] torch cannot infer what it gives: {text}") from error
+            if index < 0:
+                refuse(info.name)
             if unsupported() == "zeros":
                 return _zeros(info, args, kwargs, error)
             raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") \
                 from error
         except Exception as error:  # noqa: BLE001 - raised below
             failure = error
+            if index < 0 and depends:
+                refuse(info.name)
     if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
         for t in before:
             _core.may_require_grad(_core.get_handle(t))
     # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
-    wrapper = _Wrapper(inputs, values, index, (*args, *kwargs.values()))
+    wrapper = _Wrapper(inputs, values, index, device, (*args, *kwargs.values()))
     for t in before:
         wrapper.check_storage(t, storages)
         wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest
@@ -287,8 +311,11 @@ def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
 class _Wrapper:
     """Turns the results of an eager run into lazy tensors that share storage as the results do."""
 
-    def __init__(self, inputs: list[torch.Tensor], values: list[torch.Tensor], device: int, args: tuple) -> None:
+    def __init__(self, inputs: list[torch.Tensor], values: list[torch.Tensor], place: int, device: torch.device,
+                 args: tuple) -> None:
+        self.place = place
         self.device = device
+        self.values = {id(t): v for t, v in zip(inputs, values, strict=True)}
         self.same: dict[int, Any] = {id(a): a for a in args if isinstance(a, torch.Tensor)}  # plain out=, copy_ target
         self.same.update((id(v), t) for t, v in zip(inputs, values, strict=True))
         self.roots = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
@@ -297,10 +324,10 @@ class _Wrapper:
         if isinstance(out, torch.Tensor):
             if id(out) in self.same:
                 return self.same[id(out)]
-            if out.device != _runtime.device() or out.layout is not torch.strided or out.is_nested or out.is_quantized:
+            if out.device != self.device or out.layout is not torch.strided or out.is_nested or out.is_quantized:
                 return out  # meta, another device, sparse, nested, quantized: stays torch's own
             key = _storage_key(out)
-            lazy = _core.hold(out, self.device, self.roots.get(key), False)
+            lazy = _core.hold(out, self.place, self.roots.get(key), False)
             self.roots.setdefault(key, lazy)
             return lazy
         if isinstance(out, (tuple, list)):
@@ -311,7 +338,7 @@ class _Wrapper:
     def check_storage(self, t: torch.Tensor, before: dict[int, torch.Tensor]) -> None:
         """``set_`` gave ``t`` another storage: from now on it aliases whatever has that one."""
         handle = _core.get_handle(t)
-        value = _core.value(handle)
+        value = self.values[id(t)]
         root = before.get(_storage_key(value))
         if root is None or not _core.same_root(handle, _core.get_handle(root)):
             _core.rebind(handle, _core.get_handle(self._replace(t, value, root)))
@@ -319,7 +346,7 @@ class _Wrapper:
 
     def check_metadata(self, info: Any, t: torch.Tensor) -> None:
         handle = _core.get_handle(t)
-        value = _core.value(handle)
+        value = self.values[id(t)]
         _dtype, size, stride, offset, _device = _core.meta_of(handle)
         same_bits = _core.view_bits(value) == _core.view_bits(handle)
         same_layout = (value.shape, value.storage_offset()) == (size, offset) and (
@@ -342,7 +369,7 @@ class _Wrapper:
             self._replace(t, value, t)  # not within the storage that C++ believes in: give it another one
 
     def _replace(self, t: torch.Tensor, value: torch.Tensor, root: Any) -> Any:
-        fresh = _core.hold(value, self.device, root, True)
+        fresh = _core.hold(value, self.place, root, True)
         with torch._C.DisableTorchFunctionSubclass():
             torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
         return fresh
@@ -366,6 +393,8 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything (SPEC D4)."""
     if info.name.removeprefix("aten::") in _CROSS_DEVICE:
         return
+    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *(kwargs or {}).values()])):
+        return  # what meets a meta tensor becomes one
     # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
     made_below = isinstance(info.func, torch._ops.OpOverload) or (
         torch._C._functorch.peek_interpreter_stack() is not None)

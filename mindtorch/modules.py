@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ._ext import lazy as _core
 from .errors import LazyTensorError
-from .tensor import LazyParameter, LazyTensor
+from .tensors import LazyParameter, LazyTensor
 
 
 def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool,

@@ -89,7 +89,10 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
         collect(a, key in info.writes, inputs, written)
     if kwargs.get("generator") is not None:
         return None
-    eager_row = (row := ops.row(info.name)) is not None and row.eager
+    place = device if device is not None else _core.device_index(inputs[0]) if inputs else 0
+    if place < 0:
+        check = False  # no kernel will run
+    eager_row = place >= 0 and (row := ops.row(info.name)) is not None and row.eager
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
         spec = _infer_by_rule(info, args, kwargs, inputs, written, dispatch)
         if spec is not None:
@@ -98,7 +101,7 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
         return None  # torch's own prediction is known to be wrong
     with ExitStack() as stack:
         quiet(stack)
-        metas = [_meta_tensor(_core.get_handle(t)) for t in inputs]
+        metas = [meta_tensor(_core.get_handle(t)) for t in inputs]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
         holes = iter(metas)
         margs = tuple(_replace(a, holes) for a in args)
@@ -112,11 +115,8 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return None
         if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
             return None
-        device_given = device is not None
-        if device is None:
-            device = _core.device_index(inputs[0]) if inputs else 0
-        spec = _spec(info, out, metas, written, dispatch, device)
-    if spec is None or info.view or device_given or not check:
+        spec = _spec(info, out, metas, written, dispatch, place)
+    if spec is None or info.view or device is not None or not check:
         if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(
             *_core.meta_of(_core.get_handle(inputs[0]))[1:4]):
             return None  # whether the storage goes on there is not known here
@@ -255,11 +255,11 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, di
         outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
                      device, _core.view_bits(item)))
     flags = SIG_WRITES if any(written) else 0
-    if info.random:
+    if info.random and device >= 0:
         flags |= SIG_RANDOM
     if outs and not flags and all(a >= 0 for a in alias):
         flags |= SIG_VIEW
-    if not flags & (SIG_WRITES | SIG_RANDOM) and not outs:
+    if not flags & SIG_WRITES and not info.random and not outs:
         return None  # nothing to remember: a query
     ret: tuple | None
     if out is None:
@@ -298,7 +298,8 @@ def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
     return torch.device("meta") if isinstance(a, torch.device) else a
 
 
-def _meta_tensor(handle: Any) -> torch.Tensor:
+def meta_tensor(handle: Any) -> torch.Tensor:
+    """Torch's own meta tensor that looks like the tensor of ours with this handle."""
     dtype, size, stride, offset, _device = _core.meta_of(handle)
     bits = _core.view_bits(handle)
     if stride is None and not offset:

@@ -10,28 +10,28 @@ import torch
 from torch.utils.data import default_collate  # noqa: F401  (loads the module below)
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import tensor
+from . import tensors
 
 __all__ = ["install", "uninstall"]
 
 
 def install() -> None:
     """Let lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
-    for cls in tensor.TYPES:
+    for cls in tensors.TYPES:
         ForkingPickler.register(cls, _reduce)  # type: ignore[arg-type]
         default_collate_fn_map[cls] = _collate
 
 
 def uninstall() -> None:
     """Undo install()."""
-    for cls in tensor.TYPES:
+    for cls in tensors.TYPES:
         ForkingPickler._extra_reducers.pop(cls, None)  # type: ignore[attr-defined]
         default_collate_fn_map.pop(cls, None)
 
 
 def _reduce(t: Any) -> Any:
     # By value: torch sends a plain tensor as a file descriptor of its storage, which must then outlive the message.
-    plain = tensor._copy_out(t.detach(), "pickle").resolve_conj().resolve_neg()
+    plain = tensors._copy_out(t.detach(), "pickle").resolve_conj().resolve_neg()
     data = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     return _rebuild, (data, plain.dtype, tuple(plain.shape), plain.stride(), t.requires_grad,
                       isinstance(t, torch.nn.Parameter))

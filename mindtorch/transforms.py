@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch import vmap as _torch_vmap
 
-from . import intercept, tensor
+from . import intercept, tensors
 from ._ext import intercept as _intercept
 from ._ext import lazy as _core
 
@@ -32,8 +32,8 @@ def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any
         index = next((i for i in map(_device_index, flat_args) if i is not None), None)
     if index is None:
         return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
-    tensor.materialize([], "vmap", generator=index)
-    with tensor.executor().rng(index):
+    tensors.materialize([], "vmap", generator=index)
+    with tensors.executor().rng(index):
         _intercept.draw_at_once(True)
         try:
             return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness,
@@ -53,8 +53,8 @@ def _device_index(t: Any) -> int | None:
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     """What a random creation function makes inside a transform: vmap decides how many are drawn, or refuses."""
     intercept.note_fallback(f"aten::{func.__name__}")
-    tensor.materialize([], func.__name__, generator=index)
-    with torch._C.DisableTorchFunction(), tensor.executor().rng(index):
+    tensors.materialize([], func.__name__, generator=index)
+    with torch._C.DisableTorchFunction(), tensors.executor().rng(index):
         return _lazy_inside(func(*args, device=_CPU, **kwargs), index)
 
 
@@ -65,4 +65,4 @@ def _lazy_inside(t: torch.Tensor, index: int) -> Any:
     if _functorch.is_gradtrackingtensor(t):
         inner = _lazy_inside(_functorch.get_unwrapped(t), index)
         return _functorch._wrap_for_grad(inner, _functorch.maybe_get_level(t))
-    return tensor.from_plain(t, index)
+    return tensors.from_plain(t, index)

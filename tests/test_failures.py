@@ -411,7 +411,7 @@ def test_L9_an_interrupt_in_the_engines_own_python_code_loses_nothing(
 
         return call
 
-    executor = mindtorch.tensor.executor()
+    executor = mindtorch.tensors.executor()
     if where == "verify":
         mindtorch._ext.lazy.forget_calls()  # so that each call is verified again
         monkeypatch.setattr(local, "_verify", interrupting(local._verify))

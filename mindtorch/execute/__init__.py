@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import config, tensor
+from .. import config, tensors
 from .base import Executor
 from .local import LocalExecutor
 
 __all__ = ["Executor", "LocalExecutor"]
 
-tensor.set_default_executor(lambda: LocalExecutor(config.executor_device()))
+tensors.set_default_executor(lambda: LocalExecutor(config.executor_device()))

@@ -16,7 +16,7 @@ from .. import triggers
 from .._ext import lazy as _core
 from ..errors import MaterializationError, UsageError
 from ..predict import quiet
-from ..tensor import tape
+from ..tensors import tape
 from .base import Executor
 
 OpObserver = Callable[[str, int, int, int, int, int], None]

@@ -19,7 +19,7 @@ from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, c
 from .values import Values
 
 if TYPE_CHECKING:
-    from ..tensor import LazyTensor
+    from ..tensors import LazyTensor
 
 DATA = "genie::data"
 KINDS = ("op", "input", "parameter")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .. import tensor as _tensor
+from .. import tensors as _tensors
 from .._ext import lazy as _core
 from .._ext import tape as _tape
 from ..errors import LazyTensorError
@@ -26,7 +26,7 @@ from .parts import Call, Hole, Output, constant
 from .values import Source, packed, unpacked
 
 if TYPE_CHECKING:
-    from ..tensor import LazyTensor
+    from ..tensors import LazyTensor
 
 MAX_TEMPLATE = 256  # inputs that `call_template` takes; beyond, a call's constants are not shown
 
@@ -53,7 +53,7 @@ class Builder:
         self.writer: dict[int, int] = {}  # root -> who wrote to it last, packed
 
     def run(self) -> None:
-        tape, graph = _tensor.tape, self.graph
+        tape, graph = _tensors.tape, self.graph
         maker = self.maker
         slot = 0
         for seq in tape.pending_seqs():
@@ -143,7 +143,7 @@ class Builder:
 
 def build(graph: ComputationGraph) -> ComputationGraph:
     """Fill an empty graph with everything pending."""
-    with _tensor.lock, _kept_calls():
+    with _tensors.lock, _kept_calls():
         Builder(graph).run()
     return graph
 
@@ -161,10 +161,10 @@ def _kept_calls() -> Iterator[None]:
 def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> ComputationGraph:
     """Fill the empty graph ``part`` with what ``tensors`` depend on."""
     for t in tensors:
-        if not isinstance(t, _tensor.LazyTensor):
+        if not isinstance(t, _tensors.LazyTensor):
             raise TypeError(f"[from_tensors] expected lazy tensors, got {type(t).__name__}")
     whole = type(part)()
-    with _tensor.lock, _kept_calls():
+    with _tensors.lock, _kept_calls():
         builder = Builder(whole)
         builder.run()
         targets = [builder.locate(t) for t in tensors]
@@ -223,8 +223,8 @@ def _keep(value: Any) -> Any:
 
 def _describe(meta: tuple) -> Output:
     dtype, size, _stride, _offset, device = meta
-    return Output(tuple(size), dtype, f"{_tensor.DEVICE_TYPE}:{device}")
+    return Output(tuple(size), dtype, f"{_tensors.DEVICE_TYPE}:{device}")
 
 
 def _meta_output(meta: int) -> Output:
-    return _describe(_tensor.tape.interner.meta(meta))
+    return _describe(_tensors.tape.interner.meta(meta))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch import ops, semantics, tensor
+from mindtorch import ops, semantics, tensors
 from mindtorch._ext.collect import Collector, Op, now_ns
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
@@ -126,7 +126,7 @@ class Profiler:
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.set_op_observer(collector.ran)
-        self._recorded = tensor.tape.n_recorded
+        self._recorded = tensors.tape.n_recorded
         collector.start(begun)
         self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
         collector.__enter__()
@@ -169,11 +169,11 @@ class Profiler:
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
-        if tensor.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
+        if tensors.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
             return now
-        self._recorded = tensor.tape.n_recorded
+        self._recorded = tensors.tape.n_recorded
         try:
-            tensor.flush("profile")
+            tensors.flush("profile")
         except LazyTensorError as error:
             log.debug("the program's own read will raise: %s", error)
         except KeyboardInterrupt:  # the caller is compiled and can't raise: have it come again right after

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindtorch import tensor
+from mindtorch import tensors
 from mindtorch._ext import context
 from mindtorch.profile.tree import module_rows
 
@@ -100,7 +100,7 @@ def _devices(profiler: Profiler, main: str) -> list[str]:
     """Where the program's tensors are, the device of most ops first."""
     places = profiler.places[main]
     plain = ["cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"]
-    lazy = [f"{tensor.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
+    lazy = [f"{tensors.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
     if not lazy or not places.plain_ops:
         return lazy or plain
     return lazy + plain if places.lazy_ops >= places.plain_ops else plain + lazy
@@ -116,7 +116,7 @@ def _lazy(profiler: Profiler, main: str, rows: list[Row]) -> dict[str, Any] | No
         "ops": places.lazy_ops,
         "runs": places.lazy_runs,
         "run_s": sum(row[5] for row in rows if row[0] in runs) / 1e9,
-        "executor": str(tensor.executor().device),
+        "executor": str(tensors.executor().device),
     }
 
 

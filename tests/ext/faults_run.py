@@ -15,7 +15,7 @@ import mindtorch
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Collector, now_ns
 from mindtorch.profile import collect as profile
-from mindtorch.tensor import tape
+from mindtorch.tensors import tape
 
 LAZY = "remote_accelerator:0"
 library = ctypes.PyDLL(sys.argv[1])

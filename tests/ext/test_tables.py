@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.tensor import tape
+from mindtorch.tensors import tape
 
 LAZY = "remote_accelerator:0"
 LIMIT = 1 << 20

@@ -16,84 +16,21 @@ from typing import Any
 
 import torch
 
-from . import config, handlers, intercept, predict, triggers
+from . import config, handlers, intercept, meta, predict, triggers
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
 from .errors import LazyTensorError, UnsupportedOperationError
-from .lazy_device import DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
-from .metadata import TensorMetadata
+from .lazy_device import DATALESS, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
+from .recorded import RecordedMeta, RecordedTensor
 
 _base = torch._C.TensorBase
 
 
-class _LazyMeta(torch.nn.parameter._ParameterMeta):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise LazyTensorError(
-            f"{cls.__name__} is made by torch functions: use device='remote_accelerator' or .to('remote_accelerator')"
-        )
-
-
-class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
+class LazyTensor(RecordedTensor):
     """A tensor on ``remote_accelerator``. Reads (``item``, ``cpu``, ``numpy``, ``print``, ``bool`` …) compute it."""
-
-    _handle: Any
-
-    __torch_function__: Any = classmethod(_intercept.torch_function)  # type: ignore[assignment]
-    __torch_dispatch__: Any = classmethod(_intercept.torch_dispatch)  # type: ignore[assignment]
-
-    # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return _core.meta_of(self._handle)[1]
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return _core.meta_of(self._handle)[0]
-
-    @property
-    def device(self) -> Any:  # type: ignore[override]
-        return torch_device(_core.device_index(self))
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
-    def get_device(self) -> int:
-        return _core.device_index(self)
-
-    # ---- what was recorded (SPEC L4, L5) -----------------------------------------------------------------------------
-    @property
-    def id(self) -> int:
-        """Unique number of the recorded value in this process."""
-        return self._handle.id
-
-    @property
-    def operation(self) -> str:
-        """Name of the op that makes it, ``aten::add``; ``genie::data`` for values that came from outside."""
-        handle = self._handle
-        return _core.sig_info(handle.sig).name if handle.sig else "genie::data"
-
-    @property
-    def inputs(self) -> list[LazyTensor]:
-        """Tensors the op reads, as lazy tensors; empty once the value was computed (the engine lets go of them)."""
-        record = _core.producer(self._handle)
-        if record is None:
-            return []
-        return [_core.wrap_slot(slot, meta) for slot, meta in zip(record[4], _core.input_metas(record[0]), strict=True)]
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of the recorded call, constants only; tensors read as None."""
-        handle = self._handle
-        return _core.constants(handle.sig)[1] if handle.sig else {}
-
-    @property
-    def metadata(self) -> TensorMetadata:
-        """A view on what the engine knows about this value; built on demand."""
-        return TensorMetadata(self)
 
     @property
     def materialized(self) -> bool:
@@ -182,34 +119,10 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
         plain = torch.empty(0, dtype=self.dtype).new(*args)
         return from_plain(plain, _core.device_index(self))
 
-    # ---- copies ------------------------------------------------------------------------------------------------------
-    def __deepcopy__(self, memo: dict) -> Any:
-        if id(self) in memo:
-            return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
-                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
-                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
-            )
-        with torch.no_grad():
-            # Torch clones parameters, and copies the whole storage of other tensors.
-            simple = isinstance(self, torch.nn.Parameter) or _core.is_alone(self._handle)
-            copied = self.detach().clone() if simple else _copy_with_storage(self, memo)
-        if isinstance(self, torch.nn.Parameter):
-            copied = torch.nn.Parameter(copied, self.requires_grad)
-        else:
-            copied.requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            copied.grad = self.grad.__deepcopy__(memo)
-        memo[id(self)] = copied
-        return copied
-
-    def __copy__(self) -> Any:
-        copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
-        if isinstance(self, torch.nn.Parameter):
-            return torch.nn.Parameter(copied, self.requires_grad)
-        return copied.requires_grad_(self.requires_grad)
+    def _copied(self, memo: dict) -> Any:
+        # Torch clones parameters, and copies the whole storage of other tensors.
+        simple = isinstance(self, torch.nn.Parameter) or _core.is_alone(self._handle)
+        return self.detach().clone() if simple else _copy_with_storage(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
@@ -221,7 +134,7 @@ class LazyTensor(torch.Tensor, metaclass=_LazyMeta):
         return plain.__reduce_ex__(protocol)
 
 
-_FastLazyTensor = _LazyMeta(
+_FastLazyTensor: Any = RecordedMeta(
     "LazyTensor",
     (LazyTensor,),
     {"__slots__": ("_handle",), "__module__": __name__, "__doc__": LazyTensor.__doc__},
@@ -309,6 +222,8 @@ def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = ()
     ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
     """
     handles = [t._handle for t in tensors]
+    if any(_core.device_index(t) < 0 for t in tensors):
+        meta.refuse(reason)
     with lock:
         _run(_core.segment(handles, [t._handle for t in written]), reason)
         if generator is not None:
@@ -415,7 +330,7 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
              memory_format: Any = torch.preserve_format) -> torch.Tensor:
     """A plain tensor on ``device`` with the value of lazy ``t``; differentiable."""
     if torch.device(device).type == "meta":
-        out = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+        out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
     out = _ToPlain.apply(t, reason) if t.requires_grad and torch.is_grad_enabled() else _copy_out(t.detach(), reason)
     if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
@@ -462,8 +377,10 @@ def _install() -> _tape.Tape:
                       max_waiting=config.max_pending_bytes())
     main.on_limit = lambda: flush("limit")
     main.on_draws = lambda: draw("unread draws")
-    offset = _core.init(main_tape=main, base=LazyTensor, fast=_FastLazyTensor, torch=torch)
-    _keys.init(LazyTensor, _FastLazyTensor, offset, predict.same_device, torch)
+    dataless = meta._FastMetaTensor
+    offset = _core.init(main_tape=main, base=RecordedTensor, fast=_FastLazyTensor, dataless=dataless,
+                        dataless_places=DATALESS, torch=torch)
+    _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)
     for func, handler in handlers.table().items():
@@ -472,12 +389,12 @@ def _install() -> _tape.Tape:
     for func, info in handlers.shape_only():
         _intercept.register(func, info)
     for name, func in _BINARY.items():
-        setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+        setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name, func in _REFLECTED.items():
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
-        setattr(LazyTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
-    LazyTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
-    LazyTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+        setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
+    RecordedTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
     if config.log_intercepts():
         intercept.show_log()
         _intercept.set_logging(True)

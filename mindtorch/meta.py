@@ -1,0 +1,216 @@
+"""MetaTensor: sizes, dtype, strides and device of a tensor that never has data (SPEC M1-M5).
+
+Made by ``mindtorch.zeros(..., device="meta")`` and its like, and by every op on such tensors. Torch's own meta tensors
+(``torch.zeros(..., device="meta")``) stay torch's own, and become one of these where they meet one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ._ext import context as _context
+from ._ext import lazy as _core
+from .errors import NoDataError
+from .lazy_device import device_at, is_meta, is_ours, place_of
+from .recorded import RecordedMeta, RecordedTensor
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise the error of everything that would need the data, with the program's line."""
+    where = _context.location(_context.get_location())
+    line = f" ({where[0]}:{where[1]})" if where else ""
+    raise NoDataError(f"[{what}] meta tensor has no data{line}; .to(device) gives it uninitialized memory")
+
+
+class MetaStorage:
+    """What a meta tensor stands for: `nbytes` of memory that nobody allocated."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.shape = t.shape
+        self.dtype = t.dtype
+        self.device = t.device
+        self._extent = 0 if 0 in t.shape else (
+            t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+
+    def nbytes(self) -> int:
+        """Bytes from the start of the storage to the tensor's last element."""
+        return self._extent * self.dtype.itemsize
+
+    def size(self) -> int:
+        """As `nbytes`, the length of torch's untyped storages."""
+        return self.nbytes()
+
+    __len__ = size
+
+    def element_size(self) -> int:
+        return 1
+
+    def data_ptr(self) -> NoReturn:
+        refuse("data_ptr")
+
+    def tolist(self) -> NoReturn:
+        refuse("tolist")
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        refuse("storage[]")
+
+    def to(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("storage.to")
+
+    def cpu(self) -> NoReturn:
+        refuse("storage.cpu")
+
+    def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("storage.cuda")
+
+    def clone(self) -> MetaStorage:
+        return self
+
+    def __repr__(self) -> str:
+        what = f"shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'"
+        return f"MetaStorage({what}, nbytes={self.nbytes()})"
+
+
+class MetaTensor(RecordedTensor):
+    """A tensor on ``meta[:i]``: what every op gives is known, and nothing is computed or allocated."""
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def materialized(self) -> bool:
+        """Never: there is nothing to compute from."""
+        return False
+
+    def materialize(self) -> NoReturn:
+        refuse("materialize")
+
+    def item(self) -> NoReturn:
+        refuse("item")
+
+    def tolist(self) -> NoReturn:
+        refuse("tolist")
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        refuse("numpy")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        refuse("numpy")
+
+    def __bool__(self) -> bool:
+        return refuse("bool")
+
+    def __int__(self) -> NoReturn:
+        refuse("int")
+
+    def __float__(self) -> NoReturn:
+        refuse("float")
+
+    def __complex__(self) -> NoReturn:
+        refuse("complex")
+
+    def __index__(self) -> int:
+        return refuse("index")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("dlpack")
+
+    def __dlpack_device__(self) -> NoReturn:
+        refuse("dlpack")
+
+    def data_ptr(self) -> NoReturn:
+        refuse("data_ptr")
+
+    def untyped_storage(self) -> Any:
+        return MetaStorage(self)
+
+    def storage(self) -> Any:
+        return MetaStorage(self)
+
+    def __format__(self, spec: str) -> str:
+        return object.__format__(repr(self), spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        parts = [f"device='{self.device}'", f"size={tuple(self.shape)}", f"dtype={self.dtype}"]
+        if self.grad_fn is not None:
+            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            parts.append("requires_grad=True")
+        text = f"tensor(..., {', '.join(parts)})"
+        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Saved as torch's own meta tensor, so that it loads without us.
+        plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
+        plain.requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+    # ---- other devices (SPEC M4) -------------------------------------------------------------------------------------
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
+        return self.to("cpu", memory_format=memory_format)
+
+    def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return self.to("cuda" if device is None else torch.device(device))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
+        target, options = _options(args, kwargs)
+        changed = super().to(**options) if options else self
+        if target is None or (is_meta(target) and place_of(target) == _core.device_index(self)):
+            return changed
+        return relocate(changed, target)
+
+
+def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(device or None, the other options by name) of a ``.to(...)`` call."""
+    options = dict(kwargs)
+    target = options.pop("device", None)
+    other = options.pop("other", None)
+    rest = list(args)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    elif rest and not isinstance(rest[0], (torch.dtype, bool)):
+        first = rest.pop(0)
+        target = torch.device(first) if isinstance(first, int) else first
+    if other is not None:
+        target = other.device
+        options["dtype"] = other.dtype
+    elif rest and not isinstance(rest[0], bool):
+        options["dtype"] = rest.pop(0)
+    options.update(zip(("non_blocking", "copy"), rest, strict=False))
+    return target, {k: v for k, v in options.items() if v is not None}
+
+
+def relocate(t: Any, device: Any) -> Any:
+    """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values."""
+    with torch.no_grad():
+        if is_meta(device):
+            like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+            made = _core.hold(like, place_of(device), None, True)
+        elif is_ours(device):
+            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+        else:
+            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=torch.device(str(device)))
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(made, t.requires_grad)
+    return made.requires_grad_(t.requires_grad)
+
+
+_FastMetaTensor: Any = RecordedMeta(
+    "MetaTensor",
+    (MetaTensor,),
+    {"__slots__": ("_handle",), "__module__": __name__, "__doc__": MetaTensor.__doc__},
+)
+
+
+def as_meta(t: torch.Tensor, place: int) -> Any:
+    """A MetaTensor that says of itself what is known of any tensor ``t``."""
+    return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
+
+
+__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "refuse", "relocate"]

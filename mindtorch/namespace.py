@@ -1,0 +1,55 @@
+"""The torch-compatible namespace: ``import mindtorch as torch`` (SPEC D6).
+
+Everything torch has is reachable as ``mindtorch.<name>``. Creation functions also take ``device="meta[:i]"`` as this
+package's meta device, a ``mindtorch.device``, and the default device set here; on ``cpu`` and ``cuda`` they give plain
+torch tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from . import creation
+from .devices import device as mindtorch_device
+from .devices import get_default_device
+from .lazy_device import is_meta
+
+CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
+_made: dict[str, Any] = {}
+
+
+def lookup(name: str) -> Any:
+    """What ``mindtorch.<name>`` is when it is not one of this package's own names. Raises AttributeError."""
+    if name not in CREATION and name != "from_numpy":
+        return getattr(torch, name)  # looked up each time: patched functions come and go
+    if name not in _made:
+        _made[name] = _from_numpy() if name == "from_numpy" else _creation(name)
+    return _made[name]
+
+
+def _creation(name: str) -> Any:
+    @functools.wraps(getattr(torch, name))
+    def create(*args: Any, **kwargs: Any) -> Any:
+        function = getattr(torch, name)
+        device = kwargs.get("device")
+        if device is None and get_default_device().type == "meta" and not name.endswith("_like"):
+            device = get_default_device()
+        if device is not None and is_meta(device):
+            return creation.create(getattr(function, "__wrapped__", function), args, {**kwargs, "device": device})
+        if isinstance(device, mindtorch_device):
+            kwargs["device"] = device if device.type == "remote_accelerator" else str(device)
+        return function(*args, **kwargs)
+
+    return create
+
+
+def _from_numpy() -> Any:
+    @functools.wraps(torch.from_numpy)
+    def from_numpy(array: Any, device: Any = None) -> Any:
+        t = torch.from_numpy(array)
+        return t if device is None else lookup("as_tensor")(t, device=device)
+
+    return from_numpy
