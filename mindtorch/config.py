@@ -54,17 +54,18 @@ def register_device() -> str:
 
 def max_pending_ops() -> int:
     """``GENIE_MAX_PENDING_OPS`` (default 2097152): recorded ops that may wait before everything visible is run."""
-    value = os.environ.get("GENIE_MAX_PENDING_OPS", "2097152")
-    if not value.isdecimal() or int(value) < 1:
-        raise UsageError(f"GENIE_MAX_PENDING_OPS: expected a positive number of ops, got {value!r}")
-    return int(value)
+    return _positive("GENIE_MAX_PENDING_OPS", 1 << 21, "ops")
 
 
 def max_pending_bytes() -> int:
     """``GENIE_MAX_PENDING_BYTES`` (default 1 GiB): values that only recorded ops keep alive, before they are run."""
-    value = os.environ.get("GENIE_MAX_PENDING_BYTES", "1073741824")
+    return _positive("GENIE_MAX_PENDING_BYTES", 1 << 30, "bytes")
+
+
+def _positive(name: str, default: int, of: str) -> int:
+    value = os.environ.get(name, str(default))
     if not value.isdecimal() or int(value) < 1:
-        raise UsageError(f"GENIE_MAX_PENDING_BYTES: expected a positive number of bytes, got {value!r}")
+        raise UsageError(f"{name}: expected a positive number of {of}, got {value!r}")
     return int(value)
 
 

@@ -91,14 +91,15 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return lazy
         source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
         return source.to(device_at(index), dtype=dtype, copy=True)
-    if index < 0:
-        with ExitStack() as stack:
-            predict.quiet(stack)
-            return meta.as_meta(func(*args, device=torch.device("meta"), **kwargs).detach(), index)
-    args = tuple(tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args)
+    if index >= 0:
+        args = tuple(
+            tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args
+        )
     with ExitStack() as stack:
         predict.quiet(stack)
-        made = func(*args, device=_CPU, **kwargs)
+        made = func(*args, device=_CPU if index >= 0 else torch.device("meta"), **kwargs)
+        if index < 0:
+            return meta.as_meta(made.detach(), index)
     if made.layout is not torch.strided or made.is_quantized:
         return made  # stays torch's own, as what ops on such tensors give
     return tensors.from_plain(made.detach(), index)

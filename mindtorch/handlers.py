@@ -77,9 +77,8 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
     if _core.get_handle(source) is None or not rest:
         return None
     offset, size, *stride = rest
-    contiguous = torch.empty(size, device="meta").stride()
     with torch.no_grad():
-        return (source.detach().as_strided(size, stride[0] if stride else contiguous, offset),)
+        return (source.detach().as_strided(size, stride[0] if stride else predict.contiguous(size), offset),)
 
 
 def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -> torch.Tensor:

@@ -14,6 +14,7 @@ from ._ext import context as _context
 from ._ext import lazy as _core
 from .errors import NoDataError
 from .lazy_device import device_at, is_meta, is_ours, place_of
+from .predict import extent
 from .recorded import RecordedMeta, RecordedTensor
 
 
@@ -31,8 +32,7 @@ class MetaStorage:
         self.shape = t.shape
         self.dtype = t.dtype
         self.device = t.device
-        self._extent = 0 if 0 in t.shape else (
-            t.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+        self._extent = extent(t.shape, t.stride(), t.storage_offset())
 
     def nbytes(self) -> int:
         """Bytes from the start of the storage to the tensor's last element."""
@@ -189,13 +189,10 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def relocate(t: Any, device: Any) -> Any:
     """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values."""
     with torch.no_grad():
+        where = device if is_ours(device) else torch.device("meta" if is_meta(device) else str(device))
+        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
         if is_meta(device):
-            like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-            made = _core.hold(like, place_of(device), None, True)
-        elif is_ours(device):
-            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
-        else:
-            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=torch.device(str(device)))
+            made = _core.hold(made, place_of(device), None, True)
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(made, t.requires_grad)
     return made.requires_grad_(t.requires_grad)

@@ -129,7 +129,7 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
     """The result by the extension's own shape rules, if the op's family has one."""
     if any(_core.view_bits(_core.get_handle(t)) for t in inputs):
         return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
-    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else _contiguous(m[1]), m[0]) for m in
+    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else contiguous(m[1]), m[0]) for m in
              (_core.meta_of(_core.get_handle(t)) for t in inputs)]
     holes = iter(metas)
     margs = tuple(_replace(a, holes) for a in args)
@@ -138,7 +138,7 @@ def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tens
     if result is None:
         return None
     device = _core.device_index(inputs[0]) if inputs else 0
-    outs = [(dtype, torch.Size(shape), None if stride == _contiguous(shape) else stride, 0, device)
+    outs = [(dtype, torch.Size(shape), None if stride == contiguous(shape) else stride, 0, device)
             for shape, stride, dtype in result]
     single = len(outs) == 1
     kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
@@ -169,7 +169,7 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
             quiet(stack, grad=True)
             values = []
             for t, (dtype, size, stride, _offset, _device) in zip(inputs, metas, strict=True):
-                value = torch.empty_strided(size, stride or _contiguous(size), dtype=dtype)
+                value = torch.empty_strided(size, stride or contiguous(size), dtype=dtype)
                 value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5)
                 values.append(_core.set_view_bits(value, _core.view_bits(_core.get_handle(t))))
             holes = iter(values)
@@ -218,10 +218,11 @@ def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -
     """How many elements of its storage such a tensor reaches; stride None: contiguous."""
     if 0 in size:
         return 0
-    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or _contiguous(size), strict=True))
+    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or contiguous(size), strict=True))
 
 
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new tensor of this size."""
     stride, acc = [], 1
     for n in reversed(size):
         stride.append(acc)
@@ -306,7 +307,7 @@ def meta_tensor(handle: Any) -> torch.Tensor:
         made = torch.empty(size, dtype=dtype, device="meta")
     else:
         length = max(extent(size, stride, offset), offset)
-        made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or _contiguous(size), offset)
+        made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
     return _core.set_view_bits(made, bits) if bits else made
 
 

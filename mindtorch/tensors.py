@@ -153,7 +153,6 @@ TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
 lock = threading.RLock()
 # A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-_submit: Callable[[Any], None] | None = None
 _executor: Any = None
 _default_executor: Callable[[], Any] | None = None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +58,38 @@ def fixed_seeds() -> Iterator[None]:
 def root() -> Path:
     """The source checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``python -c code`` in a fresh process with these environment variables, and asserts that it ends well.
+
+    ``fails=True``: that it does not.
+    """
+
+    def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
+                              check=False)
+        assert (done.returncode != 0) == fails, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def nothing_pending() -> Iterator[None]:
+    """What one test left to fail must not fail in the next."""
+    import mindtorch
+
+    yield
+    for _ in range(100):
+        gc.collect()
+        try:
+            mindtorch.flush("test")
+        except mindtorch.MaterializationError:
+            continue
+        return
 
 
 @pytest.fixture(scope="session")

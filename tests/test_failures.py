@@ -20,19 +20,7 @@ from mindtorch import MaterializationError
 from mindtorch.execute import local
 
 LAZY = "remote_accelerator:0"
-
-
-@pytest.fixture(autouse=True)
-def nothing_pending() -> Iterator[None]:
-    """What one test left to fail must not fail in the next."""
-    yield
-    for _ in range(100):
-        gc.collect()
-        try:
-            mindtorch.flush("test")
-        except MaterializationError:
-            continue
-        return
+pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 
 class Outer(nn.Module):

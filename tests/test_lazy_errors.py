@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import logging
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +15,7 @@ import mindtorch
 from mindtorch import LazyTensorError, MaterializationError, UnsupportedOperationError
 
 LAZY = "remote_accelerator:0"
-
-
-@pytest.fixture(autouse=True)
-def nothing_pending() -> Iterator[None]:
-    """What one test left to fail must not fail in the next."""
-    yield
-    for _ in range(100):
-        gc.collect()
-        try:
-            mindtorch.flush("test")
-        except MaterializationError:
-            continue
-        return
+pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 
 BAD_CALLS: dict[str, Callable[[str], object]] = {
@@ -342,14 +326,7 @@ def test_L8_sparse_and_quantized_results_stay_torchs_own() -> None:
 
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **environment}, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
+def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(in_python: Callable[..., Any]) -> None:
     code = """
         import threading, torch, mindtorch
         d = "remote_accelerator:0"
@@ -369,7 +346,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
         x.nonzero()
         print(mindtorch.stats()["fallbacks"])
     """
-    on, off = run(code, GENIE_LOG_INTERCEPTS="1"), run(code)
+    on, off = in_python(code, GENIE_LOG_INTERCEPTS="1"), in_python(code)
     counts = {"aten::index": 10, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
     assert on.stdout == off.stdout == f"{list(counts.items())} 31\n{{'aten::nonzero': 1}}\n"
     lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
@@ -377,7 +354,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call() -> None:
     assert "captured aten::gt" in on.stderr and not off.stderr
 
 
-def test_L7_a_fork_while_another_thread_runs_something() -> None:
+def test_L7_a_fork_while_another_thread_runs_something(in_python: Callable[..., Any]) -> None:
     code = """
         import os, signal, threading, torch, mindtorch
         torch.set_num_threads(1)
@@ -401,4 +378,4 @@ def test_L7_a_fork_while_another_thread_runs_something() -> None:
         thread.join()
         print(failed)
     """
-    assert run(code).stdout == "0\n"
+    assert in_python(code).stdout == "0\n"

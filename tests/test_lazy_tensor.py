@@ -5,11 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -376,19 +372,7 @@ def test_L7_deepcopy_and_copy(same_bits: Callable[..., None]) -> None:
 
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_L11_intercepts_are_logged() -> None:
+def test_L11_intercepts_are_logged(in_python: Callable[..., Any]) -> None:
     code = """
         import logging
         logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
@@ -398,14 +382,14 @@ def test_L11_intercepts_are_logged() -> None:
         y.add_(1)
         print(y.tolist())
     """
-    on, off = run(code, GENIE_LOG_INTERCEPTS="1"), run(code)
+    on, off = in_python(code, GENIE_LOG_INTERCEPTS="1"), in_python(code)
     assert on.stdout == off.stdout == "[3.0, 3.0]\n"
     lines = [line for line in on.stderr.splitlines() if line.startswith("mindtorch.intercept captured")]
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["aten::ones", "aten::add", "aten::relu", "aten::add_"]
     assert "captured" not in off.stderr
 
 
-def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks() -> None:
+def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks(in_python: Callable[..., Any]) -> None:
     code = """
         import torch
         from torch import randn, zeros, ones, empty, full, arange, eye, rand, linspace, randint, randperm, empty_strided
@@ -424,10 +408,11 @@ def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks() -> Non
         print(made[3].tolist(), made[4].tolist(), made[3].dtype,
               made[11].tolist(), made[12].dtype, made[13].requires_grad)
     """
-    assert run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout == ("[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n")
+    done = in_python(code, GENIE_ENABLE_ATEN_IMPL="1")
+    assert done.stdout == "[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n"
 
 
-def test_L11_torch_tensor_from_before_the_import_is_refused_not_crashed() -> None:
+def test_L11_torch_tensor_from_before_the_import_is_refused_not_crashed(in_python: Callable[..., Any]) -> None:
     code = """
         from torch import tensor
         import mindtorch
@@ -436,7 +421,7 @@ def test_L11_torch_tensor_from_before_the_import_is_refused_not_crashed() -> Non
         except mindtorch.LazyTensorError as error:
             print(error)
     """
-    assert "import mindtorch first" in run(code, GENIE_ENABLE_ATEN_IMPL="1").stdout
+    assert "import mindtorch first" in in_python(code, GENIE_ENABLE_ATEN_IMPL="1").stdout
 
 
 def test_L11_every_variable_is_in_the_readme(root) -> None:  # type: ignore[no-untyped-def]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 
-def test_L6_a_limit_on_pending_ops_runs_them() -> None:
+def test_L6_a_limit_on_pending_ops_runs_them(in_python: Callable[..., Any]) -> None:
     code = """
         import torch, mindtorch
         x = torch.zeros((), device="remote_accelerator:0")
@@ -28,19 +26,12 @@ def test_L6_a_limit_on_pending_ops_runs_them() -> None:
         assert mindtorch.stats()["ops_executed"] == 60001
         print("ok")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "GENIE_MAX_PENDING_OPS": "20000"},
-    )
-    assert done.stdout == "ok\n", done.stderr
+    assert in_python(code, GENIE_MAX_PENDING_OPS="20000").stdout == "ok\n"
 
 
-def test_L6_the_limit_on_bytes_runs_what_keeps_them() -> None:
+def test_L6_the_limit_on_bytes_runs_what_keeps_them(in_python: Callable[..., Any]) -> None:
     code = """
-        import gc, weakref, torch, mindtorch
+        import torch, mindtorch
         L = "remote_accelerator:0"
         plan = mindtorch.tensors.tape
         correct, most = torch.zeros((), device=L, dtype=torch.long), 0
@@ -54,24 +45,11 @@ def test_L6_the_limit_on_bytes_runs_what_keeps_them() -> None:
         assert correct.item() == 50_000
         print("ok")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "GENIE_MAX_PENDING_BYTES": "50000"},
-    )
-    assert done.stdout == "ok\n", done.stderr
+    assert in_python(code, GENIE_MAX_PENDING_BYTES="50000").stdout == "ok\n"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", ""])
 @pytest.mark.parametrize("name", ["GENIE_MAX_PENDING_OPS", "GENIE_MAX_PENDING_BYTES"])
-def test_L6_a_bad_limit_is_refused_by_name(name: str, value: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import mindtorch"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, name: value},
-    )
-    assert done.returncode != 0 and f"{name}: expected a positive number" in done.stderr
+def test_L6_a_bad_limit_is_refused_by_name(in_python: Callable[..., Any], name: str, value: str) -> None:
+    done = in_python("import mindtorch", fails=True, **{name: value})
+    assert f"{name}: expected a positive number" in done.stderr

@@ -15,7 +15,7 @@ import torch
 from .. import triggers
 from .._ext import lazy as _core
 from ..errors import MaterializationError, UsageError
-from ..predict import quiet
+from ..predict import contiguous, quiet
 from ..tensors import tape
 from .base import Executor
 
@@ -134,7 +134,7 @@ def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
     if _core.sig_is_view(sig):
         raise MaterializationError(f"[{name}] predicted a view with strides {stride}, the kernel gave {value.stride()}")
     # The program has already been told these strides: keep them for this value, predict right from now on.
-    promised = torch.empty(size, device="meta").stride() if stride is None else stride
+    promised = contiguous(size) if stride is None else stride
     _core.correct_output(sig, out, value)
     kept = torch.empty_strided(size, promised, dtype=dtype, device=value.device)
     return kept.copy_(value)
