@@ -395,9 +395,11 @@ cdef class Collector:
         recorded = tape is not None and tape.n_recorded != before
         sig = self.signature(op, args, kwargs, out)
         if op.allocates:
-            nbytes = self.track(out, module, phase)
+            nbytes = self.track(out, module)
         elif op.writes:
             nbytes = self.written(out)
+        if self.live > self.phase_peaks[phase]:
+            self.phase_peaks[phase] = self.live
         self.note_place(out, args)
         ns = t1 - t0 - self.inner
         ours = self.cost_in if self.cost_in < ns else ns
@@ -409,7 +411,8 @@ cdef class Collector:
             r = self.row(0, module, 0, phase)
             r.calls += 1
         r.ns += ns - ours
-        self.note(EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
+        if sig:
+            self.note(EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         self.last = mt_now()
         self.overhead += (t0 - t_in) + ours + (self.last - t1)
         return out
@@ -487,7 +490,8 @@ cdef class Collector:
 
     cdef Op new_op(self, func):
         cdef Op op = self.describe(func)
-        op.plain = self.new_sig(op, None if not op.is_free else (0, 0))
+        if not op.name.startswith("profiler::"):               # torch's own notes: time between ops, as they are no ops
+            op.plain = self.new_sig(op, None if not op.is_free else (0, 0))
         self.ops[<uintptr_t> <void *> func] = op           # op.func keeps the function, so the address stays its own
         return op
 
@@ -500,9 +504,9 @@ cdef class Collector:
             raise
         return <uint32_t> (len(self.sig_ops) - 1)
 
-    cdef uint32_t signature(self, Op op, tuple args, kwargs, out) except? 0:
+    cdef uint32_t signature(self, Op op, tuple args, kwargs, out) except? 0xFFFFFFFF:
         cdef list key
-        if not op.has_formula:
+        if not op.has_formula or not op.plain:
             return op.plain
         key = []
         for value in args:
@@ -525,7 +529,7 @@ cdef class Collector:
 
     # ------------------------------------------------------------ memory
 
-    cdef uint64_t track(self, out, uint32_t module, uint32_t phase) except? 0:
+    cdef uint64_t track(self, out, uint32_t module) except? 0:
         """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
         cdef uint64_t before = self.live, later = 0
         if PyObject_TypeCheck(out, self.tensor_type):
@@ -541,8 +545,6 @@ cdef class Collector:
         if self.live > before:
             if self.live > self.peak:
                 self.peak = self.live
-            if self.live > self.phase_peaks[phase]:
-                self.phase_peaks[phase] = self.live
             self.module_peak(module)
             later += self.live - before
         return later
@@ -553,6 +555,8 @@ cdef class Collector:
         cdef Slot *slot
         cdef Handle h = handle_of(tensor)
         if h is not None:                      # asking it for its storage would compute it
+            if h.tape.interner.metas[h.meta].device < 0:
+                return 0                       # it has none, and never will
             slot = h.tape.slot(h.slot)
             if slot.flags & (SLOT_PENDING | SLOT_FAILED):
                 return tensor.nbytes if slot.root == h.slot else 0

@@ -72,6 +72,8 @@ cdef class CreationHook:
 
 cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
     cdef PyObject* device
+    if everything is not None:
+        return _hook_all(self, args, kwargs)
     if kwargs:
         device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
         if device != NULL and device != <PyObject*>None and (
@@ -97,6 +99,36 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
     out = hook.create(hook.func, <object>args, <object>kwargs)
     Py_INCREF(out)
     return <PyObject*>out
+
+
+cdef object everything = None         # while estimating: says that torch is at work for ourselves
+cdef object hands_off = None
+
+
+def route_everything(ours, plain):
+    """Have `create` and `slow` of all hooks decide about every call, not only those that name one of our devices.
+
+    Except while `ours()` is true, and creation on `plain`, a type of device by name. None: as before.
+    """
+    global everything, hands_off
+    everything = ours
+    hands_off = plain
+
+
+cdef PyObject* _hook_all(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
+    cdef CreationHook hook = <CreationHook>self
+    cdef object out, device = None
+    cdef dict given = <dict><object>kwargs if kwargs else {}
+    device = given.get("device")
+    if everything() or (device is not None and _type_of_device(device) == hands_off):
+        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
+    out = hook.create(hook.func, <object>args, given)
+    Py_INCREF(out)
+    return <PyObject*>out
+
+
+cdef object _type_of_device(object device):
+    return (<str>device).split(":")[0] if type(device) is str else getattr(device, "type", None)
 
 
 MT_SET_CALL(CreationHook, <void*>_hook_call)
@@ -140,7 +172,7 @@ def make_to_hook(original, slow, dtype, device):
 
     def to(self, *args, **kwargs):
         cdef PyObject* first
-        if not kwargs and PyTuple_GET_SIZE(args) > 0 and handle_of(self) is None:
+        if not kwargs and PyTuple_GET_SIZE(args) > 0 and handle_of(self) is None and everything is None:
             first = <PyObject*>PyTuple_GET_ITEM(args, 0)
             if type(<object>first) is dtype or (type(<object>first) is device and not _names_us(<object>first)):
                 return original(self, *args)

@@ -16,6 +16,7 @@ from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
 from .lazy cimport get_tape, handle_of, rename, type_of, wrap
+from .ledger cimport NAME_DETACH, listening, note_call, note_name
 from .structs cimport (
     MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot,
 )
@@ -254,6 +255,8 @@ cdef object _finish(uint32_t sid):
     if dataless:
         origin = r[0]
         tape.slot(slot).handles += 1
+        if listening:
+            note_call(r, s, &slot)
         tape.pass_over(tape.tail - 1)
         try:
             return wrap(slot, sig_out_meta(s)[0], no_grad, &origin)
@@ -302,6 +305,8 @@ cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
             tape.slot(outs[i]).handles += 1     # and nobody may drop it before all outputs have their handles
         appended = n_out
         if dataless:
+            if listening:
+                note_call(r, s, outs)
             tape.pass_over(tape.tail - 1)
         fresh = []
         for i in range(n_out):
@@ -460,9 +465,18 @@ cdef bint _grad_is_off() except -1:
     return not grad_on and (not K.uncertain or <object>forward_ad._current_level < 0)
 
 
+cdef bint apart = False
+
+
+def take_apart(bint on):
+    """While on, no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops."""
+    global apart
+    apart = on
+
+
 cdef inline bint _plain_call() except -1:
     """Nothing stands between Python and the kernel: no dispatch mode, no autocast."""
-    return not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
+    return not apart and not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
 
 
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
@@ -476,7 +490,7 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
             if out is not NOT_RECORDED:
                 n_whole += 1
                 return out
-        if info.whole:
+        if info.whole and not apart:
             out = run_whole(info, args, {} if kwargs is None else kwargs)
             if out is not NotImplemented:
                 return out
@@ -511,6 +525,8 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
         if h is not None:
             out = rename(h, False)
             if out is not None:
+                if listening:
+                    note_name(NAME_DETACH)     # what a profile of plain tensors sees there, too
                 return out
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 from .intern cimport OpInfo, hole_metas, sig_out_meta
+from .ledger cimport listening, note_memory
 from .replay cimport again, decode_call, plan_segment
 from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS,
@@ -37,7 +38,7 @@ cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle:
 cdef PyObject* dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
 cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided
-cdef list places = None               # device objects of the places that hold no data, -1 first
+cdef list places = None               # devices that C++ is told for the places that hold no data, -1 first
 
 
 def init(*, Tape main_tape, base, fast, dataless, list dataless_places, torch):
@@ -171,6 +172,8 @@ def hold(tensor, int device, root=None, bint no_grad=False):
         tape.evict()
     cdef uint32_t meta = _meta_of_tensor(tensor, device)
     cdef uint32_t slot = tape.hold(tensor if device >= 0 else None, tape.slot(h.slot).root if h is not None else 0)
+    if listening and device < 0 and h is None:
+        note_memory(slot, meta)
     return wrap(slot, meta, no_grad, NULL)
 
 
@@ -308,6 +311,8 @@ def set_meta(Handle h, tensor):
     """The value's metadata changed (resize_, set_): remember the new one."""
     cdef int device = tape.interner.metas[h.meta].device
     h.set_meta(_meta_of_tensor(tensor, device))
+    if listening and device < 0 and tape.slot(h.slot).root == h.slot:
+        note_memory(h.slot, h.meta)
 
 
 cdef SigS* _sig(uint32_t sig) except NULL:
@@ -335,6 +340,11 @@ def correct_output(uint32_t sig, uint32_t out, tensor):
 def sig_output_meta(uint32_t sig, uint32_t out):
     """(dtype, size, stride or None, offset, device index) predicted for output `out` of call `sig`."""
     return tape.interner.meta(sig_out_meta(_sig(sig))[out])
+
+
+def sig_outputs(uint32_t sig):
+    """How many tensors call `sig` makes; those that it returns as they came, or writes in place, are not among them."""
+    return _sig(sig).n_out
 
 
 def sig_is_view(uint32_t sig):

@@ -89,6 +89,11 @@ cdef int vec_push(Vec* v, uint64_t x) except -1
 cdef void vec_try_push(Vec* v, uint64_t x) noexcept      # does nothing when there is no memory
 
 
+# Called when a slot is freed: nobody can name its value any more. NULL removes; one at a time.
+ctypedef void (*freed_fn)(uint32_t slot) noexcept
+cdef void set_freed_hook(freed_fn hook) noexcept
+
+
 cdef class Handle:
     """Names one value on the tape; lives in the tensor. Its death tells the tape that a reader is gone."""
     cdef Tape tape

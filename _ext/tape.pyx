@@ -60,6 +60,14 @@ cdef int vec_push(Vec* v, uint64_t x) except -1:
 
 
 @cython.final
+cdef freed_fn freed_hook = NULL
+
+
+cdef void set_freed_hook(freed_fn hook) noexcept:
+    global freed_hook
+    freed_hook = hook
+
+
 cdef class Tape:
     def __cinit__(self, Interner interner, max_pending=1 << 21, bint retain=False, max_waiting=1 << 30):
         self.interner = interner
@@ -211,6 +219,8 @@ cdef class Tape:
             return
         if s.concrete:
             vec_try_push(&self.trash, <uint64_t>s.concrete)
+        if freed_hook != NULL:
+            freed_hook(i)
         self._return_slot(i)
         self.freed += 1
         if root != i:

@@ -26,6 +26,7 @@ Examples:
   genie profile model.py:build --input 1x3x224x224     a model built in a file
   genie profile config.json            a transformers model with random weights
   genie profile --json - train.py > profile.json  train.py prints to stderr then
+  genie profile --target h100 train.py            nothing is computed: would it fit, how fast would it be?
 """
 
 
@@ -51,6 +52,20 @@ Examples:
     type=click.IntRange(min=0),
     help="Iterations to leave out at the start (default: 0 for a script, 1 for a model).",
 )
+@click.option("--device", type=click.Choice(["meta"]), help="Estimate: run without data, on no device in particular.")
+@click.option(
+    "--target",
+    "target_name",
+    metavar="NAME",
+    help="Estimate for h100, h200, b200, a100, l4, rtx4090, mi300x, 910b, cpu, or the accelerator in FILE.toml.",
+)
+@click.option(
+    "--assume",
+    type=float,
+    default=0.0,
+    metavar="NUMBER",
+    help="Estimate: what values that nobody knows are taken for (default 0, False).",
+)
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
 @click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
 @click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
@@ -65,6 +80,9 @@ def command(
     sort: str | None,
     steps: int | None,
     warmup: int | None,
+    device: str | None,
+    target_name: str | None,
+    assume: float,
     json_file: OutputFile | None,
     csv_file: OutputFile | None,
     trace_file: OutputFile | None,
@@ -80,7 +98,10 @@ def command(
     to_stdout = any(file is not None and file.is_stdout for file in files)
 
     with claimed_stdout(to_stdout):
-        outcome, report, profiler = _measure(program, steps, warmup)
+        if device is None and target_name is None:
+            outcome, report, profiler = _measure(program, steps, warmup)
+        else:
+            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -128,6 +149,28 @@ def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[O
             return outcome, None, None
     facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
     return outcome, profiler.report(**facts), profiler
+
+
+def _estimate(
+    program: Program, steps: int | None, warmup: int | None, target_name: str | None, assume: float
+) -> tuple[Outcome, dict[str, Any] | None, Any]:
+    """As `_measure`, without data."""
+    import mindtorch
+    from mindtorch.profile import targets
+
+    chosen = None if target_name is None else targets.find(target_name)
+    mindtorch._bootstrap()
+    from mindtorch.profile.estimate import Estimator
+
+    before = warmup or 0
+    estimator = Estimator(target=chosen, warmup=before, steps=steps, assume=assume)
+    with estimator:
+        outcome = program.run() if program.kind == "script" else program.run(before + (steps or 1))
+    if program.kind != "script" and outcome.error is not None and not outcome.interrupted:
+        _explain(program, outcome)
+        return outcome, None, None
+    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
+    return outcome, estimator.report(**facts), estimator
 
 
 def _write_trace(profiler: Any, file: OutputFile) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import tree
+from . import sizes, tree
 from .render import Canvas, Column, Text, clean, grade
 from .units import amount, bytes_text, count, percent, seconds, work
 
@@ -46,6 +46,8 @@ def render_report(
     wanted = {view.by} if view.by else {"phase", "module", "op"}
     if "phase" in wanted:
         _phases(report, canvas)
+    if view.by is None:
+        sizes.memory(report, canvas)
     if "module" in wanted:
         _modules(report, canvas, view)
     if "op" in wanted:
@@ -71,9 +73,12 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         size = bytes_text(model.get("param_bytes"))
         facts.append(("model", f"{text} ({size})" if size else text))
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
-    facts.append(("ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
+    sized = report.get("mode") == "estimate"
+    facts.append(("estimate of" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
     text = f"{seconds(time_s)} in {count(totals.get('ops') or 0)} ops"
-    if wall is not None:
+    if sized:
+        text += ", predicted: at least" if time_s else " (--target predicts the time)"
+    elif wall is not None:
         text += f" · whole run {seconds(wall)}"
     facts.append(("time", text))
     lazy = report.get("lazy")
@@ -96,9 +101,9 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         # Rounded down: 100 % is said only of everything.
         facts.append(("coverage", f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"))
     if totals.get("peak_bytes"):
-        facts.append(("memory", f"peak {bytes_text(totals['peak_bytes'])}"))
+        facts.append(("memory", sizes.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
-    if overhead is not None:
+    if overhead is not None and not sized:
         share = f" ({100 * overhead / wall:.1f} % of the run)" if wall else ""
         facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and subtracted"))
     if report.get("interrupted"):
@@ -257,8 +262,7 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
         rows = sorted(uncounted, key=lambda row: -(row.get("self_s") or 0.0))
         names = ", ".join(f"{(r.get('name') or '').removeprefix('aten::')} ×{r.get('calls')}" for r in rows)
         canvas.paragraph(f"no FLOP formula for {calls:,} calls ({spent}): {names}", "yellow", "  · ")
-    if assumed:
-        canvas.paragraph(f"{len(assumed)} decisions assumed: {', '.join(map(str, assumed))}", "yellow", "  · ")
+    sizes.assumed(report, canvas)
     for warning in warnings:
         if warning.startswith("FLOPs leave out") and uncounted:  # the ledger above says it with every name and count
             continue

@@ -7,12 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from . import intercept, meta, predict, tensors, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
-from .lazy_device import device_at, is_meta, is_ours, place_of
+from ._ext import ledger as _ledger
+from .lazy_device import device_at, holds_no_data, is_ours, place_of
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
@@ -43,8 +46,11 @@ def _info(func: Callable[..., Any]) -> Any:
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
     tensors.in_use()
-    device = kwargs["device"]
-    if func.__name__ in FROM_DATA and not is_ours(device) and not is_meta(device):
+    device = kwargs.get("device")
+    if device is None:  # while estimating, every call comes here
+        device = _default_device(func, args)
+        kwargs = {**kwargs, "device": device}
+    if func.__name__ in FROM_DATA and not is_ours(device) and not holds_no_data(device):
         source = args[0] if func.__name__ != "tensor" else args[0].detach()
         return func(source.to(device), *args[1:], **kwargs)
     if func.__name__ in NESTED:
@@ -80,6 +86,16 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     return out.requires_grad_() if requires_grad else out
 
 
+def _default_device(func: Callable[..., Any], args: tuple) -> Any:
+    takes_its = func.__name__.endswith("_like") or func.__name__ in ("as_tensor", "asarray", "complex")
+    if takes_its and args and isinstance(args[0], torch.Tensor):
+        return args[0].device
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):  # `with torch.device(...)`, or set_default_device
+            return mode.device
+    return _CPU
+
+
 def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     if func.__name__ in RECORDED:
         intercept.note_fallback(f"aten::{func.__name__}")
@@ -99,6 +115,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         predict.quiet(stack)
         made = func(*args, device=_CPU if index >= 0 else torch.device("meta"), **kwargs)
         if index < 0:
+            if func.__name__ == "tensor":
+                _ledger.note("aten::lift_fresh")
             return meta.as_meta(made.detach(), index)
     if made.layout is not torch.strided or made.is_quantized:
         return made  # stays torch's own, as what ops on such tensors give

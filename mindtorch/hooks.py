@@ -29,8 +29,8 @@ from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .devices import device as mindtorch_device
 from .errors import LazyTensorError, UnsupportedOperationError
-from .lazy_device import is_meta
-from .meta import relocate
+from .lazy_device import dataless_everywhere, holds_no_data, place_of
+from .meta import as_meta, relocate
 from .modules import apply_to_module, assign_data
 
 log = logging.getLogger("mindtorch")
@@ -293,6 +293,8 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
+    if dataless_everywhere() and target is not None and not lazy and not torch._C._is_torch_function_all_disabled():
+        return as_meta(self, place_of(self.device)).to(*args, **kwargs)
     if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
     if target is None or (lazy and tensors.is_ours(target) and tensors.index_of(target) == _core.device_index(self)):
@@ -356,7 +358,7 @@ def _new_hook(name: str) -> Any:
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
-        if lazy and device is not None and is_meta(device):
+        if lazy and device is not None and holds_no_data(device):
             return relocate(hook(self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
@@ -428,7 +430,8 @@ def _set_default_dtype(d: torch.dtype) -> None:
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    _torch_autocast_init(self, "cpu" if device_type == tensors.DEVICE_TYPE else device_type, *args, **kwargs)
+    ours = device_type == tensors.DEVICE_TYPE or dataless_everywhere()
+    _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
 
 
 @functools.wraps(_torch_adjust)

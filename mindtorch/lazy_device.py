@@ -24,8 +24,22 @@ def torch_device(index: int) -> Any:
     return device
 
 
-#: Devices that hold no data: place -1 is the first. A tensor's place is a small integer in the engine (MetaS.device).
+#: Devices that hold no data: place -1 is the first.
 DATALESS: list[Any] = [torch.device("meta")]
+#: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
+BELOW: list[torch.device] = [torch.device("meta")]
+_everywhere = False
+
+
+def set_dataless_everywhere(on: bool) -> None:
+    """While on (estimates, SPEC C4), no device holds data: ``cpu``, ``cuda:0`` … are places like ``meta``."""
+    global _everywhere
+    _everywhere = on
+
+
+def dataless_everywhere() -> bool:
+    """True while estimating."""
+    return _everywhere
 
 
 def device_at(place: int) -> Any:
@@ -34,25 +48,46 @@ def device_at(place: int) -> Any:
 
 
 def place_of(device: Any) -> int:
-    """The place of a device of ours or of a ``meta[:i]``."""
-    spec = mindtorch_device(device)
-    if spec.type == DEVICE_TYPE:
-        return spec.index or 0
-    if spec.type != "meta":
+    """The place of a device of ours or of one that holds no data."""
+    kind, index = _parts(device)
+    if kind == DEVICE_TYPE and not _everywhere:
+        return index or 0
+    if kind != "meta" and not _everywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
-    wanted = torch.device("meta") if spec.index is None else torch.device("meta", spec.index)
+    if index is None and kind not in ("cpu", "meta"):
+        index = 0
+    wanted = torch_device(index or 0) if kind == DEVICE_TYPE else _device(kind, index)
     if wanted not in DATALESS:
+        BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
         DATALESS.append(wanted)
     return -1 - DATALESS.index(wanted)
 
 
-def is_meta(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) names ``meta[:i]``."""
+def _parts(device: Any) -> tuple[str, int | None]:
+    if isinstance(device, int):
+        return "cuda", device
+    spec = device if isinstance(device, torch.device) else mindtorch_device(device)
+    return spec.type, spec.index
+
+
+def _device(kind: str, index: int | None) -> Any:
+    try:
+        return torch.device(kind) if index is None else torch.device(kind, index)
+    except RuntimeError:  # npu, where nobody registered it
+        return mindtorch_device(kind, index)
+
+
+def holds_no_data(device: Any) -> bool:
+    """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
+    if _everywhere:
+        return True
     return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
 
 
 def is_ours(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
+    if _everywhere:
+        return False
     if isinstance(device, str):
         return device.startswith(DEVICE_TYPE)
     return getattr(device, "type", None) == DEVICE_TYPE

@@ -13,7 +13,7 @@ import torch
 from ._ext import context as _context
 from ._ext import lazy as _core
 from .errors import NoDataError
-from .lazy_device import device_at, is_meta, is_ours, place_of
+from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
 from .predict import extent
 from .recorded import RecordedMeta, RecordedTensor
 
@@ -78,7 +78,18 @@ class MetaTensor(RecordedTensor):
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
-        return True
+        return self.device.type == "meta"
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cpu"
+
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else self.device.index
 
     @property
     def materialized(self) -> bool:
@@ -144,7 +155,8 @@ class MetaTensor(RecordedTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Saved as torch's own meta tensor, so that it loads without us.
-        plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
+        plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype,
+                                                  device=self.device if self.is_meta else "meta")
         plain.requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, self.requires_grad)
@@ -161,8 +173,10 @@ class MetaTensor(RecordedTensor):
         """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
         target, options = _options(args, kwargs)
         changed = super().to(**options) if options else self
-        if target is None or (is_meta(target) and place_of(target) == _core.device_index(self)):
+        if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
             return changed
+        if dataless_everywhere() and changed.requires_grad and torch.is_grad_enabled():
+            return _Moved.apply(changed, target)
         return relocate(changed, target)
 
 
@@ -189,13 +203,26 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def relocate(t: Any, device: Any) -> Any:
     """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values."""
     with torch.no_grad():
-        where = device if is_ours(device) else torch.device("meta" if is_meta(device) else str(device))
+        where = device if is_ours(device) else torch.device("meta" if holds_no_data(device) else str(device))
         made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
-        if is_meta(device):
+        if holds_no_data(device):
             made = _core.hold(made, place_of(device), None, True)
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(made, t.requires_grad)
     return made.requires_grad_(t.requires_grad)
+
+
+class _Moved(torch.autograd.Function):
+    """A differentiable move between devices, while estimating."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Any, device: Any) -> Any:
+        ctx.device = t.device
+        return relocate(t.detach(), device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return relocate(grad, ctx.device), None
 
 
 _FastMetaTensor: Any = RecordedMeta(

@@ -10,6 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ._ext import lazy as _core
 from .errors import LazyTensorError
+from .lazy_device import dataless_everywhere
 from .tensors import LazyParameter, LazyTensor
 
 
@@ -31,6 +32,8 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
             lazy = _core.get_handle(param) is not None
             if not lazy and param.device.type == "meta":
                 continue
+            if lazy and dataless_everywhere():
+                continue  # all devices are alike: torch's own way keeps the parameter's identity
             moved = fn(param)
             if moved is param:
                 continue

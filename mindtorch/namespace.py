@@ -15,7 +15,7 @@ import torch
 from . import creation
 from .devices import device as mindtorch_device
 from .devices import get_default_device
-from .lazy_device import is_meta
+from .lazy_device import holds_no_data
 
 CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
 _made: dict[str, Any] = {}
@@ -37,7 +37,7 @@ def _creation(name: str) -> Any:
         device = kwargs.get("device")
         if device is None and get_default_device().type == "meta" and not name.endswith("_like"):
             device = get_default_device()
-        if device is not None and is_meta(device):
+        if device is not None and holds_no_data(device):
             return creation.create(getattr(function, "__wrapped__", function), args, {**kwargs, "device": device})
         if isinstance(device, mindtorch_device):
             kwargs["device"] = device if device.type == "remote_accelerator" else str(device)

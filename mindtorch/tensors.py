@@ -23,7 +23,7 @@ from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
 from .errors import LazyTensorError, UnsupportedOperationError
-from .lazy_device import DATALESS, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
+from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .recorded import RecordedMeta, RecordedTensor
 
 _base = torch._C.TensorBase
@@ -378,7 +378,7 @@ def _install() -> _tape.Tape:
     main.on_draws = lambda: draw("unread draws")
     dataless = meta._FastMetaTensor
     offset = _core.init(main_tape=main, base=RecordedTensor, fast=_FastLazyTensor, dataless=dataless,
-                        dataless_places=DATALESS, torch=torch)
+                        dataless_places=BELOW, torch=torch)
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)

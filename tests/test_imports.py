@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"ops", "devices", "hardware", "lazy_device"},
     {"tensors", "recorded", "meta", "intercept", "predict", "metadata", "handlers", "triggers", "backward"},
     {"graph", "creation", "modules", "counters", "files", "processes", "transforms", "hooks", "namespace"},
-    {"execute", "semantics", "optimize"},
+    {"execute", "semantics", "optimize", "estimate"},
     {"profile", "program", "configs", "inputs", "outcome"},
     {"__init__"},
     {"cli"},

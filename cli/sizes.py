@@ -1,0 +1,84 @@
+"""What a report says about an estimate (SPEC C4): does it fit, what takes the memory, what bounds the time, what was
+assumed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .render import Canvas, Column, Text, clean, grade
+from .units import bytes_text, count, percent
+
+__all__ = ["assumed", "fit", "memory"]
+
+_LEVELS, _PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "._-=+*%#"
+
+
+def fit(facts: dict[str, Any]) -> str:
+    """One line: the peak, and whether the target holds it."""
+    peak, capacity = facts.get("peak_bytes") or 0, facts.get("capacity_bytes")
+    if capacity is None:
+        return f"peak {bytes_text(peak)}"
+    if facts.get("fits"):
+        return f"peak {bytes_text(peak)} of {bytes_text(capacity)}: fits, {bytes_text(capacity - peak)} to spare"
+    return (
+        f"peak {bytes_text(peak)} of {bytes_text(capacity)}: does not fit, {bytes_text(peak - capacity)} too much; "
+        f"at least {count(facts.get('devices') or 0)} such devices"
+    )
+
+
+def memory(report: dict[str, Any], canvas: Canvas) -> None:
+    """The peak by category, where it is, its largest parts, and the way there."""
+    facts = report.get("memory") or {}
+    peak = facts.get("peak_bytes") or 0
+    if not peak:
+        return
+    columns = [Column("bytes", 9), Column("%", 5), Column("", 16)]
+    canvas.heading("Memory", "at the peak")
+    canvas.sheet_head("kind", columns)
+    for name, nbytes in sorted(facts.get("categories", {}).items(), key=lambda item: -item[1]):
+        cells = [bytes_text(nbytes), percent(nbytes, peak), canvas.bar(nbytes / peak, 16)]
+        canvas.sheet_row(Text(clean(name)), cells, columns, grade(nbytes / peak))
+    at = facts.get("at") or {}
+    place = ", ".join(part for part in (at.get("op", "").removeprefix("aten::"), at.get("module"), _line(at)) if part)
+    if place:
+        canvas.paragraph(f"highest in {clean(place)}", "dim")
+    for row in (facts.get("largest") or [])[:5]:
+        made = " ".join(part for part in (row.get("op", "").removeprefix("aten::"), row.get("module")) if part)
+        many = f" in {row['count']}" if row.get("count", 1) > 1 else ""
+        where = _line(row)
+        text = f"{bytes_text(row['bytes'])}{many}, {row['category']}: {made or 'made outside'}"
+        canvas.paragraph(clean(text + (f" ({where})" if where else "")), "dim", "  · ")
+    heights = (facts.get("timeline") or {}).get("bytes") or []
+    if len(heights) > 1:
+        levels = _PLAIN_LEVELS if canvas.plain else _LEVELS
+        canvas.add(Text("  " + _sparkline(heights, canvas.width - 4, levels), style="dim"))
+
+
+def _sparkline(heights: list[int], width: int, levels: str) -> str:
+    """The highest value of each stretch as a block, over program order."""
+    top, n = max(heights) or 1, len(heights)
+    width = min(width, n)
+    parts = [max(heights[i * n // width : max((i + 1) * n // width, i * n // width + 1)]) for i in range(width)]
+    return "".join(levels[min(7, part * 8 // top)] for part in parts)
+
+
+def assumed(report: dict[str, Any], canvas: Canvas) -> None:
+    """Decisions on values that nobody knows, by line."""
+    rows = report.get("assumed") or []
+    if not rows:
+        return
+    calls = sum(row.get("calls", 1) for row in rows)
+    canvas.paragraph(
+        f"{calls:,} reads of values that an estimate does not know were assumed (--assume to choose):", "yellow", "  · "
+    )
+    for row in rows[:20]:
+        times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
+        text = f"{row.get('op')} = {row.get('value')}{times}  {_line(row)}  {row.get('source') or ''}"
+        canvas.paragraph(clean(text), "dim", "      ")
+    if len(rows) > 20:
+        canvas.paragraph(f"and {len(rows) - 20} more lines: --json has them all", "dim", "      ")
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{os.path.basename(row.get('file') or '')}:{row.get('line')}" if row.get("file") else ""

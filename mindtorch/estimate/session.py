@@ -1,0 +1,69 @@
+"""`estimating()`: within it, whatever a program makes on whatever device has sizes only, and nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from .. import hooks, tensors
+from .._ext import hooks as _hooks
+from .._ext import intercept as _intercept
+from .._ext import lazy as _core
+from ..errors import UsageError
+from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
+from ..meta import as_meta
+from .accelerator import Accelerator, answers
+
+__all__ = ["estimating"]
+
+
+@contextmanager
+def estimating(accelerator: Accelerator | None = None) -> Iterator[None]:
+    """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
+
+    accelerator: what the program is told when it asks for a GPU; None: there is none.
+    Raises UsageError when lazy work is pending or an estimate is under way already.
+    """
+    if dataless_everywhere():
+        raise UsageError("[estimate] one is under way already")
+    tensors.flush("estimate")
+    enabled = hooks.is_enabled()
+    with ExitStack() as stack:
+        if not enabled:
+            hooks.enable()
+            stack.callback(hooks.disable)
+        tensors.in_use()
+        _core.keep_calls(True)  # what is reported afterwards names them
+        stack.callback(_core.keep_calls, False)
+        set_dataless_everywhere(True)
+        stack.callback(set_dataless_everywhere, False)
+        _hooks.route_everything(torch._C._is_torch_function_all_disabled, "meta")
+        stack.callback(_hooks.route_everything, None, None)
+        _intercept.take_apart(True)
+        stack.callback(_intercept.take_apart, False)
+        for owner, name, value in (*answers(accelerator), (torch.nn.Parameter, "__new__", _new_parameter)):
+            _replace(stack, owner, name, value)
+        yield
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    if own:
+        stack.callback(setattr, owner, name, before)
+    else:
+        stack.callback(delattr, owner, name)
+
+
+_torch_new_parameter = torch.nn.Parameter.__new__
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
+    if type(data) in (torch.Tensor, torch.nn.Parameter) and not torch._C._is_torch_function_all_disabled():
+        data = as_meta(data.detach(), place_of(data.device))
+    return _torch_new_parameter(cls, data, requires_grad)

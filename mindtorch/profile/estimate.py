@@ -1,0 +1,227 @@
+"""`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
+
+Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
+Time is the roofline's, per distinct call; memory is what storages take from their birth to their death.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindtorch import ops, predict, semantics, tensors
+from mindtorch._ext import lazy as _core
+from mindtorch._ext import ledger
+from mindtorch._ext.collect import Op
+from mindtorch.estimate.accelerator import Accelerator
+from mindtorch.estimate.session import estimating
+from mindtorch.profile import memory
+from mindtorch.profile.collect import FREE, Places, count, describe
+from mindtorch.profile.model import ModelBook
+from mindtorch.profile.targets import Target
+from mindtorch.semantics import modules
+
+_ENTERED = 0x100  # as in _ext/ledger.pyx
+
+
+class Estimator:
+    """Note everything that runs in this thread within the ``with`` block; nothing of it is computed.
+
+    target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
+        CUDA device, and no times are predicted.
+    devices: how many such devices the program is told there are.
+    assume: what a value is taken for that nobody knows, where the program decides on it.
+    warmup, steps: as `Profiler`'s.
+    """
+
+    def __init__(self, *, target: Target | None = None, devices: int = 1, warmup: int = 0,
+                 steps: int | None = None, assume: float = 0.0) -> None:
+        if warmup < 0 or (steps is not None and steps < 1):
+            raise ValueError(f"[Estimator] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+        self.target, self.warmup, self.steps, self.assume = target, warmup, steps, assume
+        gpu = target is not None and target.key != "cpu"
+        self._accelerator = Accelerator(target.name, int(target.memory_bytes), devices) if target and gpu else None
+        self.interrupted = False
+        self.exit_code = 0
+        self.book = ModelBook()
+        self.marks: list[int] = []  # ends of iterations, positions in the ledger
+        self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
+        self.peaks: dict[int, int] = {}
+        self.phase_peaks = [0, 0, 0, 0]
+        self.places: dict[str, Places] = {}
+        self.forks = 0
+        self.compiled = False
+        self.frozen_ns = 0
+        self.memory: memory.Memory | None = None
+        self.calls: list[Any] = [None]  # by signature: the predicted Cost of one call
+        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], runs={}, other_thread=False,
+                                         mark_error=None, imported=0, started=0, stopped=0)
+        self._signatures: dict[int, int] = {}  # of the tape → of the collector
+        self._stage, self._stages = "init", {}  # type: str, dict[str, int]
+        self._marks: list[tuple[str, int]] = []
+        self._stack = ExitStack()
+
+    # ---- the block
+
+    def __enter__(self) -> Estimator:
+        stack = self._stack
+        stack.enter_context(estimating(self._accelerator))
+        semantics.install()
+        stack.callback(semantics.uninstall)
+        modules.add_listener(self._saw_root)
+        stack.callback(modules.remove_listener, self._saw_root)
+        self.collector.started = time.perf_counter_ns()
+        ledger.open(tensors.tape, self._on_mark)
+        stack.callback(self._close)
+        for root, path in modules.roots():
+            self._saw_root(root, path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
+        self._stack.close()
+
+    def _close(self) -> None:
+        """Read the ledger while the calls that it names are still known."""
+        self.collector.stopped = time.perf_counter_ns()
+        self.book.refresh()
+        self._mark_roles()
+        calls, blocks = ledger.close()
+        self.collector.mark_error = ledger.failure()
+        found = self.memory = memory.Memory(calls, blocks, self._marks)
+        self._stages[self._stage] = len(found.calls)
+        first = 0
+        for stage, last in self._stages.items():
+            if stage != "rest":
+                self._sum_up(found, stage, first, last)
+            first = last
+
+    # ---- while it runs
+
+    def _on_mark(self, kind: str, at: int) -> None:
+        self._marks.append((kind, at))
+        if kind == "enter" and self._stage == "init":
+            self._end_stage(at, "warmup" if self.warmup else "main")
+        elif kind == "backward end":
+            self._mark_roles()
+        elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
+            self.marks.append(at)
+            if self._stage == "warmup" and len(self.marks) == self.warmup:
+                self._end_stage(at, "main")
+            elif self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
+                self._end_stage(at, "rest")
+                self.frozen_ns = time.perf_counter_ns()
+                ledger.stop()
+
+    def _end_stage(self, at: int, following: str) -> None:
+        self._stages[self._stage] = at
+        self._stage = following
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        self.book.add(root, path)
+        _say(root.parameters(), memory.PARAMETERS)
+        _say(root.buffers(), memory.BUFFERS)
+
+    def _mark_roles(self) -> None:
+        for root, _ in modules.roots():
+            _say((p.grad for p in root.parameters() if p.grad is not None), memory.GRADIENTS)
+
+    # ---- afterwards
+
+    def _sum_up(self, found: memory.Memory, stage: str, first: int, last: int) -> None:
+        calls = found.calls[first:last]
+        entered = calls[(calls["phase"] & _ENTERED) != 0]["module"]
+        entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
+        kinds, numbers = np.unique(calls[calls["sig"] != 0], return_counts=True)
+        rows: list[tuple[int, ...]] = []
+        for kind, n in zip(kinds, numbers, strict=True):
+            sig = self._signature(int(kind["sig"]))
+            cost, nbytes = self.calls[sig]
+            ns = 0 if cost is None else round(cost.seconds * 1e9 * int(n))
+            rows.append((sig, int(kind["module"]), int(kind["location"]), int(kind["phase"]), int(n), ns,
+                         nbytes * int(n)))
+        self.parts[stage] = (rows, 0, entries, found.peak(first, last))
+        self.peaks = found.peaks_by("module", first, last)
+        phases = found.peaks_by("phase", first, last)
+        self.phase_peaks = [phases.get(i, 0) for i in range(4)]
+        self.places[stage] = Places(int(numbers.sum()), 0, 0, [])
+
+    def _signature(self, sig: int) -> int:
+        """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
+        known = self._signatures.get(sig)
+        if known is not None:
+            return known
+        name = ledger.named(sig)
+        flops: tuple[int, int] | None = (0, 0)
+        cost: Any = (None, 0)
+        if name is not None:
+            op = _bookkeeping(name)
+        else:
+            func, args, kwargs, out = call_of(sig)
+            op = describe(func)
+            if not op.is_free:
+                flops = count(func, args, kwargs, out)
+            cost = (None, _allocated(sig, op, args))
+        self.collector.sig_ops.append(op)
+        self.collector.sig_flops.append(flops)
+        self.calls.append(cost)
+        self._signatures[sig] = len(self.calls) - 1
+        return self._signatures[sig]
+
+    def report(self, **facts: Any) -> dict[str, Any]:
+        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        from mindtorch.profile.report import build_report
+
+        assert self.memory is not None, "report() after the block"
+        target = self.target
+        own = {
+            "mode": "estimate",
+            "device": self.memory.device if target is None else target.name,
+            "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
+        }
+        return build_report(self, **{**own, **facts})  # type: ignore[arg-type]
+
+
+def _say(held: Any, what: int) -> None:
+    for t in held:
+        handle = _core.get_handle(t)
+        if handle is not None:
+            ledger.mark(handle, what)
+
+
+def _bookkeeping(name: str) -> Op:
+    row = ops.row(name)
+    tag = "other" if row is None else row.tag
+    return Op(None, None, name, tag, False, tag in FREE, False, False)
+
+
+def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
+    """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
+    inputs = tuple(_meta(tensors.tape.interner.meta(m)) for m in _core.input_metas(sig))
+    args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
+    outs = [_meta(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
+    return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
+
+
+def _meta(m: tuple[Any, ...]) -> torch.Tensor:
+    dtype, size, stride, _offset, _place = m[:5]
+    return torch.empty_strided(size, predict.contiguous(size) if stride is None else stride, dtype=dtype,
+                               device="meta")
+
+
+def _allocated(sig: int, op: Any, args: tuple) -> int:
+    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
+    metas = [_core.sig_output_meta(sig, i) for i in range(_core.sig_outputs(sig))]
+    if op.allocates:
+        return 0 if _core.sig_is_view(sig) else sum(m[1].numel() * m[0].itemsize for m in metas)
+    if op.writes and args and isinstance(args[0], torch.Tensor):
+        return args[0].nbytes
+    return 0
+

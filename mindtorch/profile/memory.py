@@ -1,0 +1,166 @@
+"""Where memory goes over a program that was only sized: peak, what it is made of, and how it got there.
+
+Bytes live over program order are those that torch's allocator would hand out, storages counted once however many
+tensors view them. What kernels take for themselves while they run (workspaces) is not known and not counted.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mindtorch._ext import context
+from mindtorch._ext import lazy as _core
+from mindtorch.lazy_device import DATALESS
+
+#: What a storage is for; its number is the mark in the ledger. The first three are said while the program runs.
+CATEGORIES = ("activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries")
+ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES = range(7)
+_BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
+                   ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("unused", "u1")])  # fmt: skip
+_CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
+_FORWARD, _BACKWARD, _OPTIMIZER = 1, 2, 3
+_POINTS = 400  # of the timeline
+_ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
+
+
+class Memory:
+    """The two logs of a ledger, read.
+
+    calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the
+    program works on (the accelerator, if it uses one; what stays on the host is not counted then).
+    marks: (kind, position) of what the ledger's handler was told.
+    """
+
+    def __init__(self, calls: bytes, blocks: bytes, marks: Sequence[tuple[str, int]]) -> None:
+        self.calls = np.frombuffer(calls, _CALL)
+        found = np.frombuffer(blocks, _BLOCK)
+        kinds = np.array([device.type for device in DATALESS])[-1 - found["place"].astype(int)]
+        self.device = _main_device(kinds, found["nbytes"])
+        chosen = kinds == self.device
+        self.blocks = found[chosen]
+        grain = _ROUND.get(self.device, 1)
+        self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
+        n = len(self.calls)
+        self.born = np.minimum(self.blocks["born"], n).astype(np.int64)
+        self.died = np.minimum(self.blocks["died"], n).astype(np.int64)
+        self.live = self._over_time(np.ones(len(self.blocks), bool))
+        self.categories = self._categories(marks)
+
+    def _over_time(self, chosen: Any) -> Any:
+        """Bytes live while the n-th call runs, n from 0: what it makes is there already, what it uses still."""
+        change = np.zeros(len(self.calls) + 2, np.int64)
+        np.add.at(change, self.born[chosen], self.nbytes[chosen])
+        np.subtract.at(change, self.died[chosen] + 1, self.nbytes[chosen])
+        return np.cumsum(change)[:-1]
+
+    def _categories(self, marks: Sequence[tuple[str, int]]) -> Any:
+        found = self.blocks["mark"].copy()
+        unknown, phase = found == 0, self.blocks["phase"]
+        found[unknown & (phase == _BACKWARD)] = TEMPORARIES
+        steps = np.array([at for kind, at in marks if kind == "step"] or [len(self.calls)])
+        made_in_step = unknown & (phase == _OPTIMIZER)
+        ends = steps[np.minimum(np.searchsorted(steps, self.born), len(steps) - 1)]
+        found[made_in_step] = np.where((self.died > ends)[made_in_step], OPTIMIZER_STATE, TEMPORARIES)
+        if any(kind == "backward" for kind, _ in marks):  # what does not outlive its forward pass
+            exits = np.array([at for kind, at in marks if kind == "exit"] or [0])
+            ends = exits[np.minimum(np.searchsorted(exits, self.born), len(exits) - 1)]
+            found[unknown & (phase == _FORWARD) & (self.died <= ends)] = TEMPORARIES
+        return found
+
+    def peak(self, first: int = 0, last: int | None = None) -> int:
+        """Most bytes live within these positions."""
+        part = self.live[first:] if last is None else self.live[first : last + 1]
+        return int(part.max(initial=0))
+
+    def peaks_by(self, field: str, first: int, last: int) -> dict[int, int]:
+        """Most bytes live at positions of each value of ``calls[field]``."""
+        keys = self.calls[field][first:last] if field != "phase" else self.calls["phase"][first:last] & 0xFF
+        if not len(keys):
+            return {}
+        values, which = np.unique(keys, return_inverse=True)
+        most = np.zeros(len(values), np.int64)
+        np.maximum.at(most, which, self.live[first + 1 : last + 1])
+        return {int(v): int(m) for v, m in zip(values, most, strict=True)}
+
+    def report(self, capacity: int | None = None) -> dict[str, Any]:
+        """What the report says about memory: the peak by category, where it is, its largest parts, the way there."""
+        at = int(self.live.argmax()) if len(self.live) else 0
+        there = (self.born <= at) & (at <= self.died)
+        by_category = {
+            name: int(self.nbytes[there & (self.categories == i)].sum()) for i, name in enumerate(CATEGORIES)
+        }
+        peak = int(self.live[at]) if len(self.live) else 0
+        facts: dict[str, Any] = {
+            "device": self.device,
+            "peak_bytes": peak,
+            "categories": {name: nbytes for name, nbytes in by_category.items() if nbytes},
+            "at": self._where(at),
+            "largest": self._largest(there),
+            "timeline": self._timeline(),
+        }
+        if capacity is not None:
+            facts["capacity_bytes"] = capacity
+            facts["fits"] = peak <= capacity
+            facts["spare_bytes"] = capacity - peak
+            facts["devices"] = max(1, -(-peak // capacity))
+        return facts
+
+    def _where(self, position: int) -> dict[str, Any]:
+        if not len(self.calls):
+            return {}
+        call = self.calls[max(position - 1, 0)]
+        return {"position": position, "op": _name(int(call["sig"])),
+                "module": context.module_path(int(call["module"])), **_line(int(call["location"])),
+                "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip
+
+    def _largest(self, there: Any, top: int = 10) -> list[dict[str, Any]]:
+        """The storages at the peak, those of one kind and line together."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i in np.flatnonzero(there):
+            block = self.blocks[i]
+            key = (int(self.categories[i]), int(block["sig"]), int(block["module"]), int(block["location"]))
+            entry = groups.setdefault(key, [0, 0])
+            entry[0] += int(self.nbytes[i])
+            entry[1] += 1
+        rows = sorted(groups.items(), key=lambda item: -item[1][0])[:top]
+        return [
+            {"bytes": nbytes, "count": n, "category": CATEGORIES[category], "op": _name(sig),
+             "module": context.module_path(module), **_line(location)}
+            for (category, sig, module, location), (nbytes, n) in rows
+        ]  # fmt: skip
+
+    def _timeline(self) -> dict[str, Any]:
+        """At most `_POINTS` stretches of program order: the position where each begins, and the most bytes in it."""
+        n = len(self.live)
+        edges = np.unique(np.linspace(0, n, min(n, _POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
+        rows: dict[str, Any] = {"positions": edges.tolist(), "bytes": []}
+        if not n:
+            return rows
+        rows["bytes"] = np.maximum.reduceat(self.live, edges).tolist()
+        # Where a stretch is highest, what it is made of: the parts then sum to the whole.
+        at = np.array([a + int(self.live[a:b].argmax()) for a, b in zip(edges, [*edges[1:], n], strict=True)])
+        rows["categories"] = {
+            name: self._over_time(self.categories == i)[at].tolist()
+            for i, name in enumerate(CATEGORIES) if (self.categories == i).any()
+        }  # fmt: skip
+        return rows
+
+
+def _main_device(kinds: Any, nbytes: Any) -> str:
+    """The accelerator of most bytes, if there is one; else the CPU, else meta."""
+    sums = {str(kind): int(nbytes[kinds == kind].sum()) for kind in np.unique(kinds)}
+    accelerators = {kind: total for kind, total in sums.items() if kind not in ("cpu", "meta")}
+    return max(accelerators or sums or {"cpu": 0}, key=(accelerators or sums or {"cpu": 0}).__getitem__)
+
+
+def _name(sig: int) -> str:
+    return _core.sig_info(sig).name if sig else ""
+
+
+def _line(location: int) -> dict[str, Any]:
+    file, line, function = context.location(location) or ("", 0, "")
+    return {"file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip()}

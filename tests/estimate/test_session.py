@@ -1,0 +1,128 @@
+"""C4: while estimating, every device is one without data, and what a script asks of CUDA is answered."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+from mindtorch.errors import NoDataError, UsageError
+from mindtorch.estimate.accelerator import Accelerator
+from mindtorch.estimate.session import estimating
+
+GPU = Accelerator("Test GPU", 10**9, 2)
+BIG = 10**12
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    with estimating(GPU):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(None, "cpu"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1"), (torch.device("cuda", 1), "cuda:1"),
+     (1, "cuda:1"), ("npu:1", "npu:1"), ("remote_accelerator", "remote_accelerator:0")],
+)  # fmt: skip
+def test_C4_creation_on_any_device_takes_no_memory(session: None, device: object, expected: str) -> None:
+    for t in (torch.zeros(BIG, device=device), torch.randn(BIG, device=device), torch.empty(BIG, device=device)):
+        assert str(t.device) == expected and t.shape == (BIG,)
+        assert type(t + 1) is type(t) and str((t + 1).device) == expected
+        assert t.is_cuda == expected.startswith("cuda") and t.is_cpu == (expected == "cpu") and not t.is_meta
+    for like in (torch.zeros_like(t), t.new_zeros(3), torch.empty_like(t, device="cuda:1")):
+        assert str(like.device) == (expected if like.shape == (3,) or like.device == t.device else "cuda:1")
+
+
+def test_C4_moves_between_devices(session: None) -> None:
+    t = torch.zeros(BIG)
+    assert [str(x.device) for x in (t.cuda(), t.to("cuda:1"), t.cuda().cpu(), t.to("cuda", torch.float16))] == [
+        "cuda:0", "cuda:1", "cpu", "cuda:0"]  # fmt: skip
+    assert t.to("cpu") is t and t.to(torch.float16).dtype is torch.float16
+    w = torch.zeros(3, requires_grad=True)
+    w.cuda().sum().backward()
+    assert str(w.grad.device) == "cpu" and w.grad.shape == (3,)
+
+
+def test_C4_a_module_keeps_its_parameters_when_it_moves(session: None) -> None:
+    model = nn.Sequential(nn.Linear(4, BIG), nn.BatchNorm1d(3))
+    first, tied = model[0].weight, model[0].weight
+    model[0].bias.grad = torch.zeros(BIG)
+    assert model.cuda() is model and model[0].weight is first is tied
+    assert {str(t.device) for t in (*model.parameters(), *model.buffers(), model[0].bias.grad)} == {"cuda:0"}
+    assert isinstance(first, nn.Parameter) and first.requires_grad
+    assert model.half()[0].weight.dtype is torch.float16 and model[0].weight is first
+    copied = copy.deepcopy(model)
+    assert copied[0].weight is not first and str(copied[0].weight.device) == "cuda:0"
+
+
+def test_C4_default_devices(session: None) -> None:
+    with torch.device("cuda:1"):
+        assert str(torch.zeros(2).device) == str(nn.Linear(2, 2).weight.device) == "cuda:1"
+    torch.set_default_device("cuda")
+    try:
+        assert str(torch.ones(2).device) == "cuda:0"
+    finally:
+        torch.set_default_device(None)
+    assert str(torch.ones(2).device) == "cpu"
+
+
+def test_C4_plain_tensors_that_slip_in_become_parameters_without_data(session: None) -> None:
+    weight = nn.Parameter(torch.Tensor(3, 4))
+    assert isinstance(weight, mindtorch.MetaTensor) and str(weight.device) == "cpu" and weight.requires_grad
+    assert isinstance(torch.from_numpy(__import__("numpy").ones((2, 4), "float32")) @ weight.T, mindtorch.MetaTensor)
+
+
+def test_C4_questions_about_cuda_are_answered(session: None) -> None:
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.current_device() == 0
+    assert torch.cuda.get_device_name() == "Test GPU"
+    assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1] == 10**9
+    with torch.cuda.device(1), torch.cuda.stream(torch.cuda.Stream()):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) == 0.0
+    torch.cuda.manual_seed_all(0)
+    assert torch.randn(3, generator=torch.Generator("cuda")).shape == (3,)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3)), 4, num_workers=2,
+                                         pin_memory=True)  # fmt: skip
+    assert loader.num_workers == 0 and not loader.pin_memory
+
+
+def test_C4_a_training_step_in_mixed_precision(session: None) -> None:
+    model = nn.Linear(4, 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = model(torch.randn(3, 4, device="cuda"))
+    assert out.dtype is torch.bfloat16
+    out.sum().backward()
+    optimizer.step()
+    assert str(model.weight.grad.device) == "cuda:0" and model.weight.grad.dtype is torch.float32
+
+
+def test_C4_torch_is_as_before_afterwards() -> None:
+    owners = (torch, torch.cuda, torch.Tensor, nn.Parameter, torch.utils.data.DataLoader)
+    before = [dict(vars(owner)) for owner in owners]
+    with pytest.raises(ZeroDivisionError), estimating(GPU):
+        raise ZeroDivisionError
+    assert [dict(vars(owner)) for owner in owners] == before
+    t = torch.ones(2)
+    assert type(t) is torch.Tensor and t.tolist() == [1.0, 1.0]
+    assert type(torch.ones(2, device="remote_accelerator") + 1) is mindtorch.LazyTensor.__subclasses__()[0]
+
+
+def test_C4_estimates_do_not_nest_and_values_stay_unknown_outside() -> None:
+    with estimating(), pytest.raises(UsageError, match="under way"), estimating():
+        pass
+    with pytest.raises(NoDataError, match="meta tensor has no data"):
+        mindtorch.ones(2, device="meta").sum().item()
+
+
+def test_C4_without_an_accelerator_there_is_no_cuda() -> None:
+    with estimating():
+        assert torch.cuda.is_available() is torch.cuda._is_compiled() and str(torch.ones(2).cuda().device) == "cuda:0"

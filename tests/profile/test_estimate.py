@@ -1,0 +1,167 @@
+"""C4: an estimate counts what a measured profile of the same program counts: ops, FLOPs, module tree, peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mindtorch.errors import UsageError
+from mindtorch.profile import Profiler, targets
+from mindtorch.profile.estimate import Estimator
+
+# Made by torch in C++ for its own use, out of nothing: no tensor of ours is involved.
+_UNSEEN = {"aten::empty"}
+
+
+def train_net(Net: type[nn.Module]) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        tokens = torch.zeros(3, 5, dtype=torch.int64)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def infer_net(Net: type[nn.Module]) -> None:
+    model = Net().eval()
+    with torch.no_grad():
+        for n in (4, 4, 7):
+            model(torch.zeros(2, n, dtype=torch.int64))
+
+
+def checkpointed(Net: type[nn.Module]) -> None:
+    model = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(4))
+    x = torch.randn(16, 8)
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False)
+    x.sum().backward()
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.a(x)))
+        return self.head(F.max_pool2d(self.b(x), 2).mean((2, 3)))
+
+
+def convolutional(Net: type[nn.Module]) -> None:
+    model = Conv()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.zeros(4, dtype=torch.int64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+PROGRAMS = {f.__name__: f for f in (train_net, infer_net, checkpointed, convolutional)}
+
+
+def estimated(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    with Estimator(**options) as estimator:
+        run()
+    return estimator.report()
+
+
+def measured(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    with Profiler(**options) as profiler:
+        run()
+    return profiler.report()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_C4_an_estimate_agrees_with_a_measured_profile(Net: type[nn.Module], name: str) -> None:
+    mine, theirs = (kind(lambda: PROGRAMS[name](Net)) for kind in (estimated, measured))
+    assert (mine["mode"], theirs["mode"]) == ("estimate", "measured")
+    calls = [{row["name"]: row["calls"] for row in r["ops"] if row["name"] not in {*_UNSEEN, "(python)"}}
+             for r in (mine, theirs)]  # fmt: skip
+    assert calls[0] == calls[1]
+    for key in ("flops", "macs", "params", "peak_bytes", "coverage"):
+        assert mine["totals"][key] == theirs["totals"][key], key
+    for key in ("name", "flops", "macs", "peak_bytes"):
+        assert [row[key] for row in mine["phases"]] == [row[key] for row in theirs["phases"] if row["ops"]], key
+    for key in ("path", "class", "depth", "calls", "flops", "macs", "params", "peak_bytes"):
+        assert [row[key] for row in mine["modules"]] == [row[key] for row in theirs["modules"]], key
+    assert mine["uncounted"] == [] == theirs["uncounted"] and mine.keys() >= theirs.keys()
+    assert {r["line"]: r["flops"] for r in mine["lines"]} == {r["line"]: r["flops"] for r in theirs["lines"]}
+
+
+def test_C4_memory_is_what_a_hand_computes() -> None:
+    def run() -> None:
+        model = nn.Linear(256, 256, bias=False)  # 256 KiB, as everything here
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(256, 256)
+        for _ in range(2):
+            y = model(x)
+            y.sum().backward()
+            del y
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = estimated(run)
+    facts, k = report["memory"], 256 * 1024
+    # In the second step's backward: weight, input, momentum, output and gradient; the loss and its gradient.
+    assert facts["peak_bytes"] == report["totals"]["peak_bytes"]
+    assert facts["categories"]["parameters"] == k and facts["categories"]["optimizer state"] == k
+    assert sum(facts["categories"].values()) == facts["peak_bytes"] == 5 * k + 8
+    timeline = facts["timeline"]
+    assert max(timeline["bytes"]) == facts["peak_bytes"]
+    assert [sum(parts) for parts in zip(*timeline["categories"].values(), strict=True)] == timeline["bytes"]
+
+
+def test_C4_whether_it_fits_and_on_how_many() -> None:
+    target = targets.find("h100")
+
+    def run() -> None:
+        with torch.no_grad():
+            nn.Linear(10**6, 10**5, bias=False).cuda()(torch.zeros(1, 10**6, device="cuda"))
+
+    facts = estimated(run, target=target)["memory"]
+    assert facts["device"] == "cuda" and facts["capacity_bytes"] == 80 * 10**9
+    assert not facts["fits"] and facts["devices"] == 6 and facts["spare_bytes"] == 80 * 10**9 - facts["peak_bytes"]
+    assert facts["peak_bytes"] == 4 * 10**11 + 4_000_256 + 400_384  # in blocks of 512 bytes
+    assert facts["categories"]["parameters"] == 4 * 10**11
+
+
+def test_C4_the_accelerators_memory_only(Net: type[nn.Module]) -> None:
+    def run() -> None:
+        model, host = nn.Linear(64, 64, bias=False).cuda(), torch.zeros(10**6)
+        with torch.no_grad():
+            model(host[:64].cuda())
+
+    # 16 KiB of weights, and input and output in blocks of 512 bytes; the host's megabytes are the host's.
+    assert estimated(run, target=targets.find("a100"))["memory"]["peak_bytes"] == 64 * 64 * 4 + 512 + 512
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_C4_warmup_and_steps(Net: type[nn.Module], warmup: int) -> None:
+    mine, theirs = (kind(lambda: train_net(Net), warmup=warmup, steps=1) for kind in (estimated, measured))
+    assert mine["steps"]["count"] == theirs["steps"]["count"] == warmup + 1
+    for key in ("flops", "peak_bytes"):
+        assert mine["totals"][key] == theirs["totals"][key]
+
+
+def test_C4_an_error_of_the_program_ends_the_estimate(Net: type[nn.Module]) -> None:
+    with pytest.raises(RuntimeError, match="4, 5"), Estimator() as estimator:
+        nn.Linear(2, 3)(torch.zeros(4, 2))
+        nn.Linear(2, 3)(torch.zeros(4, 5))
+    assert estimator.report()["totals"]["flops"] == 2 * 4 * 2 * 3
+    assert type(torch.zeros(2)) is torch.Tensor
+
+
+def test_C4_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="steps >= 1"):
+        Estimator(steps=0)
+    with pytest.raises(UsageError, match=r"expected one of h100"):
+        targets.find("h1000")
