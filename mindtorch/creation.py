@@ -15,7 +15,7 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
-from .lazy_device import device_at, holds_no_data, is_ours, place_of
+from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
@@ -70,7 +70,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
             like = meta.relocate(like.detach(), device_at(index))
         return func(like, *args[1:], **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
-    if kwargs.pop("pin_memory", False):
+    if kwargs.pop("pin_memory", False) and not dataless_everywhere():
         raise RuntimeError("Only dense CPU tensors can be pinned")
     out = None
     layout = kwargs.get("layout")

@@ -15,6 +15,7 @@ from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
 from ..meta import as_meta
+from . import files
 from .accelerator import Accelerator, answers
 
 __all__ = ["estimating"]
@@ -44,7 +45,8 @@ def estimating(accelerator: Accelerator | None = None) -> Iterator[None]:
         stack.callback(_hooks.route_everything, None, None)
         _intercept.take_apart(True)
         stack.callback(_intercept.take_apart, False)
-        for owner, name, value in (*answers(accelerator), (torch.nn.Parameter, "__new__", _new_parameter)):
+        made = (torch.nn.Parameter, "__new__", _new_parameter)
+        for owner, name, value in (*answers(accelerator), *files.replacements(), made):
             _replace(stack, owner, name, value)
         yield
 

@@ -17,12 +17,14 @@ from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
 
 #: What a storage is for; its number is the mark in the ledger. The first three are said while the program runs.
-CATEGORIES = ("activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries")
-ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES = range(7)
+CATEGORIES = (
+    "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries", "inputs",
+)  # fmt: skip
+ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS = range(8)
 _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
                    ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("unused", "u1")])  # fmt: skip
 _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
-_FORWARD, _BACKWARD, _OPTIMIZER = 1, 2, 3
+_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
 _POINTS = 400  # of the timeline
 _ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
 
@@ -60,6 +62,7 @@ class Memory:
     def _categories(self, marks: Sequence[tuple[str, int]]) -> Any:
         found = self.blocks["mark"].copy()
         unknown, phase = found == 0, self.blocks["phase"]
+        found[unknown & (phase == _OTHER) & (self.blocks["module"] == 0)] = INPUTS  # and whatever else it made itself
         found[unknown & (phase == _BACKWARD)] = TEMPORARIES
         steps = np.array([at for kind, at in marks if kind == "step"] or [len(self.calls)])
         made_in_step = unknown & (phase == _OPTIMIZER)

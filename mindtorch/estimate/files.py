@@ -1,0 +1,104 @@
+"""Reading checkpoints while estimating: names, shapes and dtypes; the weights themselves stay on the disk."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import zipfile
+from typing import Any
+
+import torch
+
+from ..lazy_device import dataless_everywhere, place_of
+from ..meta import as_meta
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of what reads files."""
+    found: list[tuple[Any, str, Any]] = [(torch, "load", _load)]
+    if importlib.util.find_spec("safetensors") is not None:
+        original = importlib.import_module("safetensors").safe_open
+        opener = _opener(original)
+        for module in list(sys.modules.values()):  # who has it by name already
+            if getattr(module, "__dict__", {}).get("safe_open") is original:
+                found.append((module, "safe_open", opener))
+    return found
+
+
+_torch_load = torch.load
+
+
+@functools.wraps(_torch_load)
+def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    # Mapped into memory, a file's weights are never read.
+    mapped = isinstance(f, (str, os.PathLike)) and kwargs.get("mmap") is None and zipfile.is_zipfile(f)
+    with torch._C.DisableTorchFunction():
+        loaded = _torch_load(f, "cpu", *args, **{**kwargs, "mmap": True} if mapped else kwargs)
+    device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
+    return _without_data(loaded, place_of(device))
+
+
+def _without_data(value: Any, place: int) -> Any:
+    """The tensors in dictionaries, lists and tuples as tensors without data; whatever else there is, as it is."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        made = as_meta(value.detach(), place)
+        if type(value) is torch.nn.Parameter:
+            return torch.nn.Parameter(made, value.requires_grad)
+        return made.requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _without_data(value[key], place)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_without_data(item, place) for item in value)
+    return value
+
+
+class _File:
+    """A safetensors file opened on the CPU, where it is mapped and not read, that gives tensors on another device."""
+
+    def __init__(self, opened: Any, device: Any) -> None:
+        self._opened, self._device = opened, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def __enter__(self) -> _File:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def get_tensor(self, name: str) -> Any:
+        return self._opened.get_tensor(name).to(self._device)
+
+    def get_tensors(self) -> dict[str, Any]:
+        return {name: self.get_tensor(name) for name in self._opened.keys()}  # noqa: SIM118 - no mapping
+
+    def get_slice(self, name: str) -> Any:
+        return _Slice(self._opened.get_slice(name), self._device)
+
+
+class _Slice:
+    def __init__(self, part: Any, device: Any) -> None:
+        self._part, self._device = part, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._part[at].to(self._device)
+
+
+def _opener(original: Any) -> Any:
+    def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
+        # Whoever imports this one while it stands in keeps it: afterwards it is the original.
+        if not dataless_everywhere() or framework not in ("pt", "torch", "pytorch"):
+            return original(filename, framework, device=device, **options)
+        return _File(original(filename, framework, device="cpu", **options), device)
+
+    return safe_open
