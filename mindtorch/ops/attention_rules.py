@@ -69,6 +69,11 @@ def flash_forward(args: Args, kwargs: Kwargs, out: Any) -> int:
     return _length_first(*(argument(args, kwargs, i, n) for i, n in enumerate(names)), back=False)  # type: ignore[misc]
 
 
+def flash_inplace(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """_flash_attention_forward_no_dropout_inplace(out, query, key, ...)."""
+    return flash_forward(args[1:], kwargs, out)
+
+
 def flash_backward(args: Args, kwargs: Kwargs, out: Any) -> int:
     """_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)."""
     query, key, value = args[1:4]
@@ -102,3 +107,14 @@ def native_mha(args: Args, kwargs: Kwargs, out: Any) -> int:
     batch, q_len, k_len = query.shape[0], query.shape[1], key.shape[1]
     projections = 2 * batch * embed * embed * (2 * q_len + 2 * k_len)
     return projections + _work(batch, q_len, k_len, embed, embed, False)
+
+
+def encoder_layer(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """_transformer_encoder_layer_fwd(src, embed_dim, ..., ffn_weight_1, _, ffn_weight_2, ...): TransformerEncoderLayer
+    in eval mode. Its products; norms and activation are not counted."""
+    src, embed = args[:2]
+    hidden = argument(args, kwargs, 14, "ffn_weight_1").shape[0]
+    tokens = math.prod(src.shape[:-1])  # a nested one says no shape: no formula
+    length = src.shape[-2]
+    attention = _work(tokens // max(length, 1), length, length, embed, embed, False)
+    return 2 * tokens * embed * (4 * embed + 2 * hidden) + attention

@@ -177,6 +177,12 @@ def conv_tbc(args: Args, kwargs: Kwargs, out: Any) -> int:
     return 2 * numel(out) * weight.shape[0] * weight.shape[1]
 
 
+def conv_tbc_backward(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """conv_tbc_backward(grad, input, weight, bias, pad): gradients of input and weight."""
+    weight = args[2]
+    return 4 * numel(args[0]) * weight.shape[0] * weight.shape[1]
+
+
 def convolution_backward(args: Args, kwargs: Kwargs, out: Any) -> int:
     """convolution_backward(grad_output, input, weight, ..., output_mask): one forward per wanted gradient of input
     and weight. The bias gradient is a sum and not counted."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from . import algorithm_rules as alg
 from .row import OpRow, op, ops
-from .rules import PerInput, PerOutput, elementwise, reduction
+from .rules import PerInput, PerOutput, elementwise, reduction, zero
 
 ROWS: list[OpRow] = [
     # activations that torch.nn.functional wraps in Python
@@ -77,35 +78,54 @@ ROWS: list[OpRow] = [
     op("nuclear_norm", "reduction", whole=True),
     # mean, subtract, square, sum
     *ops("reduction", PerInput(4), "var std var_mean std_mean"),
-    *ops("reduction", None, "median nanmedian mode quantile nanquantile kthvalue histc histogram histogramdd bincount"),
-    # comparisons and searches, not arithmetic: no formula
-    *ops("other", None, "sort argsort msort topk searchsorted bucketize isin unique_dim unique_consecutive"),
+    *ops("reduction", reduction, "median nanmedian kthvalue histc histogram bincount"),
+    *ops("reduction", None, "quantile nanquantile histogramdd"),
+    op("mode", "reduction", alg.sort),
+    op("sort", "other", alg.sort),
+    op("argsort", "other", alg.sort),
+    op("msort", "other", alg.msort),
+    op("topk", "other", reduction),
+    op("searchsorted", "other", alg.searchsorted),
+    op("bucketize", "other", alg.bucketize),
+    # by a table or by sorting, as the library sees fit: no formula
+    *ops("other", None, "isin unique_dim unique_consecutive"),
     *ops("other", None, "unique_dim_consecutive _unique _unique2"),
-    # Linear algebra: cost depends on the algorithm. Those marked probe: the meta kernel's strides are not LAPACK's.
+    # Linear algebra. Those marked probe: the meta kernel's strides are not LAPACK's.
+    *ops("other", alg.lu, "det logdet slogdet _lu_with_info linalg_det linalg_lu linalg_lu_factor_ex linalg_slogdet"),
+    *ops("other", alg.lu, "_linalg_det _linalg_slogdet"),
+    *ops("other", alg.cholesky, "linalg_cholesky_ex linalg_ldl_factor_ex"),
+    *ops("other", alg.solve, "linalg_solve_ex _linalg_solve_ex"),
+    *ops("other", alg.cholesky_solve, "cholesky_solve _cholesky_solve_helper"),
+    *ops("other", alg.qr, "qr linalg_qr"),
+    *ops("other", alg.householder, "orgqr linalg_householder_product"),
+    op("linalg_inv_ex", "other", alg.inverse),
+    op("linalg_solve_triangular", "other", alg.solve_triangular),
+    op("triangular_solve", "other", alg.triangular_solve),
+    op("lu_unpack", "data movement"),
+    # sub, multiply, add for each coordinate of a pair; the Euclidean one is a matrix product
+    *ops("other", alg.Distances(3), "cdist _cdist_forward"),
+    op("_cdist_backward", "other", alg.Distances(3, first=1)),
+    op("_euclidean_dist", "other", alg.Distances(2)),
+    *ops("elementwise", PerOutput(3), "cross linalg_cross"),
     *ops(
         "other",
         None,
-        "cholesky_solve _cholesky_solve_helper det logdet slogdet pinverse qr "
-        "orgqr lu_solve lu_unpack _lu_with_info triangular_solve matrix_exp matrix_exp_backward "
-        "linalg_cholesky_ex linalg_det linalg_eigh "
-        "linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve "
-        "linalg_lu linalg_lu_factor_ex linalg_matrix_exp "
-        "linalg_qr linalg_slogdet linalg_solve_ex linalg_solve_triangular linalg_vander "
-        "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex vander corrcoef cov "
-        "_compute_linear_combination renorm cross linalg_cross cdist _cdist_forward _cdist_backward "
-        "_euclidean_dist pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity gradient",
+        "pinverse lu_solve matrix_exp matrix_exp_backward linalg_eigh linalg_ldl_solve linalg_matrix_exp linalg_vander "
+        "_linalg_eigh _linalg_eigvals vander corrcoef cov _compute_linear_combination renorm pdist _pdist_forward "
+        "_pdist_backward pairwise_distance cosine_similarity gradient",
     ),
     # Programs catch what these raise about their values (a matrix that is singular or not positive definite).
-    *ops(
-        "other",
-        None,
-        "_linalg_check_errors cholesky inverse linalg_cholesky linalg_inv linalg_ldl_factor linalg_lu_factor "
-        "linalg_solve linalg_tensorinv linalg_tensorsolve",
-        eager=True,
-    ),
+    op("_linalg_check_errors", "other", zero, eager=True),
+    *ops("other", alg.cholesky, "cholesky linalg_cholesky linalg_ldl_factor", eager=True),
+    *ops("other", alg.inverse, "inverse linalg_inv", eager=True),
+    op("linalg_lu_factor", "other", alg.lu, eager=True),
+    op("linalg_solve", "other", alg.solve, eager=True),
+    *ops("other", None, "linalg_tensorinv linalg_tensorsolve", eager=True),
     op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
     op("ormqr", "other", probe=True, values_backward=True),
-    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf cholesky_inverse linalg_lu_solve", probe=True),
+    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf", probe=True),
+    op("cholesky_inverse", "other", alg.cholesky_inverse, probe=True),
+    op("linalg_lu_solve", "other", alg.lu_solve, probe=True),
     *ops(
         "other",
         None,
@@ -113,13 +133,16 @@ ROWS: list[OpRow] = [
         whole=True,
     ),
     # Fourier transforms: the libraries differ in what they do; of the real ones in several dimensions, in strides too
-    *ops("other", None, "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn _fft_c2c stft istft"),
-    *ops(
-        "other",
-        None,
-        "fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft "
-        "fft_rfft2 fft_rfftn _fft_c2r _fft_r2c",
-        probe=True,
-    ),
-    *ops("other", None, "fft_hfft fft_hfft2 fft_hfftn", probe=True, whole=True),
+    *ops("other", alg.Fft(-1), "fft_fft fft_ifft"),
+    *ops("other", alg.Fft(-2, -1), "fft_fft2 fft_ifft2"),
+    *ops("other", alg.Fft(), "fft_fftn fft_ifftn"),
+    op("_fft_c2c", "other", alg.fft_kernel),
+    *ops("other", None, "stft istft"),
+    *ops("other", alg.Fft(-1), "fft_ihfft fft_irfft fft_rfft", probe=True),
+    *ops("other", alg.Fft(-2, -1), "fft_irfft2 fft_rfft2", probe=True),
+    *ops("other", alg.Fft(), "fft_irfftn fft_rfftn", probe=True),
+    *ops("other", alg.fft_kernel, "_fft_c2r _fft_r2c", probe=True),
+    *ops("other", None, "fft_ihfft2 fft_ihfftn", probe=True),
+    op("fft_hfft", "other", alg.Fft(-1), probe=True, whole=True),
+    *ops("other", None, "fft_hfft2 fft_hfftn", probe=True, whole=True),
 ]

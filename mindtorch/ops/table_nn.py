@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import algorithm_rules as alg
 from .row import OpRow, op, ops
 from .rules import (
     PerInput,
@@ -81,8 +82,8 @@ ROWS: list[OpRow] = [
             ("adaptive_max_pool1d", reduction),
             ("adaptive_max_pool2d", reduction),
             ("adaptive_max_pool3d", reduction),
-            ("fractional_max_pool2d", None),
-            ("fractional_max_pool3d", None),
+            ("fractional_max_pool2d", PoolWindow(2)),
+            ("fractional_max_pool3d", PoolWindow(3)),
         )
     ),
     op("adaptive_avg_pool1d", "reduction", reduction),
@@ -107,13 +108,16 @@ ROWS: list[OpRow] = [
     *ops("elementwise", PerOutput(32), "upsample_bicubic2d upsample_bicubic2d_backward"),
     *ops(
         "elementwise",
-        None,  # anti-aliasing: the number of taps depends on the scale; grid_sampler: on its mode argument
+        None,  # anti-aliasing: the number of taps depends on the scale
         "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa "
         "_upsample_bicubic2d_aa_backward _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward "
-        "grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward cudnn_grid_sampler "
-        "cudnn_grid_sampler_backward _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward "
-        "affine_grid_generator affine_grid_generator_backward",
+        "cudnn_grid_sampler cudnn_grid_sampler_backward affine_grid_generator affine_grid_generator_backward",
     ),
+    *ops("elementwise", alg.GridSample(2), "grid_sampler_2d _grid_sampler_2d_cpu_fallback"),
+    op("grid_sampler_3d", "elementwise", alg.GridSample(3)),
+    op("grid_sampler_2d_backward", "elementwise", alg.GridSample(2, backward=True)),
+    op("_grid_sampler_2d_cpu_fallback_backward", "elementwise", alg.GridSample(2, backward=True)),
+    op("grid_sampler_3d_backward", "elementwise", alg.GridSample(3, backward=True)),
     *ops(
         "data movement",
         None,
@@ -163,15 +167,15 @@ ROWS: list[OpRow] = [
         None,
         "embedding_backward embedding_dense_backward embedding_sparse_backward one_hot",
     ),
-    # these do arithmetic that depends on the offsets (bags) or on the norms (renorm)
-    op("embedding_bag", "reduction", None, eager=True, python=("embedding_bag",)),
-    *ops("reduction", None, "_embedding_bag _embedding_bag_forward_only", probe=True),
+    op("embedding_bag", "reduction", alg.embedding_bag, eager=True, python=("embedding_bag",)),
+    *ops("reduction", alg.embedding_bag, "_embedding_bag _embedding_bag_forward_only", probe=True),
     *ops(
         "reduction",
-        None,
-        "_embedding_bag_backward _embedding_bag_dense_backward "
-        "_embedding_bag_sparse_backward _embedding_bag_per_sample_weights_backward embedding_renorm",
+        alg.embedding_bag_backward,
+        "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward",
     ),
+    # the arithmetic depends on values: on the bags' sizes, on the norms
+    *ops("reduction", None, "_embedding_bag_per_sample_weights_backward embedding_renorm"),
     # dropout: a multiplication per element; the draw is not arithmetic
     op("dropout", "random", elementwise, python=("dropout",)),
     op("alpha_dropout", "random", elementwise, python=("alpha_dropout",)),
