@@ -51,6 +51,8 @@ class Collector:
     peak: int
     sig_ops: list[Op | None]
     sig_flops: list[tuple[int, int] | None]
+    sig_works: list[Any]
+    weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     enabled: bool
     other_thread: bool
     runs: dict[str, Runs]

@@ -126,6 +126,23 @@ cdef inline void append_shape(list key, object value, PyTypeObject *tensor_type)
         key.append(value)
 
 
+cdef append_layout(list key, object value, PyTypeObject *tensor_type):
+    """What bytes depend on, beyond FLOPs: dtype and strides."""
+    if PyObject_TypeCheck(value, tensor_type):
+        key.append(value.shape)
+        key.append(value.dtype)
+        try:
+            key.append(value.stride())
+        except RuntimeError:                   # compressed sparse layouts have none
+            key.append(None)
+    elif type(value) is list or type(value) is tuple:
+        key.append(len(value))
+        for item in value:
+            append_layout(key, item, tensor_type)
+    else:
+        append_shape(key, value, tensor_type)
+
+
 cdef class Collector:
     """Everything recorded about one run; `dispatch` is the body of a dispatch mode.
 
@@ -154,6 +171,8 @@ cdef class Collector:
     cdef dict ops                              # id of function -> Op
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
+    cdef readonly list sig_works               # signature index -> what `weigh` said, or None
+    cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef unsigned long thread
@@ -184,6 +203,7 @@ cdef class Collector:
         self.runs = {}
         self.sig_ops = [None]
         self.sig_flops = [(0, 0)]
+        self.sig_works = [None]
         self.cap_modules = 256
         self.row_mask = 1023
         self.rows = <Row *> calloc(1024, sizeof(Row))
@@ -495,18 +515,32 @@ cdef class Collector:
         self.ops[<uintptr_t> <void *> func] = op           # op.func keeps the function, so the address stays its own
         return op
 
-    cdef uint32_t new_sig(self, Op op, flops) except? 0:
+    cdef uint32_t new_sig(self, Op op, flops, work=None) except? 0:
         self.sig_ops.append(op)
         try:
             self.sig_flops.append(flops)
+            self.sig_works.append(work)
         except MemoryError:
-            self.sig_ops.pop()                 # the two lists go together
+            del self.sig_ops[len(self.sig_works):]         # the three lists go together
+            del self.sig_flops[len(self.sig_works):]
             raise
         return <uint32_t> (len(self.sig_ops) - 1)
 
     cdef uint32_t signature(self, Op op, tuple args, kwargs, out) except? 0xFFFFFFFF:
         cdef list key
-        if not op.has_formula or not op.plain:
+        if not op.plain:
+            return 0
+        if self.weigh is not None and op.category != "view":
+            key = []
+            append_layout(key, args, self.tensor_type)
+            if PyObject_TypeCheck(out, self.tensor_type) or type(out) is tuple or type(out) is list:
+                append_layout(key, out, self.tensor_type)  # sizes may depend on values; but no value that is read
+            if kwargs:
+                for name, value in kwargs.items():
+                    key.append(name)
+                    append_layout(key, value, self.tensor_type)
+            return self.sig_of(op, tuple(key), args, kwargs, out)
+        if not op.has_formula:
             return op.plain
         key = []
         for value in args:
@@ -515,17 +549,25 @@ cdef class Collector:
             for name, value in kwargs.items():
                 key.append(name)
                 append_shape(key, value, self.tensor_type)
-        signature = tuple(key)
+        return self.sig_of(op, tuple(key), args, kwargs, out)
+
+    cdef uint32_t sig_of(self, Op op, tuple signature, tuple args, kwargs, out) except? 0:
         try:
             found = op.sigs.get(signature)
         except TypeError:                      # an argument that can't be hashed: counted every time
-            return self.new_sig(op, self.count(op.func, args, kwargs, out))
+            return self.ask(op, args, kwargs, out)
         if found is not None:
             return found
-        index = self.new_sig(op, self.count(op.func, args, kwargs, out))
+        index = self.ask(op, args, kwargs, out)
         if len(op.sigs) < SIGS_PER_OP:
             op.sigs[signature] = index
         return index
+
+    cdef uint32_t ask(self, Op op, tuple args, kwargs, out) except? 0:
+        flops = (0, 0) if op.is_free else None
+        if op.has_formula:
+            flops = self.count(op.func, args, kwargs, out)
+        return self.new_sig(op, flops, None if self.weigh is None else self.weigh(op.func, args, kwargs, out))
 
     # ------------------------------------------------------------ memory
 

@@ -24,9 +24,10 @@ from mindtorch import ops, semantics, tensors
 from mindtorch._ext.collect import Collector, Op, now_ns
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
-from mindtorch.profile import calibrate
+from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.model import ModelBook
+from mindtorch.profile.targets import Target
 from mindtorch.semantics import modules
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Profiler:
     begun_ns: when the program began, on the clock of ``time.perf_counter_ns``; imports done since then on the
         program's behalf count as its start-up.
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
+    target: where the same calls are predicted for, beside what is measured.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Profiler:
         steps: int | None = None,
         begun_ns: int | None = None,
         max_events: int = 1 << 20,
+        target: Target | None = None,
     ) -> None:
         if warmup < 0 or (steps is not None and steps < 1):
             raise ValueError(f"[Profiler] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.warmup, self.steps = warmup, steps
+        self.target = target
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -104,6 +108,8 @@ class Profiler:
         self._used = False
         synchronize = _synchronize if torch.cuda.is_available() else None
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
+        if target is not None:
+            self.collector.weigh = work.work
         self.costs = calibrate.Costs(0, 0, 0)
 
 

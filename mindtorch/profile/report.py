@@ -18,6 +18,7 @@ import torch
 
 from mindtorch import tensors
 from mindtorch._ext import context
+from mindtorch.profile.forecast import Forecast
 from mindtorch.profile.tree import module_rows
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     main, rows, overhead_ns = _stages(profiler)
     collector = profiler.collector
     costs = [_cost(profiler, row) for row in rows]
+    forecast = None if profiler.target is None else Forecast(profiler.target, collector.sig_works)
     op_rows = [(row, cost) for row, cost in zip(rows, costs) if row[0]]
     params, _ = profiler.book.total()
     counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)
@@ -66,9 +68,9 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
         "steps": _steps(profiler, main),
-        "phases": _phases(profiler, rows, costs),
-        "modules": module_rows(profiler, main, rows, costs),
-        "ops": _ops(profiler, rows, costs),
+        "phases": _phases(profiler, rows, costs, forecast),
+        "modules": module_rows(profiler, main, rows, costs, forecast),
+        "ops": _ops(profiler, rows, costs, forecast),
         "lines": _lines(op_rows),
         "uncounted": uncounted,
         "assumed": [],
@@ -76,6 +78,9 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "interrupted": profiler.interrupted,
         "exit_code": profiler.exit_code,
     }
+    if forecast is not None:
+        report["totals"]["predicted_s"] = forecast.seconds(rows)
+        report["roofline"] = forecast.summary(rows)
     report.update(facts)
     return report
 
@@ -132,7 +137,9 @@ def _steps(profiler: Profiler, main: str) -> dict[str, Any]:
     return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup}
 
 
-def _phases(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[str, Any]]:
+def _phases(
+    profiler: Profiler, rows: list[Row], costs: list[Any], forecast: Forecast | None
+) -> list[dict[str, Any]]:
     found = []
     for phase in (1, 2, 3, 0):
         mine = [(row, cost) for row, cost in zip(rows, costs) if row[3] == phase]
@@ -146,10 +153,14 @@ def _phases(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[
             "macs": sum(row[4] * cost[1] for row, cost in mine if cost),
             "peak_bytes": profiler.phase_peaks[phase],
         })  # fmt: skip
+        if forecast is not None:
+            found[-1]["predicted_s"] = forecast.seconds(row for row, _ in mine)
     return found
 
 
-def _ops(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[str, Any]]:
+def _ops(
+    profiler: Profiler, rows: list[Row], costs: list[Any], forecast: Forecast | None
+) -> list[dict[str, Any]]:
     """By op name, longest first, with the time between ops as "(python)"."""
     table: dict[str, dict[str, Any]] = {}
     for row, cost in zip(rows, costs):
@@ -162,6 +173,8 @@ def _ops(profiler: Profiler, rows: list[Row], costs: list[Any]) -> list[dict[str
         entry["calls"] += row[4]
         entry["self_s"] += row[5]
         entry["bytes"] += row[6]
+        if forecast is not None:
+            entry["predicted_s"] = entry.get("predicted_s", 0.0) + forecast.seconds([row])
         if cost:
             entry["flops"] += row[4] * cost[0]
             entry["macs"] += row[4] * cost[1]

@@ -2,7 +2,7 @@
 
 Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore architectures" (2009).
 An operation computes at the peak rate of its dtype or moves its bytes at the memory's bandwidth, whichever takes
-longer; and the next one cannot start earlier than a launch later.
+longer; and the next one cannot start earlier than a launch later. A target that was measured has a model of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mindtorch.ops.row import MATRIX_TAGS
 from mindtorch.profile.targets import Target
+from mindtorch.profile.work import Work
 
 #: What an operation's time is bound by.
 BOUNDS = ("compute", "memory", "launch")
@@ -24,6 +25,18 @@ class Cost:
     bound: str
 
 
+NOTHING = Cost(0.0, "launch")
+
+
+def estimate(work: Work, target: Target, tf32: bool = False) -> Cost:
+    """The time of one call on the target. Without a FLOP formula, only its bytes and its launch are known."""
+    if target.model is not None:
+        return Cost(*target.model(work))
+    if not work.bytes and not work.flops:
+        return NOTHING  # reserves memory, or asks about metadata: nothing is launched
+    return cost(target, work.flops or 0, work.bytes, work.dtype, work.tag, tf32)
+
+
 def cost(target: Target, flops: int, nbytes: int, dtype: str, tag: str, tf32: bool = False) -> Cost:
     """The roofline time of one call.
 
@@ -32,7 +45,7 @@ def cost(target: Target, flops: int, nbytes: int, dtype: str, tag: str, tf32: bo
     A view computes and moves nothing and launches no kernel: its time is 0.
     """
     if tag == "view":
-        return Cost(0.0, "launch")
+        return NOTHING
     on_matrix_units = tag in MATRIX_TAGS
     rate = "tf32" if tf32 and on_matrix_units and dtype == "float32" else dtype
     times = (flops / target.rate(rate, on_matrix_units), nbytes / target.memory_bandwidth, target.launch_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,8 @@ class Target:
     """What bounds the speed of a device.
 
     memory_bytes, memory_bandwidth (bytes/s), launch_s (seconds per operation at least); matrix and vector: peak
-    operations per second by dtype, a multiply-add being two.
+    operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (`work.Work`) where
+    that was measured; without one it is the roofline's.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Target:
     launch_s: float
     matrix: Mapping[str, float]
     vector: Mapping[str, float]
+    model: Callable[[Any], tuple[float, str]] | None = None
 
     def rate(self, dtype: str, on_matrix_units: bool) -> float:
         """Peak operations per second for that torch dtype (by its name, "float32")."""

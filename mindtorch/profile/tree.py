@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindtorch._ext import context
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
+    from mindtorch.profile.forecast import Forecast
 
 
-def module_rows(profiler: Profiler, main: str, rows: list[tuple[int, ...]], costs: list[Any]) -> list[dict[str, Any]]:
+_Number = TypeVar("_Number", int, float)
+
+
+def module_rows(
+    profiler: Profiler, main: str, rows: list[tuple[int, ...]], costs: list[Any], forecast: Forecast | None = None
+) -> list[dict[str, Any]]:
     """Pre-order rows, in order of first call; the last row, path "", is the time outside every module.
 
     total = self + children, by path. peak_bytes: the most bytes live, in all of the program, while the module or
@@ -21,6 +28,10 @@ def module_rows(profiler: Profiler, main: str, rows: list[tuple[int, ...]], cost
     self_flops: dict[int, int] = defaultdict(int)
     self_macs: dict[int, int] = defaultdict(int)
     self_ops: dict[int, int] = defaultdict(int)
+    self_predicted: dict[int, float] = defaultdict(float)
+    if forecast is not None:
+        for row in rows:
+            self_predicted[row[1]] += forecast.seconds([row])
     for (sig, module, _, _, calls, ns, _), cost in zip(rows, costs):
         self_ns[module] += ns
         if sig:
@@ -68,6 +79,11 @@ def module_rows(profiler: Profiler, main: str, rows: list[tuple[int, ...]], cost
         "self_flops": self_flops[0], "flops": self_flops[0], "macs": self_macs[0], "self_params": 0, "params": 0,
         "peak_bytes": profiler.peaks.get(0, 0), "ops": self_ops[0],
     })  # fmt: skip
+    if forecast is not None:
+        predicted = _inclusive(order, self_predicted)
+        for entry, path in zip(found, [*(path for path, _ in order if path in shown), 0]):
+            entry["self_predicted_s"] = self_predicted[path]
+            entry["predicted_s"] = predicted[path] if path else self_predicted[0]
     return found
 
 
@@ -90,8 +106,8 @@ def _tree(ran: set[int], owners: set[int]) -> tuple[dict[int, list[int]], set[in
     return children, shown
 
 
-def _inclusive(order: list[tuple[int, int]], own: dict[int, int]) -> dict[int, int]:
-    total = {path: own.get(path, 0) for path, _ in order}
+def _inclusive(order: list[tuple[int, int]], own: Mapping[int, _Number]) -> dict[int, _Number]:
+    total: dict[int, Any] = {path: own.get(path, 0) for path, _ in order}
     for path, _ in reversed(order):  # children come after their parents
         parent = context.path_parent(path)
         if parent:

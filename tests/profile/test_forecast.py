@@ -1,0 +1,93 @@
+"""C4: predicted beside measured: calls times the cost of a signature, which bound it is, the same sums everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from mindtorch.profile import Profiler, targets, work
+from mindtorch.profile.forecast import Forecast
+from mindtorch.profile.roofline import Cost, cost, estimate
+
+H100 = targets.find("h100")
+
+
+def job(flops: int | None, read: int = 0, written: int = 0, tag: str = "elementwise", **more: Any) -> work.Work:
+    return work.Work(flops, 0, read, written, "float32", tag, **more)
+
+
+def test_C4_estimate_is_the_roofline_of_the_work():
+    assert estimate(job(10**9, 10**9, 10**9), H100) == cost(H100, 10**9, 2 * 10**9, "float32", "elementwise")
+    assert estimate(job(10**15, 1, tag="matmul"), H100).bound == "compute"
+    assert estimate(job(10, 40), H100) == Cost(5e-6, "launch")
+    assert estimate(job(0, tag="view"), H100).seconds == estimate(job(0, tag="creation"), H100).seconds == 0
+    assert estimate(job(None, 10**9), H100).bound == "memory"  # without a formula, its bytes are still known
+    twice = dataclasses.replace(H100, model=lambda done: (done.bytes * 2.0, "memory"))
+    assert estimate(job(1, 3), twice) == Cost(6.0, "memory")
+
+
+def test_C4_rows_are_calls_times_the_cost_of_their_signature():
+    works = [None, job(10**12, tag="matmul"), job(10**6, 10**10), job(1, 4)]
+    rows = [(0, 0, 0, 1, 9, 5), (1, 0, 0, 1, 2, 5), (2, 1, 0, 1, 3, 5), (3, 1, 0, 2, 4, 5), (2, 2, 0, 1, 1, 5)]
+    forecast = Forecast(H100, works)
+    single = [0.0] + [estimate(w, H100).seconds for w in works[1:]]
+    assert forecast.seconds(rows) == pytest.approx(2 * single[1] + 4 * single[2] + 4 * single[3])
+    summary = forecast.summary(rows)
+    assert summary["compute_s"] == pytest.approx(2 * single[1])
+    assert summary["memory_s"] == pytest.approx(4 * single[2])
+    assert summary["launch_s"] == pytest.approx(4 * 5e-6)
+    assert summary["bytes"] == 4 * 10**10 + 16
+    assert summary["intensity"] == (2 * 10**12 + 4 * 10**6 + 4) / summary["bytes"]
+    assert summary["target"] == "h100"
+    assert Forecast(H100, [None]).summary([])["intensity"] == 0
+
+
+def test_C4_a_measured_profile_says_what_a_target_would_take(Net, check_sums):
+    net, tokens = Net(), torch.arange(8).view(2, 4)
+    with Profiler(target=H100) as profiler:
+        net(tokens).sum().backward()
+    report = profiler.report()
+    check_sums(report)
+    total = report["totals"]["predicted_s"]
+    assert total > 0
+    for table, key in (("ops", "predicted_s"), ("phases", "predicted_s"), ("modules", "self_predicted_s")):
+        assert sum(row[key] for row in report[table]) == pytest.approx(total), table
+    roots = [row for row in report["modules"] if row["depth"] == 0]
+    assert sum(row["predicted_s"] for row in roots) == pytest.approx(total)
+    roofline = report["roofline"]
+    assert sum(roofline[f"{bound}_s"] for bound in ("compute", "memory", "launch")) == pytest.approx(total)
+    assert roofline["target"] == "h100" and roofline["intensity"] > 0
+
+
+def test_C4_without_a_target_nothing_is_predicted(record, Net):
+    report, profiler = record(lambda: Net()(torch.arange(4).view(1, 4)))
+    assert "roofline" not in report and "predicted_s" not in report["totals"]
+    assert not any(profiler.collector.sig_works)
+
+
+def test_C4_work_is_asked_for_once_per_signature(monkeypatch):
+    asked: list[Any] = []
+
+    def watch(func, args, kwargs, out):
+        asked.append(func)
+        return real(func, args, kwargs, out)
+
+    real = work.work
+    monkeypatch.setattr(work, "work", watch)
+    a, b, turned = torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4).t()
+    with Profiler(target=H100) as profiler:
+        for _ in range(50):
+            torch.add(a, b)
+            a.view(16)
+            float(a.sum())
+        assert len(asked) == 3  # add, sum, item
+        torch.add(a, turned)  # other strides
+        torch.add(a, b.double())  # another dtype (and the cast)
+        assert len(asked) == 6
+        torch.add(a, turned)
+    assert len(asked) == 6
+    works = profiler.collector.sig_works
+    assert len(works) == len(profiler.collector.sig_ops) == len(profiler.collector.sig_flops)
