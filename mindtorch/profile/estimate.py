@@ -20,10 +20,11 @@ from mindtorch._ext import ledger
 from mindtorch._ext.collect import Op
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
-from mindtorch.profile import memory
-from mindtorch.profile.collect import FREE, Places, count, describe
+from mindtorch.profile import memory, roofline
+from mindtorch.profile.collect import FREE, Places, describe
 from mindtorch.profile.model import ModelBook
 from mindtorch.profile.targets import Target
+from mindtorch.profile.work import Work, work
 from mindtorch.semantics import modules
 
 _ENTERED = 0x100  # as in _ext/ledger.pyx
@@ -58,8 +59,9 @@ class Estimator:
         self.compiled = False
         self.frozen_ns = 0
         self.memory: memory.Memory | None = None
-        self.calls: list[Any] = [None]  # by signature: the predicted Cost of one call
-        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], runs={}, other_thread=False,
+        self._seconds = [0.0]  # by signature: the predicted time of one call
+        self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
+        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={}, other_thread=False,
                                          mark_error=None, imported=0, started=0, stopped=0)
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
         self._stage, self._stages = "init", {}  # type: str, dict[str, int]
@@ -143,10 +145,9 @@ class Estimator:
         rows: list[tuple[int, ...]] = []
         for kind, n in zip(kinds, numbers, strict=True):
             sig = self._signature(int(kind["sig"]))
-            cost, nbytes = self.calls[sig]
-            ns = 0 if cost is None else round(cost.seconds * 1e9 * int(n))
-            rows.append((sig, int(kind["module"]), int(kind["location"]), int(kind["phase"]), int(n), ns,
-                         nbytes * int(n)))
+            seconds = self._seconds[sig] * int(n)
+            rows.append((sig, int(kind["module"]), int(kind["location"]), int(kind["phase"]), int(n),
+                         round(seconds * 1e9), self._bytes[sig] * int(n)))
         self.parts[stage] = (rows, 0, entries, found.peak(first, last))
         self.peaks = found.peaks_by("module", first, last)
         phases = found.peaks_by("phase", first, last)
@@ -160,19 +161,25 @@ class Estimator:
             return known
         name = ledger.named(sig)
         flops: tuple[int, int] | None = (0, 0)
-        cost: Any = (None, 0)
+        done: Work | None = None
+        seconds, nbytes = 0.0, 0
         if name is not None:
             op = _bookkeeping(name)
         else:
             func, args, kwargs, out = call_of(sig)
             op = describe(func)
+            done = work(func, args, kwargs, out)
             if not op.is_free:
-                flops = count(func, args, kwargs, out)
-            cost = (None, _allocated(sig, op, args))
+                flops = None if done.flops is None else (done.flops, done.macs)
+            if self.target is not None:
+                seconds = roofline.estimate(done, self.target).seconds
+            nbytes = _allocated(sig, op, args)
         self.collector.sig_ops.append(op)
         self.collector.sig_flops.append(flops)
-        self.calls.append(cost)
-        self._signatures[sig] = len(self.calls) - 1
+        self.collector.sig_works.append(done)
+        self._seconds.append(seconds)
+        self._bytes.append(nbytes)
+        self._signatures[sig] = len(self._bytes) - 1
         return self._signatures[sig]
 
     def report(self, **facts: Any) -> dict[str, Any]:
