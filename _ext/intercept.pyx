@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
-from .keys cimport MIXED, Key, current_key, encode, encode_call, room, start
+from .keys cimport MIXED, Key, any_foreign, current_key, encode, encode_call, room, start
 from .lazy cimport get_tape, handle_of, rename, type_of, wrap
 from .ledger cimport NAME_DETACH, listening, note_call, note_name
 from .structs cimport (
@@ -363,7 +363,7 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
         return NOT_RECORDED
     status = encode_call(info, args, kwargs)
     if status:
-        if status == MIXED or not dispatch:
+        if status == MIXED:
             mixed_devices(info, args, kwargs)
         return NOT_RECORDED
     sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
@@ -490,16 +490,16 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
             if out is not NOT_RECORDED:
                 n_whole += 1
                 return out
-        if info.whole and not apart:
-            out = run_whole(info, args, {} if kwargs is None else kwargs)
-            if out is not NotImplemented:
-                return out
     elif info.kind == KIND_HANDLER:
         out = info.handler(args, {} if kwargs is None else kwargs)
         if out is not NotImplemented:
             return out
-    elif info.writes:
-        mixed_devices(info, args, kwargs)      # in place: below Python, CPU operands are not told apart
+    if any_foreign(args, <dict>kwargs):
+        mixed_devices(info, args, kwargs)      # below Python, CPU operands are not told apart
+    if info.kind == KIND_RECORD and info.whole and not apart:
+        out = run_whole(info, args, {} if kwargs is None else kwargs)
+        if out is not NotImplemented:
+            return out
     # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
     return below(func, types, args, kwargs) if kwargs else below(func, types, args)
 

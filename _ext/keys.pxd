@@ -23,3 +23,4 @@ cdef int room(size_t extra) except -1
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
 cdef int encode(PyObject* o, int depth) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
+cdef bint any_foreign(tuple args, dict kwargs) noexcept

@@ -39,6 +39,7 @@ cdef PyObject* base_type = NULL
 cdef PyObject* fast_type = NULL
 cdef PyObject* dataless_type = NULL
 cdef Py_ssize_t slot_offset = 0
+cdef PyObject* tensor_type = NULL         # torch.Tensor
 cdef PyObject* tensor_size_type = NULL
 cdef PyObject* dtype_type = NULL
 cdef PyObject* device_type = NULL
@@ -58,8 +59,8 @@ cdef Key* current_key() noexcept:
 
 def init(base, fast, dataless, Py_ssize_t offset, is_same_device, torch):
     """Hand in the tensor classes and torch's types. Called once, after lazy.init()."""
-    global tape, same_device, base_type, fast_type, dataless_type, slot_offset, tensor_size_type, dtype_type
-    global device_type, layout_type, memory_format_type, _kept
+    global tape, same_device, base_type, fast_type, dataless_type, slot_offset, tensor_type, tensor_size_type
+    global dtype_type, device_type, layout_type, memory_format_type, _kept
     tape = get_tape()
     same_device = is_same_device
     _kept = (base, fast, dataless, torch)
@@ -67,6 +68,7 @@ def init(base, fast, dataless, Py_ssize_t offset, is_same_device, torch):
     fast_type = <PyObject*>fast
     dataless_type = <PyObject*>dataless
     slot_offset = offset
+    tensor_type = <PyObject*>torch.Tensor
     tensor_size_type = <PyObject*>torch.Size
     dtype_type = <PyObject*>torch.dtype
     device_type = <PyObject*>torch.device
@@ -284,3 +286,35 @@ cdef PyObject* _interned_name(PyObject* name) except NULL:
         return known
     _names[<object>name] = <object>name
     return name
+
+
+cdef bint foreign(PyObject* o, int depth) noexcept:
+    """Is the argument, or anything in it, a tensor that is not ours?"""
+    cdef PyObject* ty = type_of(o)
+    cdef Py_ssize_t k
+    if ty == fast_type or ty == dataless_type or depth > MAX_DEPTH:
+        return False
+    if ty == TUPLE:
+        for k in range(PyTuple_GET_SIZE(<object>o)):
+            if foreign(<PyObject*>PyTuple_GET_ITEM(<object>o, k), depth + 1):
+                return True
+        return False
+    if ty == LIST:
+        for k in range(PyList_GET_SIZE(<object>o)):
+            if foreign(<PyObject*>PyList_GET_ITEM(<object>o, k), depth + 1):
+                return True
+        return False
+    return is_subtype(ty, tensor_type) and not is_subtype(ty, base_type)
+
+
+cdef bint any_foreign(tuple args, dict kwargs) noexcept:
+    cdef Py_ssize_t pos = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    if foreign(<PyObject*>args, 0):
+        return True
+    if kwargs is not None:
+        while PyDict_Next(kwargs, &pos, &name, &value):
+            if foreign(value, 0):
+                return True
+    return False

@@ -24,7 +24,8 @@ from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
 from .meta import as_meta, refuse
-from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet, wrapped
+from .mixing import mixed_devices, no_ordinary_cpu_tensor
+from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -176,7 +177,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
                 return as_meta(a, device)
             if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
                 return a
-            if a.device.type != "cpu" or _no_ordinary_cpu_tensor(a):
+            if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
                 return a
             found = True
             with ExitStack() as stack:
@@ -380,50 +381,6 @@ def _storage_key(t: torch.Tensor) -> int:
 
 
 # ---- small callbacks -------------------------------------------------------------------------------------------------
-# Functions that take tensors of two devices on purpose; lengths and batch sizes belong on the CPU in torch.
-_CROSS_DEVICE = frozenset({
-    "copy_", "set_", "requires_grad_", "retain_grad_", "to", "type_as", "__getitem__", "__setitem__", "set_data",
-    "index", "index_put", "index_put_", "data",
-    "grad", "_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss",
-    "tensor_split",
-})
-
-
-def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
-    """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything (SPEC D4)."""
-    if info.name.removeprefix("aten::") in _CROSS_DEVICE:
-        return
-    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *(kwargs or {}).values()])):
-        return  # what meets a meta tensor becomes one
-    # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
-    made_below = isinstance(info.func, torch._ops.OpOverload) or (
-        torch._C._functorch.peek_interpreter_stack() is not None)
-    first = ""
-    for a in (*args, *(kwargs or {}).values()):
-        for t in a if isinstance(a, (tuple, list)) else (a,):
-            if not isinstance(t, torch.Tensor):
-                continue
-            handle = _core.get_handle(t)
-            if handle is None and (made_below or t.dim() == 0 or _no_ordinary_cpu_tensor(t)):
-                continue
-            here = f"remote_accelerator:{_core.device_index(t)}" if handle is not None else str(t.device)
-            if not first:
-                first = here
-            elif here != first:
-                raise RuntimeError(
-                    f"[{info.name}] Expected all tensors to be on the same device, but found at least two devices, "
-                    f"{first} and {here}!"
-                )
-
-
-def _no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
-    # Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor
-    # inside.
-    if t.is_nested or t.is_quantized or t.layout is not torch.strided:
-        return True
-    return wrapped(t)
-
-
 def show_log() -> None:
     """Make the log visible also in a program that does not set up logging."""
     log.setLevel(logging.INFO)

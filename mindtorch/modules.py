@@ -66,7 +66,8 @@ def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
     grad = target.grad if target.is_leaf else None
     _swap(target, _lazy_twin(source, LazyParameter if isinstance(target, torch.nn.Parameter) else LazyTensor,
                              target.requires_grad))
-    target.grad = grad  # stays where it was, as torch leaves it
+    with torch._C.DisableTorchFunctionSubclass():
+        target.grad = grad  # stays where it was, as torch leaves it
 
 
 def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:

@@ -1,0 +1,68 @@
+"""SPEC D4: the operators of torch's own database refuse operands on two devices, as torch refuses CUDA with the CPU.
+
+Of the operands with dimensions one is moved to the lazy device, or all but one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import opcases
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+#: Entries that torch lets mix devices, too; a reason each.
+ALLOWED = {
+    "broadcast_tensors": "views",
+    "expand_as": "asks the other operand for its shape only",
+    "reshape_as": "asks the other operand for its shape only",
+    "resize_as_": "asks the other operand for its shape only",
+    "view_as": "asks the other operand for its shape only",
+    "to": "moves",
+    "__getitem__": "indices may be on the CPU",
+    "index_put": "indices may be on the CPU",
+    "tensor_split": "reads the indices on the CPU",
+    "native_dropout_backward": "called as an overload, as torch's own code does with tensors of its own",
+}
+
+
+def _mixtures(op: Any, dtype: torch.dtype) -> Iterator[tuple[Any, tuple, dict]]:
+    """Calls of the entry's first sample that has two operands with dimensions, each on another device."""
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
+        leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+        found = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.dim() and a.numel()
+                 and a.layout is torch.strided and not a.is_quantized]
+        if len(found) < 2:
+            continue
+        for one in found:
+            for moved in ([one], [i for i in found if i != one]):
+                copies = [a.detach().to(opcases.DEVICE) if i in moved else a for i, a in enumerate(leaves)]
+                yield tree_unflatten(copies, spec)
+        return
+
+
+def _refused(call: Any, args: tuple, kwargs: dict) -> bool:
+    try:
+        call(*args, **kwargs)
+    except RuntimeError as error:
+        assert "same device" in str(error), error
+        return True
+    return False
+
+
+def test_D4_operators_refuse_operands_on_two_devices() -> None:
+    refusing: set[str] = set()
+    mixing: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, op in opcases.ENTRIES.items():
+            if name.startswith("jiterator"):
+                continue  # needs a GPU
+            for dtype in opcases.dtypes_of(op)[:1]:
+                outcomes = [_refused(op.op, (first, *args), kwargs) for first, args, kwargs in _mixtures(op, dtype)]
+                if outcomes:
+                    (refusing if all(outcomes) else mixing).add(name)
+    assert mixing == set(ALLOWED)
+    assert len(refusing) > 250
