@@ -23,9 +23,10 @@ from ._ext import lazy as _core
 from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
+from .lazy_device import place_of
 from .meta import as_meta, refuse
-from .mixing import mixed_devices, no_ordinary_cpu_tensor
-from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet
+from .mixing import mixed_devices, no_ordinary_cpu_tensor, torchs_meta
+from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet, tensors_in
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -162,8 +163,8 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
     """
     found = False
     device = 0
-    for t in (*lazy_in(list(args)), *lazy_in(list((kwargs or {}).values()))):
-        device = _core.device_index(t)
+    for t in tensors_in([*args, *(kwargs or {}).values()]):
+        device = place_of(t.device) if torchs_meta(t) else _core.device_index(t) if _core.get_handle(t) else device
         if device < 0:
             break  # any meta operand: the call is a meta one (SPEC D4)
 
@@ -204,6 +205,8 @@ def note_fallback(name: str) -> None:
 
 def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
+    if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
+        args, kwargs = lift(info, args, kwargs) or (args, kwargs)
     inputs: list[torch.Tensor] = []
     written = bytearray()
     for position, a in enumerate(args):
@@ -216,7 +219,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     device = _META if index < 0 else _runtime.device()
     if index < 0:
         named = {**dict(enumerate(args)), **kwargs}
-        if any(isinstance(named.get(w), torch.Tensor) and _core.get_handle(named[w]) is None for w in info.writes):
+        if not all(t.is_meta for t in tensors_in([named.get(w) for w in info.writes])):
             refuse(info.name)  # what has data cannot be written from here
         values = [meta_tensor(_core.get_handle(t)) for t in inputs]
     else:

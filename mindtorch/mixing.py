@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 
 from ._ext import lazy as _core
-from .predict import lazy_in, wrapped
+from .predict import tensors_in, wrapped
 
-__all__ = ["mixed_devices", "no_ordinary_cpu_tensor"]
+__all__ = ["mixed_devices", "no_ordinary_cpu_tensor", "torchs_meta"]
 
 # Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
 _ANYWHERE = frozenset({
@@ -42,7 +42,7 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     kwargs = kwargs or {}
     if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
         return
-    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *kwargs.values()])):
+    if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
         return  # what meets a meta tensor becomes one
     if name in _INDEXED:
         _check_index(info, args, kwargs)
@@ -117,3 +117,8 @@ def no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
     """Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor
     inside."""
     return t.is_nested or t.is_quantized or t.layout is not torch.strided or wrapped(t)
+
+
+def torchs_meta(t: torch.Tensor) -> bool:
+    """Is this one of torch's own meta tensors?"""
+    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_meta

@@ -281,12 +281,16 @@ def collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
 
 def lazy_in(a: Any) -> Iterator[torch.Tensor]:
     """Lazy tensors in an argument, in the order in which the extension encodes them."""
+    return (t for t in tensors_in(a) if _core.get_handle(t) is not None)
+
+
+def tensors_in(a: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an argument, in that order."""
     if isinstance(a, torch.Tensor):
-        if _core.get_handle(a) is not None:
-            yield a
+        yield a
     elif isinstance(a, (tuple, list)):
         for item in a:
-            yield from lazy_in(item)
+            yield from tensors_in(item)
 
 
 def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:

@@ -150,6 +150,37 @@ def test_D4_any_meta_operand_makes_it_meta(other: Callable) -> None:
         assert isinstance(out, mindtorch.MetaTensor)
 
 
+@pytest.mark.parametrize("call", [
+    lambda x, m: x + m, lambda x, m: m + x, lambda x, m: torch.cat([x, m]), lambda x, m: x * m.sum(),
+    lambda x, m: torch.where(m > 0, 1.0, x), lambda x, m: torch.einsum("i,i", x, m), lambda x, m: m[x.long()],
+    lambda x, m: x[m.long()], lambda x, m: torch.nn.functional.embedding(x.long(), m.view(2, 1)),
+    lambda x, m: torch.nn.functional.batch_norm(x.view(1, 2), m, m), lambda x, m: torch.cumsum(x * 2, 0) / m,
+])  # fmt: skip
+def test_D4_torchs_own_meta_tensor_makes_a_lazy_one_meta(call: Callable) -> None:
+    x = torch.ones(2, device="remote_accelerator:0")
+    ours, torchs = call(x, meta(2)), call(x, torch.ones(2, device="meta"))
+    for out in (ours, torchs):
+        assert type(out) is type(meta(2)) and out.device == META
+    assert (torchs.shape, torchs.dtype, torchs.stride()) == (ours.shape, ours.dtype, ours.stride())
+
+
+@pytest.mark.parametrize("other", [lambda: meta(2), lambda: torch.ones(2, device="meta")])
+def test_D4_what_has_data_is_not_written_from_meta(other: Callable) -> None:
+    x = torch.ones(2, device="remote_accelerator:0")
+    for write in (lambda: x.add_(other()), lambda: x.copy_(other()), lambda: torch.add(x, other(), out=x)):
+        with pytest.raises(RuntimeError, match="meta tensor has no data"):
+            write()
+    assert x.tolist() == [1.0, 1.0]
+    assert other().add_(x).is_meta and torch.add(x, 1, out=other()).is_meta
+
+
+def test_D4_gradients_through_torchs_own_meta_tensor() -> None:
+    w, x = torch.ones(2, 3, device="meta", requires_grad=True), torch.ones(1, 2, device="remote_accelerator:0")
+    x.requires_grad_()
+    (x @ w).sum().backward()
+    assert w.grad.shape == w.shape and x.grad.shape == x.shape and w.grad.is_meta and x.grad.is_meta
+
+
 def test_D4_other_mixtures_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"cpu.*remote_accelerator:0|remote_accelerator:0.*cpu"):
         torch.ones(3) + torch.ones(3, device="remote_accelerator:0")
