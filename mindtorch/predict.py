@@ -115,6 +115,8 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return None
         if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
             return None
+        if place >= 0:
+            out = _asked_for(info, out, args)
         spec = _spec(info, out, metas, written, dispatch, place)
     if spec is None or info.view or device is not None or not check:
         if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(
@@ -122,6 +124,18 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return None  # whether the storage goes on there is not known here
         return spec
     return spec if _probe(info, args, kwargs, inputs, spec) else None
+
+
+def _asked_for(info: Any, out: Any, args: tuple) -> Any:
+    """A backward op's results without those that its ``output_mask`` leaves out: kernels do not make them.
+
+    Torch's meta kernel of batch norm does.
+    """
+    if not isinstance(out, tuple) or not isinstance(info.func, torch._ops.OpOverload):
+        return out
+    names = [a.name for a in info.func._schema.arguments]
+    at = names.index("output_mask") if "output_mask" in names else len(args)
+    return tuple(o if wanted else None for o, wanted in zip(out, args[at], strict=True)) if at < len(args) else out
 
 
 def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray,
@@ -198,10 +212,10 @@ def _as_predicted(out: Any, spec: Any, asked: bool) -> bool:
     ret = spec[2]
     for position, item in enumerate(items):
         code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
-        if code is None or code < 0 or not isinstance(item, torch.Tensor):
+        if code is None or code < 0:
             continue
         dtype, size, _stride, offset, device, *_bits = spec[0][code]
-        if item.dtype is not dtype or (item.shape != size and not asked):
+        if not isinstance(item, torch.Tensor) or item.dtype is not dtype or (item.shape != size and not asked):
             return False
         spec[0][code] = (dtype, item.shape, _core.canonical(item.shape, item.stride()), offset, device,
                          _core.view_bits(item))
