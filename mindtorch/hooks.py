@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, predict, processes, tensors, transforms
+from . import config, creation, files, handlers, predict, processes, tensors, transforms, uninitialized
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -31,7 +31,7 @@ from .devices import device as mindtorch_device
 from .errors import LazyTensorError, UnsupportedOperationError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
-from .modules import apply_to_module, assign_data
+from .modules import assign_data
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
@@ -74,6 +74,8 @@ def enable() -> None:
     _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
     _patch(torch.nn.Module, "to", _module_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
+    for owner, name, stand_in in uninitialized.patches(torch.Tensor.to):
+        _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
     _patch(torch, "manual_seed", _manual_seed)
@@ -396,7 +398,7 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @functools.wraps(_torch_module_apply)
 def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
-    return apply_to_module(self, fn, recurse, _torch_module_apply)
+    return uninitialized.apply(self, fn, recurse, _torch_module_apply)
 
 
 @functools.wraps(_torch_to_dlpack)
