@@ -219,7 +219,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     device = _META if index < 0 else _runtime.device()
     if index < 0:
         named = {**dict(enumerate(args)), **kwargs}
-        if not all(t.is_meta for t in tensors_in([named.get(w) for w in info.writes])):
+        if not all(t.is_meta or _core.device_index(t) < 0 for t in tensors_in([named.get(w) for w in info.writes])):
             refuse(info.name)  # what has data cannot be written from here
         values = [meta_tensor(_core.get_handle(t)) for t in inputs]
     else:

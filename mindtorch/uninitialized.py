@@ -11,7 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import (
+    UninitializedBuffer,
+    UninitializedParameter,
+    UninitializedTensorMixin,  # type: ignore[attr-defined]
+    is_lazy,
+)
 
 from ._ext import lazy as _core
 from .lazy_device import is_ours

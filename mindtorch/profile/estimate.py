@@ -61,8 +61,8 @@ class Estimator:
         self.memory: memory.Memory | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
-        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={}, other_thread=False,
-                                         mark_error=None, imported=0, started=0, stopped=0)
+        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={},
+                                         other_thread=False, mark_error=None, imported=0, started=0, stopped=0)
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
         self._stage, self._stages = "init", {}  # type: str, dict[str, int]
         self._marks: list[tuple[str, int]] = []

@@ -32,7 +32,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     safetensors.save_file(model.state_dict(), folder / "model.safetensors")
     torch.save(torch.ones(2), folder / "warm.pt")
     with estimating(GPU):  # what is imported for the first one does not count below
-        torch.load(folder / "warm.pt")
+        nn.Linear(2, 1)(torch.load(folder / "warm.pt"))
     return folder
 
 
