@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import (
+from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedBuffer,
     UninitializedParameter,
-    UninitializedTensorMixin,  # type: ignore[attr-defined]
+    UninitializedTensorMixin,
     is_lazy,
 )
 
