@@ -32,6 +32,7 @@ cdef class CreationHook:
     Its tp_call is the C function below: a plain call costs one more C call and one dictionary probe (SPEC S4).
     """
     cdef object func, create
+    cdef object prepare                        # prepare(args, kwargs) -> both, as torch can take them; mostly None
     cdef bint takes_data                       # torch.tensor(lazy, device="cpu"): C++ thinks that it is there already
     cdef dict __dict__
     cdef object __weakref__                    # torch.jit.script keeps functions by weak reference
@@ -52,10 +53,11 @@ cdef class CreationHook:
             return (<CreationHook>other).func is self.func
         return other is self.func
 
-    def __init__(self, func, create, bint takes_data=False):
+    def __init__(self, func, create, bint takes_data=False, prepare=None):
         self.func = func
         self.create = create
         self.takes_data = takes_data
+        self.prepare = prepare
 
     def __call__(self, *args, **kwargs):
         return self.func(*args, **kwargs)      # replaced by _hook_call below
@@ -80,7 +82,15 @@ cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) exce
             device != <PyObject*>_last_foreign or (<CreationHook>self).takes_data
         ):
             return _hook_device(self, args, kwargs, device)
-    return PyObject_Call_(<PyObject*>(<CreationHook>self).func, args, kwargs)
+    return _call(<CreationHook>self, args, kwargs)
+
+
+cdef inline PyObject* _call(CreationHook hook, PyObject* args, PyObject* kwargs) except NULL:
+    cdef object ready
+    if hook.prepare is None:
+        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
+    ready = hook.prepare(<object>args, <object>kwargs if kwargs else {})
+    return PyObject_Call_(<PyObject*>hook.func, <PyObject*>ready[0], <PyObject*>ready[1])
 
 
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
@@ -95,7 +105,7 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
     )
     if not lazy_data and (device == <PyObject*>_last_foreign or not _names_us(<object>device)):
         _last_foreign = <object>device
-        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
+        return _call(hook, args, kwargs)
     out = hook.create(hook.func, <object>args, <object>kwargs)
     Py_INCREF(out)
     return <PyObject*>out

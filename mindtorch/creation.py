@@ -123,6 +123,15 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
     return tensors.from_plain(made.detach(), index)
 
 
+def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of ``torch.sparse_coo_tensor`` with plain indices: torch reads them in C++, for the size."""
+    if args and _core.get_handle(args[0]) is not None:
+        args = (args[0].cpu(), *args[1:])
+    if _core.get_handle(kwargs.get("indices")) is not None:
+        kwargs = {**kwargs, "indices": kwargs["indices"].cpu()}
+    return args, kwargs
+
+
 def manual_seed_all(seed: int) -> None:
     """torch.manual_seed reached the devices: draws recorded before keep the old stream, later ones use the new."""
     pending = tensors.tape.generators() if tensors.tape.n_pending else []

@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, predict, processes, tensors, transforms, uninitialized
+from . import config, creation, files, handlers, predict, processes, tensors, tracing, transforms, uninitialized
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -52,7 +52,8 @@ def enable() -> None:
         original = getattr(owner, name, None)
         if original is None:
             continue
-        hook = _hooks.CreationHook(original, creation.create, name in creation.FROM_DATA)
+        prepare = creation.read_indices if name == "sparse_coo_tensor" else None
+        hook = _hooks.CreationHook(original, creation.create, name in creation.FROM_DATA, prepare)
         functools.update_wrapper(hook, original)
         if id(original) in _script_names():
             _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
@@ -74,7 +75,7 @@ def enable() -> None:
     _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
     _patch(torch.nn.Module, "to", _module_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in uninitialized.patches(torch.Tensor.to):
+    for owner, name, stand_in in (*uninitialized.patches(torch.Tensor.to), *tracing.patches()):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)

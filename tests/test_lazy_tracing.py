@@ -1,0 +1,65 @@
+"""SPEC L8, L9: what torch does in C++ on memory that lazy tensors do not have: tracing, sparse tensors' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+
+LAZY = "remote_accelerator:0"
+Same = Callable[..., None]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+
+
+@pytest.mark.parametrize("trace", [
+    lambda: torch.jit.trace(lambda t: t * 2, torch.ones(2, device=LAZY)),
+    lambda: torch.jit.trace(lambda a, b: a, (torch.ones(2), torch.ones(2, device=LAZY))),
+    lambda: torch.jit.trace(nn.Linear(2, 2).to(LAZY), torch.ones(1, 2)),
+    lambda: torch.jit.trace(nn.Linear(2, 2).to(LAZY).forward, torch.ones(1, 2)),
+    lambda: torch.jit.trace(nn.Identity(), example_kwarg_inputs={"input": torch.ones(2, device=LAZY)}),
+    lambda: torch.jit.trace_module(nn.Linear(2, 2), {"forward": torch.ones(1, 2, device=LAZY)}),
+])  # fmt: skip
+def test_L9_tracing_lazy_tensors_is_refused_with_the_way_out(trace: Callable[[], object]) -> None:
+    with pytest.raises(mindtorch.UnsupportedOperationError, match=r"jit.trace.*remote_accelerator:0.*trace there"):
+        trace()
+
+
+def test_L7_a_program_traced_on_the_cpu_runs_lazily(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        net = torch.jit.trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.ones(1, 2)).to(device)
+        double = torch.jit.trace(lambda t: t * 2 + 1, torch.ones(2))
+        return net(torch.ones(4, 2, device=device)), double(torch.ones(2, device=device))
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("options", [{}, {"size": (4,)}, {"size": (4,), "check_invariants": True}, {"device": None}])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_L8_sparse_tensors_of_lazy_ones(options: dict, by_name: bool, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        indices, values = torch.tensor([[0, 2]], device=device), torch.ones(2, device=device).requires_grad_()
+        if by_name:
+            made = torch.sparse_coo_tensor(indices=indices, values=values * 3, **options)
+        else:
+            made = torch.sparse_coo_tensor(indices, values * 3, **options)
+        made.to_dense().square().sum().backward()
+        return made.detach().to_dense().tolist(), made.is_coalesced(), values.grad
+
+    same_as_eager(program)
+
+
+def test_L8_other_sparse_layouts_of_lazy_ones(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        ends, at = torch.tensor([0, 1, 2], device=device), torch.tensor([0, 1], device=device)
+        values = torch.arange(2.0, device=device)
+        made = [torch.sparse_csr_tensor(ends, at, values), torch.sparse_csc_tensor(ends, at, values),
+                torch.sparse_bsr_tensor(ends, at, values.view(2, 1, 1)),
+                torch.sparse_bsc_tensor(ends, at, values.view(2, 1, 1)),
+                torch.sparse_compressed_tensor(ends, at, values, layout=torch.sparse_csr)]
+        return [t.to_dense().tolist() for t in made]
+
+    same_as_eager(program)
