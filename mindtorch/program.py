@@ -25,6 +25,7 @@ from typing import Any
 from .errors import UsageError
 from .inputs import InputSpec, parse_input
 from .outcome import Outcome, captured, leave_forked_child
+from .workload import Request, Workload
 
 __all__ = ["Outcome", "Program", "split_target"]
 
@@ -39,13 +40,22 @@ class Program:
     name: str = ""
     script_args: list[str] = field(default_factory=list)
     inputs: list[InputSpec] = field(default_factory=list)
+    request: Request = field(default_factory=Request)
+    estimate: bool = False  # a configuration becomes a model for which no room is asked and no value is made
     model: Any = None
+    workload: Workload | None = None  # of a configuration that no --input was given for
     namespace: dict[str, Any] = field(default_factory=dict, repr=False)
     _call: tuple[tuple[Any, ...], dict[str, Any]] | None = field(default=None, repr=False)
     _modules: list[types.ModuleType] = field(default_factory=list, repr=False)
 
     @classmethod
-    def parse(cls, target: str, script_args: Sequence[str] = (), inputs: Sequence[str] = ()) -> Program:
+    def parse(
+        cls,
+        target: str,
+        script_args: Sequence[str] = (),
+        inputs: Sequence[str] = (),
+        request: Request | None = None,
+    ) -> Program:
         """Understand ``target`` without running anything. ``UsageError`` when it cannot be run."""
         kind, path, name = split_target(target)
         if os.path.isdir(path):
@@ -62,19 +72,22 @@ class Program:
             raise UsageError(f"--input is for a model ({path}:name), not for a script{_candidates_text(path)}")
         if kind != "script" and script_args:
             raise UsageError(f"{target} is a model and takes no arguments, got {' '.join(script_args)!r}")
+        request = request or Request()
+        _check_request(kind, target, request, bool(inputs))
         specs = [parse_input(text) for text in inputs]
         names = [spec.name for spec in specs if spec.name]
         for repeated in {n for n in names if names.count(n) > 1}:
             raise UsageError(f"--input {repeated}=...: given twice")
-        return cls(target, kind, path, name, list(script_args), specs)
+        return cls(target, kind, path, name, list(script_args), specs, request)
 
     @property
     def command(self) -> list[str]:
         """The target and its arguments, as typed."""
         return [self.target, *self.script_args]
 
-    def run(self, repeat: int = 1) -> Outcome:
-        """Run it and say how it ended. A model is built first unless :meth:`load` did; then called ``repeat`` times.
+    def run(self, repeat: int = 1, warmup: int = 0, stage: Callable[[str], None] | None = None) -> Outcome:
+        """Run it and say how it ended. A model is built first unless :meth:`load` did; then called ``warmup`` and then
+        ``repeat`` times; ``stage`` as in :meth:`Workload.run`, where there is one.
 
         Only ``UsageError`` about the request itself is raised. Not to be called from several threads.
         """
@@ -83,7 +96,7 @@ class Program:
         outcome = self.load()
         if outcome.error is not None:
             return outcome
-        return self._guarded(lambda: self._run_model(repeat))
+        return self._guarded(lambda: self._run_model(repeat, warmup, stage))
 
     def load(self) -> Outcome:
         """Build the model and its inputs; nothing for a script. Idempotent."""
@@ -129,10 +142,21 @@ class Program:
         if self.kind == "config":
             from .configs import model_from_config
 
-            self.model = model_from_config(self.path, _Refused)
+            asked = self.request
+            self.model = model_from_config(
+                self.path, _Refused, dtype=asked.dtype, train=asked.train, data=not self.estimate
+            )
         else:
             self.model = self._from_file(torch)
         self.model.eval()
+        if self.kind == "config" and not self.inputs:
+            try:
+                self.workload = Workload(self.model, self.request, _Refused)
+            except UsageError as error:
+                raise _Refused(f"{self.path}: {error}") from error
+            self.inputs = self.workload.plan.inputs
+            self._call = ((), self.workload.inputs)
+            return
         generator = torch.Generator().manual_seed(0)
         specs = self.inputs or _default_inputs(self.model)
         try:
@@ -172,14 +196,16 @@ class Program:
             raise _Refused(f"{self.target}() returned {_article(model)}; expected a torch.nn.Module")
         return model
 
-    def _run_model(self, repeat: int) -> Any:
+    def _run_model(self, repeat: int, warmup: int, stage: Callable[[str], None] | None) -> Any:
         import torch
 
         assert self._call is not None
+        if self.workload is not None:
+            return self.workload.run(repeat, warmup, *([stage] if stage else []))
         args, kwargs = self._call
         result = None
         with torch.no_grad():
-            for _ in range(repeat):
+            for _ in range(warmup + repeat):
                 result = self.model(*args, **kwargs)
         return result
 
@@ -266,6 +292,26 @@ def _import_file(path: str) -> types.ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _check_request(kind: str, target: str, request: Request, inputs: bool) -> None:
+    """``--seq`` and its like are for configurations: of a script they are its own business, a model has ``--input``."""
+    words = request.words()
+    if not words:
+        return
+    said = " ".join(words)
+    if kind == "script":
+        raise UsageError(
+            f"{said} is for the config.json of a transformers model, not for a script; options of the script's own go "
+            f"behind it: {target} {said}"
+        )
+    if kind == "model":
+        raise UsageError(
+            f"{said} is for the config.json of a transformers model; what {target} is called with is given as "
+            f"--input [NAME=]SHAPE[:DTYPE]"
+        )
+    if inputs and request != Request(dtype=request.dtype):
+        raise UsageError(f"{said} and --input both say what to run: give one or the other")
 
 
 # -- what a file offers ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"graph", "creation", "modules", "counters", "files", "processes", "tracing", "transforms", "uninitialized",
      "hooks", "namespace"},
     {"execute", "semantics", "optimize", "estimate"},
-    {"profile", "program", "configs", "inputs", "outcome"},
+    {"profile", "program", "configs", "inputs", "model_inputs", "outcome", "workload"},
     {"__init__"},
     {"cli"},
 ]
