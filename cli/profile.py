@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.workload import DTYPES, Request
+
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
 
@@ -25,6 +27,9 @@ Examples:
   genie profile --by line --top 30 train.py       genie's own come before it
   genie profile model.py:build --input 1x3x224x224     a model built in a file
   genie profile config.json            a transformers model with random weights
+  genie profile config.json --batch 8 --seq 1024 --dtype bfloat16
+  genie profile config.json --decode 32    prefill, then 32 steps with its cache
+  genie profile config.json --train        forward, backward and AdamW step
   genie profile --json - train.py > profile.json  train.py prints to stderr then
   genie profile --target h100 train.py            nothing is computed: would it fit, how fast would it be?
 """
@@ -66,6 +71,28 @@ Examples:
     metavar="NUMBER",
     help="Estimate: what values that nobody knows are taken for (default 0, False).",
 )
+@click.option(
+    "--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence (default: 128)."
+)
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of a config.json: sequences (default: 1).")
+@click.option(
+    "--decode",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of a config.json: fill the key-value cache with the sequence (phase prefill), then generate N tokens, one at "
+    "a time (phase decode).",
+)
+@click.option(
+    "--train",
+    is_flag=True,
+    help="Of a config.json: a training step with AdamW. Its first step, which allocates the optimizer's state, is left "
+    "out. With --decode, both are run, one after the other.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Of a config.json: what the weights are made of (default: what it says, else float32).",
+)
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
 @click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
 @click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
@@ -83,6 +110,11 @@ def command(
     device: str | None,
     target_name: str | None,
     assume: float,
+    seq: int | None,
+    batch: int | None,
+    decode: int | None,
+    train: bool,
+    dtype: str | None,
     json_file: OutputFile | None,
     csv_file: OutputFile | None,
     trace_file: OutputFile | None,
@@ -90,11 +122,12 @@ def command(
     """Run TARGET unmodified and show its time, memory and FLOPs by phase, module and op.
 
     TARGET is a script, or a model: FILE.py:NAME, or the config.json of a transformers model. A model is called in eval
-    mode without gradients. With "-" as an output file the report is not shown and what the program prints goes to
-    stderr.
+    mode without gradients, unless --train says otherwise. With "-" as an output file the report is not shown and what
+    the program prints goes to stderr.
     """
     files = (json_file, csv_file, trace_file)
-    program = parse_target(target, script_args, inputs, *files)
+    request = Request(seq, batch, decode, train, dtype)
+    program = parse_target(target, script_args, inputs, *files, request=request)
     to_stdout = any(file is not None and file.is_stdout for file in files)
 
     with claimed_stdout(to_stdout):
@@ -139,16 +172,21 @@ def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[O
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
-        profiler = Profiler(warmup=before, begun_ns=time.perf_counter_ns() - waited)
+        told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
+        profiler = Profiler(warmup=0 if told else before, begun_ns=time.perf_counter_ns() - waited)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.target} ...")
         with profiler:
-            outcome = program.run(before + calls)
+            outcome = program.run(calls, before, profiler.stage if told else None)
         if outcome.error is not None and not outcome.interrupted:
             _explain(program, outcome)
             return outcome, None, None
-    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
-    return outcome, profiler.report(**facts), profiler
+    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted,
+             "workload": None if program.workload is None else program.workload.facts()}  # fmt: skip
+    report = profiler.report(**facts)
+    if program.workload is not None:
+        report["warnings"] += program.workload.plan.notes
+    return outcome, report, profiler
 
 
 def _estimate(
@@ -213,7 +251,7 @@ def _show(
     from .render import canvas
     from .report import View, render_report, suggest
 
-    options = [word for value in inputs for word in ("--input", value)]
+    options = [word for value in inputs for word in ("--input", value)] + program.request.words()
     following = suggest(program.command, options)
     text = render_report(report, canvas(), View(by, top, depth, sort), shlex.join(program.command), following)
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import sizes, tree
 from .render import Canvas, Column, Text, clean, grade
+from .report_workload import workload_facts
 from .units import amount, bytes_text, count, percent, seconds, work
 
 __all__ = ["SORT_KEYS", "View", "render_report"]
@@ -72,6 +73,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         text = f"{model.get('name') or 'model'}, {amount(model.get('params'), '0')} parameters"
         size = bytes_text(model.get("param_bytes"))
         facts.append(("model", f"{text} ({size})" if size else text))
+    facts += workload_facts(report)
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
     facts.append(("estimate of" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
@@ -90,7 +92,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
-        left_out = f", the first {steps['warmup']} left out as warm-up ({seconds(steps.get('warmup_s'))})"
+        left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         facts.append(("steps", f"{steps['count']}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     text = f"{work(flops, 'FLOP')} ({work(totals.get('macs'), 'MAC')})"

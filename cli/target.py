@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mindtorch.program import Program, split_target
+from mindtorch.workload import Request
 
 from .output import OutputFile
 
@@ -48,10 +49,14 @@ def target_arguments(function: Any) -> Any:
 
 
 def parse_target(
-    target: str, script_args: tuple[str, ...], inputs: tuple[str, ...], *files: OutputFile | None
+    target: str,
+    script_args: tuple[str, ...],
+    inputs: tuple[str, ...],
+    *files: OutputFile | None,
+    request: Request | None = None,
 ) -> Program:
     """The program, and the promise that every output file can be written and none replaces the program."""
-    program = Program.parse(target, script_args, inputs)
+    program = Program.parse(target, script_args, inputs, request)
     given = [file for file in files if file is not None]
     for index, file in enumerate(given):
         file.check(program.path)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from mindtorch import ops, predict, semantics, tensors
+from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch._ext import ledger
 from mindtorch._ext.collect import Op
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
@@ -53,7 +53,7 @@ class Estimator:
         self.marks: list[int] = []  # ends of iterations, positions in the ledger
         self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
         self.peaks: dict[int, int] = {}
-        self.phase_peaks = [0, 0, 0, 0]
+        self.phase_peaks = [0] * len(context.PHASES)
         self.places: dict[str, Places] = {}
         self.forks = 0
         self.compiled = False
@@ -151,8 +151,8 @@ class Estimator:
         self.parts[stage] = (rows, 0, entries, found.peak(first, last))
         self.peaks = found.peaks_by("module", first, last)
         phases = found.peaks_by("phase", first, last)
-        self.phase_peaks = [phases.get(i, 0) for i in range(4)]
-        self.places[stage] = Places(int(numbers.sum()), 0, 0, [])
+        self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
+        self.places[stage] = Places(int(numbers.sum()), 0, 0, 0)
 
     def _signature(self, sig: int) -> int:
         """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""

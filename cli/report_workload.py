@@ -1,0 +1,52 @@
+"""The lines of a report that say what a configuration's model was given to do (``--decode``, ``--train``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .units import amount, bytes_text, count, seconds
+
+__all__ = ["workload_facts"]
+
+
+def workload_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, text): the work, its rates, and what the cache and the optimizer hold."""
+    workload = report.get("workload")
+    if not workload:
+        return []
+    unit, seq = workload.get("unit") or "tokens", workload.get("seq")
+    batch = workload.get("batch") or 1
+    text = f"{count(batch)} × {count(seq)} {unit}" if seq else f"{count(batch)} {unit if batch > 1 else unit[:-1]}"
+    if workload.get("decode"):
+        text += f", then {count(workload['decode'])} decoded"
+    if workload.get("train"):
+        text += "; a training step" if workload.get("decode") else ", a training step"
+    facts = [("workload", f"{text}, {workload.get('dtype')}")]
+    rates = _rates(workload, report.get("phases") or [], unit)
+    if rates:
+        facts.append(("speed", " · ".join(rates)))
+    cache, optimizer = workload.get("kv_cache"), workload.get("optimizer")
+    if cache:
+        grows = cache.get("bytes_per_step")
+        more = f", {bytes_text(grows)} more a step" if grows else ""
+        facts.append(("cache", f"{bytes_text(cache.get('bytes'), '0 B')} at the end{more}"))
+    if optimizer:
+        held = f"gradients {bytes_text(optimizer.get('gradient_bytes'))}, state {bytes_text(optimizer['state_bytes'])}"
+        facts.append(("optimizer", f"{optimizer.get('name')}, {held}"))
+    return facts
+
+
+def _rates(workload: dict[str, Any], phases: list[dict[str, Any]], unit: str) -> list[str]:
+    """Tokens a second of each part; forward, backward and optimizer are one when they are a training step."""
+    times = {row.get("name"): row.get("time_s") or 0.0 for row in phases}
+    covered = {row["name"]: row for row in workload.get("phases") or []}
+    parts = [("prefill", ["prefill"]), ("decode", ["decode"]), ("forward", ["forward"])]
+    if workload.get("train"):
+        parts[-1] = ("training", ["forward", "backward", "optimizer"])
+    found = []
+    for name, phase_names in parts:
+        row, spent = covered.get(phase_names[0]), sum(times.get(phase, 0.0) for phase in phase_names)
+        if row and spent and row.get("steps"):
+            each = f", {seconds(spent / row['steps'])} each" if name == "decode" else ""
+            found.append(f"{name} {amount(row.get(unit, 0) / spent)} {unit}/s{each}")
+    return found
