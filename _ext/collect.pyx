@@ -530,7 +530,11 @@ cdef class Collector:
         cdef list key
         if not op.plain:
             return 0
-        if self.weigh is not None and op.category != "view":
+        if self.weigh is not None:
+            if op.category == "view":          # all alike
+                if self.sig_works[op.plain] is None:
+                    self.sig_works[op.plain] = self.weigh(op.func, args, kwargs, out)
+                return op.plain
             key = []
             append_layout(key, args, self.tensor_type)
             if PyObject_TypeCheck(out, self.tensor_type) or type(out) is tuple or type(out) is list:

@@ -48,7 +48,7 @@ class Cost(NamedTuple):
     ops: int
 
 
-class _Block(torch.nn.Module):
+class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = torch.nn.Linear(16, 48)
@@ -66,7 +66,7 @@ class _Block(torch.nn.Module):
 def measure(collector: CollectingMode) -> Costs:
     """Compare small work with and without interception. Takes about 30 ms; the program's random state is kept."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-        block, x, y = _Block(), torch.zeros(1, 4, 16), torch.zeros(4, 4)
+        block, x, y = Block(), torch.zeros(1, 4, 16), torch.zeros(4, 4)
     identity = torch.nn.Identity()
 
     def ops() -> None:

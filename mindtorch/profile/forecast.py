@@ -19,12 +19,12 @@ CALLS = 4
 
 
 class Forecast:
-    """Predicted seconds of rows, one cost per signature."""
+    """Predicted seconds of rows, one cost per signature; `footprint`: the most bytes that the program holds."""
 
-    def __init__(self, target: Target, works: Sequence[Work | None], tf32: bool = False) -> None:
+    def __init__(self, target: Target, works: Sequence[Work | None], footprint: int = 0, tf32: bool = False) -> None:
         self.target = target
         self._works = works
-        self._tf32 = tf32
+        self._footprint, self._tf32 = footprint, tf32
         self._costs: dict[int, Cost] = {}
 
     def cost(self, sig: int) -> Cost:
@@ -32,7 +32,9 @@ class Forecast:
         found = self._costs.get(sig)
         if found is None:
             work = self._works[sig]
-            found = self._costs[sig] = NOTHING if work is None else estimate(work, self.target, self._tf32)
+            found = self._costs[sig] = (
+                NOTHING if work is None else estimate(work, self.target, self._footprint, self._tf32)
+            )
         return found
 
     def seconds(self, rows: Iterable[Row]) -> float:

@@ -35,7 +35,9 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     main, rows, overhead_ns = _stages(profiler)
     collector = profiler.collector
     costs = [_cost(profiler, row) for row in rows]
-    forecast = None if profiler.target is None else Forecast(profiler.target, collector.sig_works)
+    forecast = None
+    if profiler.target is not None:
+        forecast = Forecast(profiler.target, collector.sig_works, footprint=profiler.parts[main][3])
     op_rows = [(row, cost) for row, cost in zip(rows, costs) if row[0]]
     params, _ = profiler.book.total()
     counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)

@@ -28,10 +28,13 @@ class Cost:
 NOTHING = Cost(0.0, "launch")
 
 
-def estimate(work: Work, target: Target, tf32: bool = False) -> Cost:
-    """The time of one call on the target. Without a FLOP formula, only its bytes and its launch are known."""
+def estimate(work: Work, target: Target, footprint: int = 0, tf32: bool = False) -> Cost:
+    """The time of one call on the target. Without a FLOP formula, only its bytes and its launch are known.
+
+    footprint: the most bytes that the program holds, which says what a processor's cache can keep for it.
+    """
     if target.model is not None:
-        return Cost(*target.model(work))
+        return Cost(*target.model(work, footprint))
     if not work.bytes and not work.flops:
         return NOTHING  # reserves memory, or asks about metadata: nothing is launched
     return cost(target, work.flops or 0, work.bytes, work.dtype, work.tag, tf32)

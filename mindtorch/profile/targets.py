@@ -23,6 +23,8 @@ WIDER = {
     "float32": "float64", "float64": "float32",
 }  # fmt: skip
 _DTYPES = frozenset(WIDER)
+#: The target that is the machine at hand.
+MEASURED = "cpu"
 _FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector"})
 
 
@@ -31,8 +33,8 @@ class Target:
     """What bounds the speed of a device.
 
     memory_bytes, memory_bandwidth (bytes/s), launch_s (seconds per operation at least); matrix and vector: peak
-    operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (`work.Work`) where
-    that was measured; without one it is the roofline's.
+    operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (a `work.Work`, and
+    the bytes that the program holds) where that was measured; without one it is the roofline's.
     """
 
     key: str
@@ -43,7 +45,7 @@ class Target:
     launch_s: float
     matrix: Mapping[str, float]
     vector: Mapping[str, float]
-    model: Callable[[Any], tuple[float, str]] | None = None
+    model: Callable[[Any, int], tuple[float, str]] | None = None
 
     def rate(self, dtype: str, on_matrix_units: bool) -> float:
         """Peak operations per second for that torch dtype (by its name, "float32")."""
@@ -74,16 +76,25 @@ def known() -> Mapping[str, Target]:
     return _parse(Path(__file__).with_name("targets.toml"))
 
 
+def names() -> list[str]:
+    """What `find` knows without a file."""
+    return [*known(), MEASURED]
+
+
 def find(name: str) -> Target:
-    """The target called `name`, or the only one in the TOML file of that path.
+    """The target called `name`, or the only one in the TOML file of that path; "cpu" is measured, in a second or two.
 
     Raises UsageError: unknown name (the known ones are listed), unreadable file, missing or absurd figures.
     """
+    if name == MEASURED:
+        from mindtorch.profile import cpu
+
+        return cpu.target()
     if name in known():
         return known()[name]
     path = Path(name)
     if path.suffix != ".toml":
-        raise UsageError(f"[target] expected one of {', '.join(known())}, or a .toml file, got {name!r}")
+        raise UsageError(f"[target] expected one of {', '.join(names())}, or a .toml file, got {name!r}")
     found = _parse(path)
     if len(found) != 1:
         raise UsageError(f"[target] expected one table in {name}, got {len(found)}: {', '.join(found) or 'none'}")

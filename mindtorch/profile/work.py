@@ -30,8 +30,10 @@ class Work(NamedTuple):
     flops: None where there is no formula; macs: the multiply-adds among them. dtype: that of the arithmetic
     ("float32"). tag: the op's, as in the op table. name: the op's ("aten::mm").
     bytes_new: those of `bytes_written` that lie in memory allocated for the result.
+    bytes_rest: those of `bytes_read` that are not its largest operand's: what was probably not made just before.
     pieces: tensors of a list op, each of which is a loop of its own.
-    product: (products, rows, columns, contracted) of plain matrix products.
+    product: (products, rows, columns, contracted) of matrix products, of convolutions by group, of scores by head.
+    variant: arguments that select another algorithm: ``approximate="tanh"``, a whole power, evaluation mode.
     strided: what it reads or writes does not lie as the other side does, as in a transposition.
     """
 
@@ -43,9 +45,11 @@ class Work(NamedTuple):
     tag: str
     name: str = ""
     bytes_new: int = 0
+    bytes_rest: int = 0
     pieces: int = 1
     product: tuple[int, int, int, int] | None = None
     strided: bool = False
+    variant: str = ""
 
     @property
     def bytes(self) -> int:
@@ -72,9 +76,11 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         tag=tag,
         name=name,
         bytes_new=0 if call.mutated or not written else sum(map(size, call.results)),
+        bytes_rest=max(read - max(map(size, _tensors([*args, *kwargs.values()])), default=0), 0),
         pieces=_pieces(args),
         product=_product(call),
         strided=tag != "view" and _strided(call),
+        variant=_variant(call),
     )
 
 
@@ -368,6 +374,15 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _variant(call: _Call) -> str:
+    base, args = call.base, call.args
+    if base == "pow" and len(args) > 1 and args[1] in (2, 3, 0.5, -0.5, -1, -2) and not is_tensor(args[1]):
+        return "simple"
+    if base in ("native_batch_norm", "batch_norm") and len(args) > 5 and not args[5]:
+        return "eval"
+    return ",".join(value for value in (*args, *call.kwargs.values()) if isinstance(value, str))
+
+
 def _product(call: _Call) -> tuple[int, int, int, int] | None:
     base, given = call.base, list(_tensors(call.args))
     if base in ("addmm", "baddbmm", "addmv", "_addmm_activation"):
@@ -381,6 +396,14 @@ def _product(call: _Call) -> tuple[int, int, int, int] | None:
         return a[0], a[1], b[2], a[2]
     if base in ("mv", "addmv"):
         return 1, a[0], 1, a[1]
+    if base in ("convolution", "convolution_backward"):
+        result, weight = (given[0], given[2]) if base != "convolution" else (call.results[0], given[1])
+        groups = call.args[9 if base != "convolution" else 8]
+        count, channels = int(groups), weight.shape[0]
+        return count, numel(result) // max(channels, 1), channels // count, math.prod(weight.shape[1:])
+    if base.startswith("_scaled_dot_product") or base == "scaled_dot_product_attention":
+        query, key = given[1:3] if base.endswith("backward") else given[:2]
+        return math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]
     if base == "linear":
         return 1, math.prod(a[:-1]), b[0] if len(b) > 1 else 1, b[-1]
     return None

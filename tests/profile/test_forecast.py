@@ -25,7 +25,7 @@ def test_C4_estimate_is_the_roofline_of_the_work():
     assert estimate(job(10, 40), H100) == Cost(5e-6, "launch")
     assert estimate(job(0, tag="view"), H100).seconds == estimate(job(0, tag="creation"), H100).seconds == 0
     assert estimate(job(None, 10**9), H100).bound == "memory"  # without a formula, its bytes are still known
-    twice = dataclasses.replace(H100, model=lambda done: (done.bytes * 2.0, "memory"))
+    twice = dataclasses.replace(H100, model=lambda done, footprint: (done.bytes * 2.0, "memory"))
     assert estimate(job(1, 3), twice) == Cost(6.0, "memory")
 
 
@@ -83,11 +83,12 @@ def test_C4_work_is_asked_for_once_per_signature(monkeypatch):
             torch.add(a, b)
             a.view(16)
             float(a.sum())
-        assert len(asked) == 3  # add, sum, item
+        assert len(asked) == 4  # add, view, sum, item
         torch.add(a, turned)  # other strides
         torch.add(a, b.double())  # another dtype (and the cast)
-        assert len(asked) == 6
+        assert len(asked) == 7
         torch.add(a, turned)
-    assert len(asked) == 6
+        a.view(4, 2, 2)  # views are all alike
+    assert len(asked) == 7
     works = profiler.collector.sig_works
     assert len(works) == len(profiler.collector.sig_ops) == len(profiler.collector.sig_flops)

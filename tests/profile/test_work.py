@@ -181,6 +181,11 @@ def test_C4_flops_and_shape_of_products():
     assert done.product == (1, 8, 4, 16)
     assert of(aten.bmm.default, meta(2, 3, 5), meta(2, 5, 7)).product == (2, 3, 7, 5)
     assert of(torch.nn.functional.linear, meta(2, 3, 16), meta(4, 16)).product == (1, 6, 4, 16)
+    q, k = meta(2, 4, 5, 8), meta(2, 2, 7, 8)
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert work(attend, (q, k, k), {}, (q, meta(2, 4, 5))).product == (8, 5, 7, 8)
+    args = (meta(2, 6, 8, 8), meta(6, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 6)
+    assert of(aten.convolution.default, *args).product == (6, 128, 1, 9)
     assert of(aten.add.Tensor, X, X).product is None
     assert work(aten.linalg_svd.default, (X,), {}, ()).flops is None
 
