@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_COUNT, PHASE_OPTIMIZER,
     current_location, current_module, current_phase, set_transition_hook,
 )
 from mindtorch._ext.lazy cimport get_tape, handle_of
@@ -165,7 +165,7 @@ cdef class Collector:
     cdef uint64_t *peaks                       # by module id
     cdef uint64_t *entries                     # calls by module id
     cdef uint32_t cap_modules
-    cdef uint64_t phase_peaks[4]
+    cdef uint64_t phase_peaks[PHASE_COUNT]
     cdef readonly uint64_t peak
     cdef dict storages                         # id -> (weak reference)
     cdef dict ops                              # id of function -> Op
@@ -341,7 +341,7 @@ cdef class Collector:
         taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         self.peak = self.live
-        for i in range(4):
+        for i in range(PHASE_COUNT):
             self.phase_peaks[i] = 0
         for i in range(self.cap_modules):
             self.peaks[i] = self.entries[i] = 0
@@ -358,8 +358,8 @@ cdef class Collector:
         return {i: self.peaks[i] for i in range(self.cap_modules) if self.peaks[i]}
 
     def phase_peak(self, phase):
-        if not 0 <= phase < 4:
-            raise IndexError(f"[phase_peak] expected a phase in 0..3, got {phase}")
+        if not 0 <= phase < PHASE_COUNT:
+            raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
         return self.phase_peaks[<uint32_t> phase]
 
     @property
@@ -713,8 +713,6 @@ cdef class Collector:
             self.depth += 1
             if self.module_peak(module):
                 self.entries[module] += 1
-            if self.live > self.phase_peaks[phase]:
-                self.phase_peaks[phase] = self.live
         elif kind == MODULE_EXIT:
             self.depth -= self.depth > 0       # 0: entered before the timeline began
             if self.depth == 0:
@@ -723,6 +721,8 @@ cdef class Collector:
             self.mark("step", now)
         elif phase == PHASE_BACKWARD:
             self.mark("backward", now)
+        if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
+            self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
         # A mark may have let lazy ops run: then `last` is past `now`.
         began = self.last if self.last > now else now
         self.last = mt_now()

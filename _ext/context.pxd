@@ -10,6 +10,9 @@ cdef enum Phase:
     PHASE_FORWARD = 1
     PHASE_BACKWARD = 2
     PHASE_OPTIMIZER = 3
+    PHASE_PREFILL = 4
+    PHASE_DECODE = 5
+    PHASE_COUNT = 6
 
 cdef enum Transition:
     MODULE_ENTER = 0

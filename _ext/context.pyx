@@ -136,7 +136,7 @@ cdef extern from *:
 if mt_setup() != 0:
     raise RuntimeError("[context] expected a free pthread key, got none")
 
-PHASES = ("other", "forward", "backward", "optimizer")
+PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode")    # as the enum Phase
 
 cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
@@ -360,7 +360,8 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
         phase = PHASE_BACKWARD
     else:
         id = path_of_outermost(module, 0)
-        phase = PHASE_FORWARD
+        if phase < PHASE_PREFILL:              # else what the program has announced: see enter_stage
+            phase = PHASE_FORWARD
     if id == NO_PATH:
         return NULL
     if _hook != NULL:
@@ -448,6 +449,22 @@ def optimizer_end(optimizer):
                     _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OTHER)
                 t.phase = PHASE_OTHER
             return
+
+
+def enter_stage(phase):
+    """Announce what the calling thread does from here on, a phase above "optimizer" or "other"; the phase until now.
+
+    Outermost module calls and what happens between them belong to it, until the phase returned is entered again.
+    """
+    cdef mt_tls *t = mt_get()
+    cdef uint8_t previous = t.phase
+    if not 0 <= phase < PHASE_COUNT:
+        raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
+    if _hook != NULL:
+        _hook(_hook_data, PHASE_CHANGE, 0, <uint8_t> phase)
+    t.between = 0
+    t.phase = <uint8_t> phase
+    return previous
 
 
 # ---------------------------------------------------------------- from Python

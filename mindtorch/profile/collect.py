@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch import ops, semantics, tensors
+from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, Op, now_ns
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 FREE = frozenset({"data movement", "view", "creation", "embedding"})
 #: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
 ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
+
+#: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
+STAGES = ("import", "init", "warmup", "main", "rest")
 
 _active: weakref.WeakSet[Profiler] = weakref.WeakSet()
 
@@ -64,7 +68,19 @@ class Places(NamedTuple):
     plain_ops: int
     lazy_ops: int
     lazy_runs: int
-    lazy_devices: list[int]
+    device_bits: int
+
+    @property
+    def lazy_devices(self) -> list[int]:
+        return [index for index in range(64) if self.device_bits >> index & 1]
+
+    def plus(self, more: Places) -> Places:
+        return Places(
+            self.plain_ops + more.plain_ops,
+            self.lazy_ops + more.lazy_ops,
+            self.lazy_runs + more.lazy_runs,
+            self.device_bits | more.device_bits,
+        )
 
 
 class Profiler:
@@ -98,13 +114,14 @@ class Profiler:
         self.marks: list[int] = []  # ends of iterations, ns
         self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
         self.peaks: dict[int, int] = {}
-        self.phase_peaks: list[int] = [0, 0, 0, 0]
+        self.phase_peaks: list[int] = [0] * len(context.PHASES)
         self.places: dict[str, Places] = {}
         self.forks = 0
         self.compiled = False
         self.frozen_ns = 0
         self._begun_ns = begun_ns
-        self._stage = "import"  # then init, warmup, main, rest
+        self._stage = STAGES[0]
+        self._announced = False
         self._used = False
         synchronize = _synchronize if torch.cuda.is_available() else None
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
@@ -163,15 +180,40 @@ class Profiler:
 
     # ---------------------------------------------------------------- parts of the run
 
+    def stage(self, name: str) -> None:
+        """For a program that knows its own iterations: one of them begins, as "warmup" or as "main" (in the report), or
+        what they need is made ready ("init"). Nothing is guessed from then on; `warmup` and `steps` say nothing."""
+        now = now_ns()
+        if not self._announced:
+            self._announced, self.warmup, self.steps = True, 0, None
+        if self._stage in ("warmup", "main"):
+            self.marks.append(now)
+            self.warmup += self._stage == "warmup"
+        if name != self._stage:
+            self._end_part(self._run_pending(now))
+            self._stage = name
+
     def _end_part(self, at: int = 0) -> None:
         """What was recorded since the last call belongs to the stage that ends here."""
         collector = self.collector
-        if self._stage != "rest":
-            self.peaks = collector.module_peaks()
-            self.phase_peaks = [collector.phase_peak(i) for i in range(4)]
-        lazy = [i for i in range(64) if collector.lazy_devices >> i & 1]
-        self.places[self._stage] = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, lazy)
-        self.parts[self._stage] = collector.split(at)
+        stage = self._stage
+        places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
+        if stage not in self.parts:
+            self.places[stage] = places
+            if stage != "rest":
+                self.peaks = collector.module_peaks()
+                self.phase_peaks = [collector.phase_peak(i) for i in range(len(context.PHASES))]
+            self.parts[stage] = collector.split(at)
+            return
+        self.places[stage] = self.places[stage].plus(places)
+        if stage == max(self.parts, key=STAGES.index):  # peaks are those of the stage that is reported
+            for path, peak in collector.module_peaks().items():
+                self.peaks[path] = max(peak, self.peaks.get(path, 0))
+            self.phase_peaks = [max(peak, collector.phase_peak(i)) for i, peak in enumerate(self.phase_peaks)]
+        rows, overhead, calls, peak = self.parts[stage]
+        more = collector.split(at)
+        calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
+        self.parts[stage] = rows + more[0], overhead + more[1], calls, max(peak, more[3])
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
@@ -191,6 +233,8 @@ class Profiler:
             if self._stage == "import":
                 self._end_part(now)
                 self._stage = "init"
+        elif self._announced:
+            return
         elif kind == "enter":
             if self._stage in ("import", "init"):
                 self._end_part(self._run_pending(now))

@@ -143,7 +143,7 @@ def _phases(
     profiler: Profiler, rows: list[Row], costs: list[Any], forecast: Forecast | None
 ) -> list[dict[str, Any]]:
     found = []
-    for phase in (1, 2, 3, 0):
+    for phase in (4, 5, 1, 2, 3, 0):  # as they come: prefill, decode, forward, backward, optimizer, other
         mine = [(row, cost) for row, cost in zip(rows, costs) if row[3] == phase]
         if not mine:
             continue

@@ -14,6 +14,9 @@ import torch
 
 from mindtorch._ext import context, location, paths
 from mindtorch.semantics import modules, phases
+from mindtorch.semantics.phases import stage
+
+__all__ = ["install", "is_installed", "modules", "skipped_prefixes", "stage", "uninstall"]
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()

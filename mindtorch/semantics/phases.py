@@ -1,4 +1,4 @@
-"""The execution phase of every op: forward, backward, optimizer or other.
+"""The execution phase of every op: forward, backward, optimizer or other; prefill and decode where announced.
 
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
   step, because that is where the loss is computed.
@@ -6,12 +6,14 @@
 - optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
   count as such.
 - other: the rest (data preparation, sampling, ``zero_grad``).
+- prefill, decode: what would be forward or other within ``stage("prefill")``: only the caller knows which it is.
 
 A step that raises ends when the same optimizer steps again.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,6 +72,16 @@ def unpatch() -> None:
             place._engine_run_backward = _original  # type: ignore[attr-defined]
     while _handles:
         _handles.pop().remove()
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Outermost module calls in the block, and what happens between them, are in phase ``name``: prefill or decode."""
+    previous = context.enter_stage(context.PHASES.index(name))
+    try:
+        yield
+    finally:
+        context.enter_stage(previous)
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -164,6 +164,29 @@ def test_C2_warmup_and_steps(record, Net):
     assert module(report, "Linear")["calls"] == 2 and report["totals"]["macs"] == 8
 
 
+def test_C2_program_that_knows_its_own_iterations(check_sums):
+    net, x = torch.nn.Linear(64, 64), torch.ones(8, 64)
+    with Profiler(warmup=7) as profiler:
+        for part, size in enumerate((1, 4)):           # two parts: the second is larger, and warms up twice
+            profiler.stage("init")
+            x = torch.ones(8 * size, 64)
+            for name in (*["warmup"] * (part + 1), "main"):
+                profiler.stage(name)
+                with torch.no_grad():
+                    net(x), net(x)
+        profiler.stage("init")
+        torch.ones(1 << 20)
+    report = profiler.report()
+    check_sums(report)
+    assert report["totals"]["macs"] == 2 * 64 * 64 * (8 + 32) and report["totals"]["ops"] == sum(
+        row["calls"] for row in report["ops"] if row["name"] != "(python)")
+    assert next(row["calls"] for row in report["modules"] if row["path"] == "Linear") == 4
+    assert report["steps"]["count"] == 5 and report["steps"]["warmup"] == 3
+    held = 4 * (64 * 64 + 64 + 32 * 64)
+    assert report["totals"]["peak_bytes"] == held + 2 * 4 * 32 * 64    # what is made ready apart does not count
+    assert not report["warnings"]
+
+
 def test_C2_modes_autocast_inference_and_checkpoint(record):
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
 

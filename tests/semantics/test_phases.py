@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mindtorch import semantics
 from mindtorch._ext import context
 
 
@@ -115,3 +116,45 @@ def test_L12_torch_compile_fx_jit_and_export_work(tracked):
     assert torch.equal(torch.export.export(plain, (x,)).module()(x), plain(x))
     assert torch.equal(torch.func.functional_call(plain, dict(plain.named_parameters()), (x,)), plain(x))
     assert context.get_module() == 0
+
+
+def test_L12_announced_prefill_and_decode(tracked, Seen):
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Seen() as seen:
+        with torch.no_grad(), semantics.stage("prefill"):
+            token = net(torch.ones(1, 2)).argmax(-1)
+        with torch.no_grad(), semantics.stage("decode"):
+            net(torch.ones(1, 2))
+            token + 1
+            with semantics.stage("prefill"):
+                token - 1
+            token * 2
+        token / 2
+        with semantics.stage("prefill"):     # training within it keeps its own phases
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    by_op: dict[str, list] = {}
+    for name, path, when in seen.ops:
+        by_op.setdefault(name, []).append((when, path))
+    assert by_op["addmm"] == [(when, "Linear") for when in ("prefill", "decode", "prefill")]
+    assert by_op["argmax"] == [("prefill", "")] and by_op["add"] == [("decode", "")]
+    assert by_op["sub"] == [("prefill", "")] and by_op["mul"] == [("decode", "")]
+    assert by_op["div"] == [("other", "")]
+    assert by_op["expand"][0][0] == "backward" and by_op["add_"][0][0] == "optimizer"
+    assert phase() == "other"
+
+
+def test_L12_stage_ends_with_an_error(tracked):
+    class Sick(torch.nn.Module):
+        def forward(self):
+            raise KeyError(phase())
+
+    with pytest.raises(KeyError, match="decode"), semantics.stage("decode"):
+        Sick()()
+    assert phase() == "other"
+    with pytest.raises(ValueError), semantics.stage("sideways"):
+        pass
+    with pytest.raises(ValueError, match="in 0"):
+        context.enter_stage(6)
+    assert phase() == "other"
