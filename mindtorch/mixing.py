@@ -38,7 +38,7 @@ _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything."""
-    name = info.name.removeprefix("aten::")
+    name = info.name.removeprefix("aten::").removeprefix("torch::")
     kwargs = kwargs or {}
     if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
         return
