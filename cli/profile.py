@@ -31,7 +31,8 @@ Examples:
   genie profile config.json --decode 32    prefill, then 32 steps with its cache
   genie profile config.json --train        forward, backward and AdamW step
   genie profile --json - train.py > profile.json  train.py prints to stderr then
-  genie profile --target h100 train.py            nothing is computed: would it fit, how fast would it be?
+  genie profile --target h100 train.py     nothing is computed: does it fit?
+  genie profile --target h100 --seq 2048 config.json
 """
 
 
@@ -181,12 +182,7 @@ def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[O
         if outcome.error is not None and not outcome.interrupted:
             _explain(program, outcome)
             return outcome, None, None
-    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted,
-             "workload": None if program.workload is None else program.workload.facts()}  # fmt: skip
-    report = profiler.report(**facts)
-    if program.workload is not None:
-        report["warnings"] += program.workload.plan.notes
-    return outcome, report, profiler
+    return outcome, _report(program, outcome, profiler), profiler
 
 
 def _estimate(
@@ -200,15 +196,29 @@ def _estimate(
     mindtorch._bootstrap()
     from mindtorch.profile.estimate import Estimator
 
+    told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
     before = warmup or 0
-    estimator = Estimator(target=chosen, warmup=before, steps=steps, assume=assume)
+    program.estimate = True
+    estimator = Estimator(target=chosen, warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
-        outcome = program.run() if program.kind == "script" else program.run(before + (steps or 1))
+        outcome = program.run(steps or 1, before, estimator.stage if told else None)
     if program.kind != "script" and outcome.error is not None and not outcome.interrupted:
         _explain(program, outcome)
         return outcome, None, None
-    facts = {"command": program.command, "exit_code": outcome.exit_code, "interrupted": outcome.interrupted}
-    return outcome, estimator.report(**facts), estimator
+    return outcome, _report(program, outcome, estimator), estimator
+
+
+def _report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]:
+    workload = program.workload
+    report: dict[str, Any] = profiler.report(
+        command=program.command,
+        exit_code=outcome.exit_code,
+        interrupted=outcome.interrupted,
+        workload=None if workload is None else workload.facts(),
+    )
+    if workload is not None:
+        report["warnings"] += workload.plan.notes
+    return report
 
 
 def _write_trace(profiler: Any, file: OutputFile) -> None:

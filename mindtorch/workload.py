@@ -115,6 +115,7 @@ class Workload:
     def _generate(self, steps: int) -> Any:
         """Greedy decoding, as ``generate`` does it: prefill with the logits of the last token only, then one by one."""
         from . import semantics
+        from .profile.memory import KV_CACHE, say
 
         ids = self.plan.ids
         given = dict(self.inputs)
@@ -129,6 +130,7 @@ class Workload:
             raise self._refuse(f"{type(self.model).__name__} returns no cache to decode with")
         cache = getattr(out, name)
         filled = _nbytes(_tensors(cache))
+        say(_tensors(cache), KV_CACHE)
         source = {}
         if self.plan.ids == "decoder_input_ids":
             source["encoder_outputs"] = (out.encoder_last_hidden_state,)
@@ -138,6 +140,7 @@ class Workload:
                 out = self.model(**{ids: token}, **source, **{name: cache}, **options)
                 token = out.logits[:, -1:].argmax(-1)
                 cache = getattr(out, name)
+                say(_tensors(cache), KV_CACHE)
                 del out
         self._note_cache(cache, filled, steps)
         return token

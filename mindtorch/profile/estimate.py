@@ -21,7 +21,7 @@ from mindtorch._ext.collect import Op
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.profile import memory, roofline
-from mindtorch.profile.collect import FREE, Places, describe
+from mindtorch.profile.collect import FREE, STAGES, Places, describe
 from mindtorch.profile.model import ModelBook
 from mindtorch.profile.targets import Target
 from mindtorch.profile.work import Work, work
@@ -64,7 +64,9 @@ class Estimator:
         self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={},
                                          other_thread=False, mark_error=None, imported=0, started=0, stopped=0)
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
-        self._stage, self._stages = "init", {}  # type: str, dict[str, int]
+        self._stage, self._begun = "init", 0
+        self._announced = False
+        self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
         self._stack = ExitStack()
 
@@ -98,21 +100,30 @@ class Estimator:
         calls, blocks = ledger.close()
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
-        self._stages[self._stage] = len(found.calls)
-        first = 0
-        for stage, last in self._stages.items():
-            if stage != "rest":
-                self._sum_up(found, stage, first, last)
-            first = last
+        self._end_stage(len(found.calls), "rest")
+        for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
+            if stage in self._stretches and stage != "rest":
+                self._sum_up(found, stage)
 
     # ---- while it runs
 
+    def stage(self, name: str) -> None:
+        """For a program that knows its own iterations: see `Profiler.stage`."""
+        if not self._announced:
+            self._announced, self.warmup, self.steps = True, 0, None
+        if self._stage in ("warmup", "main"):
+            self.marks.append(ledger.position())
+            self.warmup += self._stage == "warmup"
+        self._end_stage(ledger.position(), name)
+
     def _on_mark(self, kind: str, at: int) -> None:
         self._marks.append((kind, at))
-        if kind == "enter" and self._stage == "init":
-            self._end_stage(at, "warmup" if self.warmup else "main")
-        elif kind == "backward end":
+        if kind == "backward end":
             self._mark_roles()
+        elif self._announced:
+            return
+        elif kind == "enter" and self._stage == "init":
+            self._end_stage(at, "warmup" if self.warmup else "main")
         elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
             self.marks.append(at)
             if self._stage == "warmup" and len(self.marks) == self.warmup:
@@ -123,22 +134,23 @@ class Estimator:
                 ledger.stop()
 
     def _end_stage(self, at: int, following: str) -> None:
-        self._stages[self._stage] = at
-        self._stage = following
+        self._stretches.setdefault(self._stage, []).append((self._begun, at))
+        self._stage, self._begun = following, at
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        _say(root.parameters(), memory.PARAMETERS)
-        _say(root.buffers(), memory.BUFFERS)
+        memory.say(root.parameters(), memory.PARAMETERS)
+        memory.say(root.buffers(), memory.BUFFERS)
 
     def _mark_roles(self) -> None:
         for root, _ in modules.roots():
-            _say((p.grad for p in root.parameters() if p.grad is not None), memory.GRADIENTS)
+            memory.say((p.grad for p in root.parameters() if p.grad is not None), memory.GRADIENTS)
 
     # ---- afterwards
 
-    def _sum_up(self, found: memory.Memory, stage: str, first: int, last: int) -> None:
-        calls = found.calls[first:last]
+    def _sum_up(self, found: memory.Memory, stage: str) -> None:
+        stretches = self._stretches[stage]
+        calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & _ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         kinds, numbers = np.unique(calls[calls["sig"] != 0], return_counts=True)
@@ -148,9 +160,9 @@ class Estimator:
             seconds = self._seconds[sig] * int(n)
             rows.append((sig, int(kind["module"]), int(kind["location"]), int(kind["phase"]), int(n),
                          round(seconds * 1e9), self._bytes[sig] * int(n)))
-        self.parts[stage] = (rows, 0, entries, found.peak(first, last))
-        self.peaks = found.peaks_by("module", first, last)
-        phases = found.peaks_by("phase", first, last)
+        self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))
+        self.peaks = found.peaks_by("module", stretches)
+        phases = found.peaks_by("phase", stretches)
         self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
         self.places[stage] = Places(int(numbers.sum()), 0, 0, 0)
 
@@ -194,13 +206,6 @@ class Estimator:
             "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
         }
         return build_report(self, **{**own, **facts})  # type: ignore[arg-type]
-
-
-def _say(held: Any, what: int) -> None:
-    for t in held:
-        handle = _core.get_handle(t)
-        if handle is not None:
-            ledger.mark(handle, what)
 
 
 def _bookkeeping(name: str) -> Op:

@@ -7,12 +7,13 @@ tensors view them. What kernels take for themselves while they run (workspaces) 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from mindtorch._ext import context
+from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
 
@@ -27,6 +28,14 @@ _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase",
 _OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
 _POINTS = 400  # of the timeline
 _ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
+
+
+def say(held: Iterable[torch.Tensor], what: int) -> None:
+    """While an estimate is under way: the storages of these tensors are for this (`PARAMETERS` …)."""
+    for t in held:
+        handle = _core.get_handle(t)
+        if handle is not None:
+            ledger.mark(handle, what)
 
 
 class Memory:
@@ -79,14 +88,13 @@ class Memory:
         part = self.live[first:] if last is None else self.live[first : last + 1]
         return int(part.max(initial=0))
 
-    def peaks_by(self, field: str, first: int, last: int) -> dict[int, int]:
-        """Most bytes live at positions of each value of ``calls[field]``."""
-        keys = self.calls[field][first:last] if field != "phase" else self.calls["phase"][first:last] & 0xFF
-        if not len(keys):
-            return {}
-        values, which = np.unique(keys, return_inverse=True)
+    def peaks_by(self, field: str, stretches: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """Most bytes live at positions of each value of ``calls[field]``, within these stretches of positions."""
+        keys = np.concatenate([self.calls[field][first:last] for first, last in stretches])
+        live = np.concatenate([self.live[first + 1 : last + 1] for first, last in stretches])
+        values, which = np.unique(keys & 0xFF if field == "phase" else keys, return_inverse=True)
         most = np.zeros(len(values), np.int64)
-        np.maximum.at(most, which, self.live[first + 1 : last + 1])
+        np.maximum.at(most, which, live)
         return {int(v): int(m) for v, m in zip(values, most, strict=True)}
 
     def report(self, capacity: int | None = None) -> dict[str, Any]:

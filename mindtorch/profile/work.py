@@ -376,7 +376,7 @@ def _name(dtype: Any) -> str:
 
 def _variant(call: _Call) -> str:
     base, args = call.base, call.args
-    if base == "pow" and len(args) > 1 and args[1] in (2, 3, 0.5, -0.5, -1, -2) and not is_tensor(args[1]):
+    if base == "pow" and len(args) > 1 and not is_tensor(args[1]) and args[1] in (2, 3, 0.5, -0.5, -1, -2):
         return "simple"
     if base in ("native_batch_norm", "batch_norm") and len(args) > 5 and not args[5]:
         return "eval"

@@ -38,7 +38,7 @@ def test_C8_commands_are_listed():
 
 def test_C8_nothing_is_offered_that_is_not_there():
     text = genie("profile", "--help").stdout
-    for option in ("--html", "--flame", "--device", "--target"):
+    for option in ("--html", "--flame"):
         assert option not in text
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,13 @@ from mindtorch.profile.estimate import Estimator
 
 # Made by torch in C++ for its own use, out of nothing: no tensor of ours is involved.
 _UNSEEN = {"aten::empty"}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Models of one test must not be found alive by the next one's profile."""
+    yield
+    gc.collect()
 
 
 def train_net(Net: type[nn.Module]) -> None:
