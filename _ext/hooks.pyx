@@ -20,10 +20,26 @@ cdef object _device_key = "device"
 cdef str _device_type = "remote_accelerator"
 
 
+cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
+
+
+def take_meta(enabled):
+    """In an estimate, a `meta` device is one of ours, too: torch's own functions make tensors of ours.
+
+    `enabled()`: may tensor subclasses be used now (torch._C._is_torch_function_enabled)? None: no estimate runs.
+    """
+    global _subclasses_enabled, _last_foreign
+    _subclasses_enabled = enabled
+    _last_foreign = None
+
+
 cdef bint _names_us(object device) except -1:
     if type(device) is str:
-        return (<str>device).startswith(_device_type)
-    return getattr(device, "type", None) == _device_type
+        if (<str>device).startswith(_device_type):
+            return True
+        return _subclasses_enabled is not None and (<str>device).startswith("meta") and _subclasses_enabled()
+    kind = getattr(device, "type", None)
+    return kind == _device_type or (_subclasses_enabled is not None and kind == "meta" and _subclasses_enabled())
 
 
 cdef class CreationHook:
@@ -104,7 +120,8 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
         handle_of(<object>PyTuple_GET_ITEM(<object>args, 0)) is not None
     )
     if not lazy_data and (device == <PyObject*>_last_foreign or not _names_us(<object>device)):
-        _last_foreign = <object>device
+        if _subclasses_enabled is None:        # else it depends
+            _last_foreign = <object>device
         return _call(hook, args, kwargs)
     out = hook.create(hook.func, <object>args, <object>kwargs)
     Py_INCREF(out)
@@ -112,17 +129,15 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
 
 
 cdef object everything = None         # while estimating: says that torch is at work for ourselves
-cdef object hands_off = None
 
 
-def route_everything(ours, plain):
+def route_everything(ours):
     """Have `create` and `slow` of all hooks decide about every call, not only those that name one of our devices.
 
-    Except while `ours()` is true, and creation on `plain`, a type of device by name. None: as before.
+    Except while `ours()` is true. None: as before.
     """
-    global everything, hands_off
+    global everything
     everything = ours
-    hands_off = plain
 
 
 cdef PyObject* _hook_all(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
@@ -130,7 +145,7 @@ cdef PyObject* _hook_all(PyObject* self, PyObject* args, PyObject* kwargs) excep
     cdef object out, device = None
     cdef dict given = <dict><object>kwargs if kwargs else {}
     device = given.get("device")
-    if everything() or (device is not None and _type_of_device(device) == hands_off):
+    if everything() or (device is not None and _type_of_device(device) == "meta" and not _names_us(device)):
         return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
     out = hook.create(hook.func, <object>args, given)
     Py_INCREF(out)

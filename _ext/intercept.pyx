@@ -15,10 +15,11 @@ from libc.string cimport memcpy
 from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, any_foreign, current_key, encode, encode_call, room, start
-from .lazy cimport get_tape, handle_of, rename, type_of, wrap
+from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
 from .ledger cimport NAME_DETACH, listening, note_call, note_name
 from .structs cimport (
-    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS, Record, SigS, Slot,
+    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS,
+    Record, SigS, Slot,
 )
 from .tape cimport Handle, Tape, rec_outs
 
@@ -39,6 +40,7 @@ cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
 cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
+cdef object evaluate = None           # while estimating: see set_evaluator
 
 
 def init(hooks, torch):
@@ -76,6 +78,17 @@ def draw_at_once(bint on):
     """While on (calls nest), no call that draws random numbers is recorded: torch draws in C++ in between."""
     global drawing_at_once
     drawing_at_once += 1 if on else -1
+
+
+def set_evaluator(function):
+    """Let `function(call, info, template, inputs, results)` compute what tensors without data hold.
+
+    None: nobody does. Asked about calls with little in their results (SIG_SMALL), right after they were recorded: when
+    their inputs are all kept (see lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes;
+    `results`: the fresh ones, as in `template`.
+    """
+    global evaluate
+    evaluate = function
 
 
 def counts():
@@ -212,6 +225,31 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
         table.frozen -= 1
 
 
+cdef enum:
+    EVALUATE = 1
+    LOSE = 2
+
+
+cdef int _knowing(SigS* s) noexcept:
+    """What the call in the static buffers means for the values that an estimate keeps: 0, EVALUATE or LOSE."""
+    cdef uint32_t i
+    cdef uint8_t* written
+    if s.flags & SIG_SMALL:
+        if s.flags & SIG_BLIND:
+            return EVALUATE
+        for i in range(s.n_in):
+            if not has_kept(K.ins[i]):
+                break
+        else:
+            return EVALUATE
+    if s.flags & SIG_WRITES:
+        written = sig_written(s)
+        for i in range(s.n_in):
+            if written[i] and has_kept(K.ins[i]):
+                return LOSE
+    return 0
+
+
 cdef object _finish(uint32_t sid):
     """Append the call whose key and inputs are in the static buffers, and wrap its outputs.
 
@@ -232,8 +270,9 @@ cdef object _finish(uint32_t sid):
     cdef Record* r
     cdef Record origin
     cdef object out
-    if s.ret:
-        return _finish_many(sid, s, grad, no_grad)
+    cdef int knowing = _knowing(s) if dataless and evaluate is not None else 0
+    if s.ret or knowing:
+        return _finish_many(sid, s, grad, no_grad, knowing)
     if s.n_in > 8:
         ins = <uint32_t*>malloc(s.n_in * sizeof(uint32_t))
         if not ins:
@@ -269,9 +308,9 @@ cdef object _finish(uint32_t sid):
     return out
 
 
-cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
+cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad, int knowing):
     """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
-    cdef tuple template = <tuple>s.ret
+    cdef tuple template = <tuple>s.ret if s.ret else (0, 0)
     cdef uint32_t n_in = s.n_in, n_out = s.n_out, i, appended = 0
     cdef bint writes = s.flags & SIG_WRITES, dataless = K.device < 0
     cdef uint8_t* written = sig_written(s)      # no entry goes while the table is frozen
@@ -283,7 +322,7 @@ cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
     cdef Record* r
     cdef Record origin
     cdef Handle h
-    cdef list fresh, result
+    cdef list fresh, result, inputs
     cdef int code
     if not objs:
         raise MemoryError()
@@ -317,6 +356,15 @@ cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad):
                     # It gets the history of what is written into it, and so does whatever shares its storage.
                     h = handle_of(<object>objs[i])
                     tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
+        if knowing == LOSE:
+            for i in range(n_in):
+                if written[i]:
+                    forget_kept(ins[i])
+        elif knowing == EVALUATE and evaluate is not None:
+            inputs = []
+            for i in range(n_in):
+                inputs.append(<object>objs[i])
+            evaluate(sid, <object>s.info, template, inputs, fresh)
         result = []
         for i in range(1, <uint32_t>len(template)):
             if template[i] is None:

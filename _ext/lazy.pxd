@@ -18,3 +18,7 @@ cdef Tape get_tape()
 cdef Handle handle_of(object t)
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r)
 cdef object rename(Handle h, bint no_grad)
+
+# Of a slot in a place without data: does its storage have real memory, kept by an estimate? And: let go of it.
+cdef bint has_kept(uint32_t slot) noexcept
+cdef void forget_kept(uint32_t slot) noexcept

@@ -3,7 +3,7 @@
 Owns the process's tape. A LazyTensor that a call returns has its handle in a slot read at a fixed offset; other
 subclasses (LazyParameter) keep it in `__dict__`.
 """
-from cpython.ref cimport Py_INCREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
@@ -37,14 +37,14 @@ cdef PyObject* base_type = NULL       # RecordedTensor
 cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
 cdef PyObject* dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
-cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided
+cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided, empty
 cdef list places = None               # devices that C++ is told for the places that hold no data, -1 first
 
 
 def init(*, Tape main_tape, base, fast, dataless, list dataless_places, torch):
     """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
     global tape, base_type, fast_type, dataless_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
-    global strided, places
+    global strided, places, as_strided, empty
     slot_offset = mt_slot_offset(<PyObject*>fast.__dict__["_handle"])
     if slot_offset < 0 or mt_slot_offset(<PyObject*>dataless.__dict__["_handle"]) != slot_offset:
         raise TypeError(f"[init] expected classes with a `_handle` slot at the same place, got {fast!r}, {dataless!r}")
@@ -57,6 +57,8 @@ def init(*, Tape main_tape, base, fast, dataless, list dataless_places, torch):
     set_conj = torch._C._set_conj
     set_neg = torch._C._set_neg
     strided = torch.strided
+    as_strided = torch._C._VariableFunctions.as_strided
+    empty = torch._C._VariableFunctions.empty
     places = dataless_places
     return slot_offset
 
@@ -240,7 +242,10 @@ def unshare(Handle h):
     cdef uint32_t old = h.slot
     if s.handles <= 1 and not s.users:
         return
-    h.slot = tape.hold((<object>s.concrete).detach() if s.concrete else None, s.root)
+    value = <object>s.concrete if s.concrete else None
+    if tape.interner.metas[h.meta].device < 0:
+        value = None           # what is known of it is its root's
+    h.slot = tape.hold(None if value is None else value.detach(), s.root)
     tape.slot(h.slot).handles = 1
     tape.handle_died(old)
 
@@ -273,6 +278,72 @@ def value(Handle h):
     if s.flags & SLOT_PENDING:
         return None
     return <object>s.concrete
+
+
+# ---- what estimates know of tensors without data ---------------------------------------------------------------------
+cdef bint has_kept(uint32_t slot) noexcept:
+    """Is there a real storage beside the tensor without data?"""
+    cdef Slot* root = tape.slot(tape.slot(slot).root)
+    return root.concrete != NULL and root.concrete != <PyObject*>None
+
+
+def is_kept(Handle h):
+    """True when keep() gave the storage of `h` real memory, and lose() has not taken it."""
+    return tape.interner.metas[h.meta].device < 0 and has_kept(h.slot)
+
+
+def kept(Handle h):
+    """The real value of a tensor without data: a plain tensor on the storage that all its views share; None: unknown.
+
+    It is made from the handle's own sizes and strides, so there is nothing to go stale.
+    """
+    cdef MetaS* m = &tape.interner.metas[h.meta]
+    if m.device >= 0 or not has_kept(h.slot):
+        return None
+    cdef object base = <object>tape.slot(tape.slot(h.slot).root).concrete
+    cdef object dtype = <object>m.dtype, size = <object>m.size, stride
+    cdef int64_t offset = m.offset
+    cdef int bits = m.bits
+    stride = <object>m.stride if m.stride else _contiguous_strides(size)
+    try:
+        if base.dtype is dtype:
+            base = as_strided(base, size, stride, offset)
+        else:
+            base = empty(0, dtype=dtype, device="cpu").set_(base.untyped_storage(), offset, size, stride)
+    except RuntimeError:
+        return None            # it goes on behind what is kept (resize_)
+    return set_view_bits(base, bits) if bits else base
+
+
+def keep(Handle h, tensor):
+    """From now on the memory of plain `tensor`, from the start of its storage, is that of `h` and all its views."""
+    cdef Slot* s = tape.slot(tape.slot(h.slot).root)
+    if tape.interner.metas[h.meta].device >= 0:
+        raise ValueError("[keep] expected a tensor without data, got a lazy one")
+    cdef PyObject* old = s.concrete
+    Py_INCREF(tensor)
+    s.concrete = <PyObject*>tensor
+    if old:
+        Py_DECREF(<object>old)
+
+
+def is_root(Handle h):
+    """True when the storage of `h` is its own: it is no view."""
+    return tape.slot(h.slot).root == h.slot
+
+
+def lose(Handle h):
+    """Something unknown was written to the storage: nothing on it is known any more."""
+    if tape.interner.metas[h.meta].device < 0:
+        forget_kept(h.slot)
+
+
+cdef void forget_kept(uint32_t slot) noexcept:
+    cdef Slot* s = tape.slot(tape.slot(slot).root)
+    cdef PyObject* old = s.concrete
+    s.concrete = NULL
+    if old:
+        Py_DECREF(<object>old)
 
 
 def segment(list handles, list written):

@@ -28,6 +28,8 @@ cdef enum SigFlag:
     SIG_VIEW = 8           # outputs alias an input; the op reads no element
     SIG_HIT = 16           # found since the last eviction
     SIG_FORGOTTEN = 32     # found no more: lives until nothing names it
+    SIG_SMALL = 64         # of tensors without data: what it gives is little enough to be worth knowing (see kept())
+    SIG_BLIND = 128        # with SIG_SMALL: may be known even if not all inputs are (zeros_like, fill_, x & False)
 
 
 # Interned call: function, argument template with holes for tensors, constants, metadata of inputs and outputs.
@@ -60,7 +62,8 @@ cdef extern from *:
     /* One value (a tensor that was recorded), 16 bytes. Freed when nobody can read it any more. */
     typedef struct {
         union {
-            PyObject *concrete;     /* owned: torch tensor; exception when SLOT_FAILED */
+            PyObject *concrete;     /* owned: torch tensor; exception when SLOT_FAILED. Of a place without data: None,
+                                   or on a root, a tensor on the storage that an estimate keeps (lazy.keep) */
             uint64_t producer;      /* SLOT_PENDING: sequence number of the record; free: next free slot */
         };
         uint32_t users : 24;        /* pending records that take it as input + slots whose storage root it is */

@@ -107,6 +107,10 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return lazy
         source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
         return source.to(device_at(index), dtype=dtype, copy=True)
+    if index < 0 and meta.knowing is not None:
+        known = meta.knowing.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
+        if known is not None:
+            return known
     if index >= 0:
         args = tuple(
             tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from . import intercept, predict
+from . import intercept, meta, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import is_ours, place_of
-from .meta import as_meta, refuse
+from .meta import as_meta, value_of
 
 __all__ = ["lazy_gradient", "lend_storage", "may_have_history", "set_data", "set_sources", "shape_only", "table"]
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
@@ -166,10 +166,9 @@ def _split(args: tuple, kwargs: dict) -> Any:
     at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
     if at is None or _core.get_handle(at) is None:
         return NotImplemented
-    if _core.device_index(at) < 0:
-        refuse("tensor_split")
+    at = value_of(at, "tensor_split") if _core.device_index(at) < 0 else at.cpu()
     kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
-    return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
+    return torch.tensor_split(args[0], at, *args[2:], **kwargs)
 
 
 def _like(func: Any) -> Handler:
@@ -179,6 +178,9 @@ def _like(func: Any) -> Handler:
             if not kwargs.pop("requires_grad", False):
                 return NotImplemented
             return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
+        if meta.knowing is not None and _core.device_index(args[0]) < 0:
+            made = func(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")})
+            return meta.knowing.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
         made = func(like, *args[1:], **kwargs)
@@ -244,9 +246,51 @@ def _shape_only(overload: Any, name: str) -> Any:
     return _intern.OpInfo(overload, f"aten::{name}", _intern.HANDLER, call=overload._op, random=random, handler=handler)
 
 
+def _set_item(args: tuple, kwargs: dict) -> Any:
+    # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
+    target, index, value = args
+    if meta.knowing is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.__setitem__(target, index, _number(value, target.dtype, target))
+    return None
+
+
+def _one_hot(args: tuple, kwargs: dict) -> Any:
+    # As above: C++ makes the zeros. (Where nothing is known, torch's own way has the sizes right.)
+    index = args[0]
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if meta.knowing is None or not _without_data(index) or index.dtype is not torch.int64:
+        return NotImplemented
+    if index.numel():
+        if _core.is_kept(index._handle) and index.min() < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        if classes < 0:
+            classes = int(index.max()) + 1
+        elif _core.is_kept(index._handle) and index.max() >= classes:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+    elif classes <= 0:
+        return NotImplemented
+    zeros = index.new_zeros((*index.shape, classes))
+    return zeros.scatter_(-1, index.unsqueeze(-1), 1)
+
+
+def _without_data(a: Any) -> bool:
+    return _core.get_handle(a) is not None and _core.device_index(a) < 0
+
+
+def _number(value: Any, dtype: torch.dtype, at: torch.Tensor) -> Any:
+    """A known tensor of one number in the place of ``at``."""
+    with torch._C.DisableTorchFunction():
+        made = torch.tensor(value, dtype=dtype, device="cpu")
+    return meta.knowing.adopt(made, _core.device_index(at), True)
+
+
 def table() -> dict[Any, Handler]:
     T = torch.Tensor
     return {
+        T.__setitem__: _set_item,
+        torch.nn.functional.one_hot: _one_hot,
         T.requires_grad_: _unsure,
         _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
         _base.data.__set__: set_data,  # type: ignore[attr-defined]

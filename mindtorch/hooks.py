@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, predict, processes, tensors, tracing, transforms, uninitialized
+from . import config, creation, files, handlers, meta, predict, processes, tensors, tracing, transforms, uninitialized
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -296,8 +296,12 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
-    if dataless_everywhere() and target is not None and not lazy and not torch._C._is_torch_function_all_disabled():
-        return as_meta(self, place_of(self.device)).to(*args, **kwargs)
+    if not lazy and meta.knowing is not None and target is not None and not torch._C._is_torch_function_all_disabled():
+        if dataless_everywhere():
+            return as_meta(self, place_of(self.device)).to(*args, **kwargs)
+        if holds_no_data(target) and torch._C._is_torch_function_enabled():
+            dtype, _non_blocking, _format = _to_options(args, kwargs)
+            return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
     if target is None or (lazy and tensors.is_ours(target) and tensors.index_of(target) == _core.device_index(self)):
@@ -361,7 +365,8 @@ def _new_hook(name: str) -> Any:
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
-        if lazy and device is not None and holds_no_data(device):
+        nowhere = meta.knowing is not None and lazy and _core.device_index(self) < 0
+        if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
@@ -459,6 +464,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
-    if tensors.is_ours(self.device) and func in _torch_device._device_constructors() and kwargs.get("device") is None:
+    ours = tensors.is_ours(self.device) or (meta.knowing is not None and holds_no_data(self.device))
+    if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return creation.create(func, args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

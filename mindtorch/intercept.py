@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from . import ops
+from . import meta, ops
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .backward import on_values
@@ -124,10 +124,11 @@ def _is_pure(overload: Any) -> bool:
         return False
     if not schema.returns or not all("Tensor" in str(r.type) for r in schema.returns):
         return False
-    return not (_data_dependent(overload) or torch.Tag.nondeterministic_seeded in overload.tags)
+    return not (data_dependent(overload) or torch.Tag.nondeterministic_seeded in overload.tags)
 
 
-def _data_dependent(overload: Any) -> bool:
+def data_dependent(overload: Any) -> bool:
+    """Do the sizes of what the op gives, or what it gives, depend on data?"""
     return torch.Tag.dynamic_output_shape in overload.tags or torch.Tag.data_dependent_output in overload.tags
 
 
@@ -143,7 +144,7 @@ def _describe_overload(func: Any) -> Any:
         writes.extend(w for w in row.writes if w not in writes)
     kind = _intern.RECORD
     mispredicted = row is not None and row.eager and name not in RULES
-    depends = _data_dependent(func) and name != "aten::index"  # which does so for masks only: its meta kernel says
+    depends = data_dependent(func) and name != "aten::index"  # which does so for masks only: its meta kernel says
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
     if mispredicted or no_kernel or depends or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
@@ -207,6 +208,14 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
     if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
+    if meta.knowing is not None:
+        inputs = list(lazy_in([*args, *kwargs.values()]))
+        if inputs and _core.device_index(inputs[0]) < 0:
+            return meta.knowing.run(info, args, kwargs, inputs, _run_eagerly)
+    return _run_eagerly(info, args, kwargs)
+
+
+def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     inputs: list[torch.Tensor] = []
     written = bytearray()
     for position, a in enumerate(args):
@@ -238,7 +247,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         cargs = tuple(concrete(a, holes, device) for a in args)
         ckwargs = {k: concrete(a, holes, device) for k, a in kwargs.items()}
         failure: Exception | None = None
-        depends = not isinstance(info.func, torch._ops.OpOverload) or _data_dependent(info.func)
+        depends = not isinstance(info.func, torch._ops.OpOverload) or data_dependent(info.func)
         try:
             out = info.call(*cargs, **ckwargs)
         except NotImplementedError as error:

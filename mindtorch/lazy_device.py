@@ -47,12 +47,13 @@ def device_at(place: int) -> Any:
     return torch_device(place) if place >= 0 else DATALESS[-1 - place]
 
 
-def place_of(device: Any) -> int:
-    """The place of a device of ours or of one that holds no data."""
+def place_of(device: Any, anywhere: bool = False) -> int:
+    """The place of a device of ours or of one that holds no data; ``anywhere``: take it for one that does not."""
     kind, index = _parts(device)
-    if kind == DEVICE_TYPE and not _everywhere:
+    anywhere = anywhere or _everywhere
+    if kind == DEVICE_TYPE and not anywhere:
         return index or 0
-    if kind != "meta" and not _everywhere:
+    if kind != "meta" and not anywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
         index = 0

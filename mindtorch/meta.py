@@ -12,10 +12,33 @@ import torch
 
 from ._ext import context as _context
 from ._ext import lazy as _core
+from ._ext import ledger as _ledger
 from .errors import NoDataError
-from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
+from .lazy_device import device_at, holds_no_data, is_ours, place_of
 from .predict import extent
 from .recorded import RecordedMeta, RecordedTensor
+
+#: While an estimate runs: the module that knows values, or assumes them (mindtorch.estimate.known). Else None.
+knowing: Any = None
+
+
+def know_with(module: Any) -> None:
+    """Let ``module`` answer for the values of tensors without data from now on; None: nobody does (SPEC C4, M5)."""
+    global knowing
+    knowing = module
+
+
+_SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
+
+
+def value_of(t: Any, what: str) -> torch.Tensor:
+    """A plain tensor with the value of ``t``, known or assumed, in an estimate; elsewhere an error."""
+    if knowing is None:
+        refuse(what)
+    if what in _SCALARS:
+        _ledger.note("aten::_local_scalar_dense")
+    value: torch.Tensor = knowing.read(t, what)
+    return value
 
 
 def refuse(what: str) -> NoReturn:
@@ -99,32 +122,34 @@ class MetaTensor(RecordedTensor):
     def materialize(self) -> NoReturn:
         refuse("materialize")
 
-    def item(self) -> NoReturn:
-        refuse("item")
+    def item(self) -> Any:
+        return value_of(self, "item").item()
 
-    def tolist(self) -> NoReturn:
-        refuse("tolist")
+    def tolist(self) -> Any:
+        return value_of(self, "tolist").tolist()
 
-    def numpy(self, *, force: bool = False) -> NoReturn:
-        refuse("numpy")
+    def numpy(self, *, force: bool = False) -> Any:
+        # torch refuses tensors that require grad, in its own words
+        return value_of(self, "numpy").requires_grad_(self.requires_grad).numpy(force=force)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        refuse("numpy")
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def __bool__(self) -> bool:
-        return refuse("bool")
+        return bool(value_of(self, "bool"))
 
-    def __int__(self) -> NoReturn:
-        refuse("int")
+    def __int__(self) -> int:
+        return int(value_of(self, "int"))
 
-    def __float__(self) -> NoReturn:
-        refuse("float")
+    def __float__(self) -> float:
+        return float(value_of(self, "float"))
 
-    def __complex__(self) -> NoReturn:
-        refuse("complex")
+    def __complex__(self) -> complex:
+        return complex(value_of(self, "complex"))
 
     def __index__(self) -> int:
-        return refuse("index")
+        return value_of(self, "index").__index__()
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
         refuse("dlpack")
@@ -142,21 +167,25 @@ class MetaTensor(RecordedTensor):
         return MetaStorage(self)
 
     def __format__(self, spec: str) -> str:
+        if knowing is not None and self.dim() == 0:
+            return format(self.item(), spec)
         return object.__format__(repr(self), spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
+        contents = "..." if knowing is None else knowing.contents(self)
         parts = [f"device='{self.device}'", f"size={tuple(self.shape)}", f"dtype={self.dtype}"]
         if self.grad_fn is not None:
             parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:
             parts.append("requires_grad=True")
-        text = f"tensor(..., {', '.join(parts)})"
+        text = f"tensor({contents}, {', '.join(parts)})"
         return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Saved as torch's own meta tensor, so that it loads without us.
-        plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype,
-                                                  device=self.device if self.is_meta else "meta")
+        with torch._C.DisableTorchFunction():
+            plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype,
+                                                      device=self.device if self.is_meta else "meta")
         plain.requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, self.requires_grad)
@@ -175,8 +204,6 @@ class MetaTensor(RecordedTensor):
         changed = super().to(**options) if options else self
         if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
             return changed
-        if dataless_everywhere() and changed.requires_grad and torch.is_grad_enabled():
-            return _Moved.apply(changed, target)
         return relocate(changed, target)
 
 
@@ -201,7 +228,12 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def relocate(t: Any, device: Any) -> Any:
-    """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values."""
+    """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values.
+
+    In an estimate nothing gets memory: a tensor without data on any device, with the values if they are known.
+    """
+    if knowing is not None:
+        return knowing.move(t, device)
     with torch.no_grad():
         where = device if is_ours(device) else torch.device("meta" if holds_no_data(device) else str(device))
         made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
@@ -210,19 +242,6 @@ def relocate(t: Any, device: Any) -> Any:
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(made, t.requires_grad)
     return made.requires_grad_(t.requires_grad)
-
-
-class _Moved(torch.autograd.Function):
-    """A differentiable move between devices, while estimating."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Any, device: Any) -> Any:
-        ctx.device = t.device
-        return relocate(t.detach(), device)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
-        return relocate(grad, ctx.device), None
 
 
 _FastMetaTensor: Any = RecordedMeta(
@@ -234,7 +253,9 @@ _FastMetaTensor: Any = RecordedMeta(
 
 def as_meta(t: torch.Tensor, place: int) -> Any:
     """A MetaTensor that says of itself what is known of any tensor ``t``."""
+    if knowing is not None:
+        return knowing.adopt(t, place)
     return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
 
 
-__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "refuse", "relocate"]
+__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "know_with", "refuse", "relocate", "value_of"]

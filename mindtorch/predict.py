@@ -20,7 +20,7 @@ from ._ext import lazy as _core
 from ._ext import shapes as _shapes
 
 log = logging.getLogger("mindtorch.predict")
-SIG_WRITES, SIG_RANDOM, SIG_VIEW = 2, 4, 8  # as in _ext/structs.pxd
+SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND = 2, 4, 8, 64, 128  # as in _ext/structs.pxd
 _CPU = torch.device("cpu")
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -30,7 +30,61 @@ RULES = frozenset(_shapes.names())
 
 # ---- infer -----------------------------------------------------------------------------------------------------------
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
-    """What the call returns (see _infer). What is the same for every float among the arguments is found out once."""
+    """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
+    spec = _infer_once(info, args, kwargs, dispatch, device, check)
+    if spec is None or info.name == "genie::manual_seed":
+        return spec
+    inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
+    if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
+        return spec
+    return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
+
+
+#: Elements up to which integers and booleans without data are computed after all, in estimates: masks, positions and
+#: ids of a batch (32 x 2,048), half a megabyte at most.
+MOST_KNOWN = 1 << 16
+#: The same for floats that come from constants alone (linspace, rates): far fewer are ever read by a program.
+MOST_KNOWN_FLOATS = 1 << 12
+#: Calls that do not look at the content of their first input.
+BLIND = frozenset(f"aten::{name}" for name in (
+    "empty_like", "zeros_like", "ones_like", "full_like", "randint_like", "new_empty", "new_empty_strided",
+    "new_zeros", "new_ones", "new_full", "zero_", "fill_", "copy_", "random_",
+))
+#: Calls whose result may follow from one of their inputs alone: what the elements of that one all have to be.
+ABSORBING = {
+    **dict.fromkeys(("aten::__and__", "aten::bitwise_and", "aten::logical_and"), False),
+    **dict.fromkeys(("aten::__or__", "aten::bitwise_or", "aten::logical_or"), True),
+}
+
+
+def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> int:
+    """SIG_SMALL if what the call makes and writes is little enough to be computed once all inputs are known."""
+    outs, alias, _ret, written, flags = spec
+    made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
+    made += [m for m, w in zip(inputs, written, strict=True) if w]
+    blind = name in BLIND
+    if flags & SIG_VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
+        return 0
+    if any(m[1].numel() > MOST_KNOWN for m in inputs[blind:]):
+        return 0  # a small storage, expanded
+    return SIG_SMALL | (SIG_BLIND if blind or (name in ABSORBING and len(inputs) > 1) else 0)
+
+
+def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
+    """May an estimate keep the values of such a tensor? Of random draws, only integers."""
+    if dtype.is_complex or dtype not in _COMPUTED:
+        return False
+    return numel <= MOST_KNOWN_FLOATS and not random if dtype.is_floating_point else numel <= MOST_KNOWN
+
+
+_COMPUTED = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+})
+
+
+def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool) -> Any:
+    """_infer. What is the same for every float among the arguments is found out once."""
     if device is not None or not check or info.random or not (info.pointwise or info.bumps):
         return _infer(info, args, kwargs, dispatch, device, check)
     shown: list[Any] = []
@@ -321,11 +375,12 @@ def meta_tensor(handle: Any) -> torch.Tensor:
     """Torch's own meta tensor that looks like the tensor of ours with this handle."""
     dtype, size, stride, offset, _device = _core.meta_of(handle)
     bits = _core.view_bits(handle)
-    if stride is None and not offset:
-        made = torch.empty(size, dtype=dtype, device="meta")
-    else:
-        length = max(extent(size, stride, offset), offset)
-        made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
+    with torch._C.DisableTorchFunction():  # in an estimate, torch.empty makes ours
+        if stride is None and not offset:
+            made = torch.empty(size, dtype=dtype, device="meta")
+        else:
+            length = max(extent(size, stride, offset), offset)
+            made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
     return _core.set_view_bits(made, bits) if bits else made
 
 

@@ -15,17 +15,18 @@ from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
 from ..meta import as_meta
-from . import files
+from . import files, known
 from .accelerator import Accelerator, answers
 
 __all__ = ["estimating"]
 
 
 @contextmanager
-def estimating(accelerator: Accelerator | None = None) -> Iterator[None]:
+def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Iterator[None]:
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
+    assume: what a value is taken for that nobody knows, where the program decides on it; see `known.assumed`.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
     if dataless_everywhere():
@@ -41,8 +42,9 @@ def estimating(accelerator: Accelerator | None = None) -> Iterator[None]:
         stack.callback(_core.keep_calls, False)
         set_dataless_everywhere(True)
         stack.callback(set_dataless_everywhere, False)
-        _hooks.route_everything(torch._C._is_torch_function_all_disabled, "meta")
-        stack.callback(_hooks.route_everything, None, None)
+        _hooks.route_everything(torch._C._is_torch_function_all_disabled)
+        stack.callback(_hooks.route_everything, None)
+        stack.enter_context(known.knowing(assume))
         _intercept.take_apart(True)
         stack.callback(_intercept.take_apart, False)
         made = (torch.nn.Parameter, "__new__", _new_parameter)

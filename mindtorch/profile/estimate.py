@@ -18,6 +18,7 @@ from mindtorch import ops, predict, semantics, tensors
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Op
+from mindtorch.estimate import known
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.profile import memory, roofline
@@ -68,13 +69,14 @@ class Estimator:
         self._announced = False
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
+        self._assumed: list[dict[str, Any]] = []
         self._stack = ExitStack()
 
     # ---- the block
 
     def __enter__(self) -> Estimator:
         stack = self._stack
-        stack.enter_context(estimating(self._accelerator))
+        stack.enter_context(estimating(self._accelerator, self.assume))
         semantics.install()
         stack.callback(semantics.uninstall)
         modules.add_listener(self._saw_root)
@@ -97,6 +99,7 @@ class Estimator:
         self.collector.stopped = time.perf_counter_ns()
         self.book.refresh()
         self._mark_roles()
+        self._assumed = known.assumed()
         calls, blocks = ledger.close()
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
@@ -175,17 +178,17 @@ class Estimator:
         flops: tuple[int, int] | None = (0, 0)
         done: Work | None = None
         seconds, nbytes = 0.0, 0
-        if name is not None:
+        if name is not None and name not in known.ran:
             op = _bookkeeping(name)
         else:
-            func, args, kwargs, out = call_of(sig)
+            func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
             op = describe(func)
             done = work(func, args, kwargs, out)
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
             if self.target is not None:
                 seconds = roofline.estimate(done, self.target).seconds
-            nbytes = _allocated(sig, op, args)
+            nbytes = _allocated(op, args, out)
         self.collector.sig_ops.append(op)
         self.collector.sig_flops.append(flops)
         self.collector.sig_works.append(done)
@@ -203,6 +206,7 @@ class Estimator:
         own = {
             "mode": "estimate",
             "device": self.memory.device if target is None else target.name,
+            "assumed": self._assumed,
             "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
         }
         return build_report(self, **{**own, **facts})  # type: ignore[arg-type]
@@ -228,12 +232,11 @@ def _meta(m: tuple[Any, ...]) -> torch.Tensor:
                                device="meta")
 
 
-def _allocated(sig: int, op: Any, args: tuple) -> int:
+def _allocated(op: Op, args: tuple, out: Any) -> int:
     """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
-    metas = [_core.sig_output_meta(sig, i) for i in range(_core.sig_outputs(sig))]
     if op.allocates:
-        return 0 if _core.sig_is_view(sig) else sum(m[1].numel() * m[0].itemsize for m in metas)
+        made = out if isinstance(out, (list, tuple)) else [out]
+        return sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
     if op.writes and args and isinstance(args[0], torch.Tensor):
         return args[0].nbytes
     return 0
-

@@ -1,0 +1,483 @@
+"""Values of small tensors without data, and assumptions about all others: control flow in estimates (SPEC C4).
+
+While ``knowing()`` is active, a tensor without data whose elements are few (``predict.MOST_KNOWN``) integers or
+booleans keeps its real value beside its metadata, as long as it comes from constants and other known tensors; so do
+floats that are fewer still. The value is torch's own: a plain tensor stands for the whole storage, a view is made of
+it by its sizes and strides, and ops run on it. Whoever writes something unknown to the storage takes it away.
+
+Where the program reads a value that is unknown, the tensor is assumed to be full of one number. Each such place is
+counted and listed (``assumed()``).
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy
+import torch
+
+from .. import meta, predict
+from .._ext import context as _context
+from .._ext import hooks as _hooks
+from .._ext import intercept as _intercept
+from .._ext import lazy as _core
+from .._ext import ledger as _ledger
+from ..errors import NoDataError
+from ..intercept import data_dependent
+from ..lazy_device import place_of
+from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
+
+__all__ = [
+    "adopt", "assumed", "contents", "create", "install", "knowing", "move", "read", "run", "uninstall",
+]
+
+#: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
+MOST_ASSUMED = 1 << 24
+#: Distinct source lines and ops that are told apart; all others are one row.
+MOST_PLACES = 1000
+_CPU = torch.device("cpu")
+_EMPTY = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"})
+_number: float = 0
+_assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+
+# ---- on and off ------------------------------------------------------------------------------------------------------
+def install(assume: float = 0) -> None:
+    """Know small values from now on, and take unknown ones that the program reads for ``assume``."""
+    global _number
+    if not isinstance(assume, (int, float)):
+        raise TypeError(f"[known] expected a number to assume, got {assume!r}")
+    _number = assume
+    _assumed.clear()
+    ran.clear()
+    _names.clear()
+    meta.know_with(_Answers)
+    _intercept.set_evaluator(_evaluate)
+    _hooks.take_meta(torch._C._is_torch_function_enabled)
+
+
+def uninstall() -> None:
+    """Know nothing more: reading a tensor without data is an error again. What was assumed stays listed."""
+    _hooks.take_meta(None)
+    _intercept.set_evaluator(None)
+    meta.know_with(None)
+
+
+@contextmanager
+def knowing(assume: float = 0) -> Iterator[None]:
+    """``install()`` for the length of a block."""
+    install(assume)
+    try:
+        yield
+    finally:
+        uninstall()
+
+
+# ---- assumptions -----------------------------------------------------------------------------------------------------
+def assumed() -> list[dict[str, Any]]:
+    """What was assumed since install(): one row per source line and op, most frequent first.
+
+    Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
+    it was taken to be full of, and calls.
+    """
+    return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
+
+
+def _assume(t: torch.Tensor, op: str, note: bool = True) -> torch.Tensor:
+    """A plain tensor like ``t``, full of the assumption; noted as made by the program's current line."""
+    dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
+    value = _value(dtype)
+    if note:
+        _note(op, size, dtype, value)
+    return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU).fill_(value)
+
+
+def _value(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return bool(_number)
+    if dtype.is_floating_point or dtype.is_complex:
+        return float(_number)
+    limits = torch.iinfo(dtype)
+    return max(limits.min, min(limits.max, int(_number)))
+
+
+def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
+    file, line, function = _context.location(_context.get_location()) or ("(no line of the program)", 0, "")
+    key = (file, line, op)
+    row = _assumed.get(key)
+    if row is None and len(_assumed) >= MOST_PLACES:
+        file, line, function, op = "(other lines)", 0, "", "(other ops)"
+        key = (file, line, op)
+        row = _assumed.get(key)
+    if row is None:
+        row = _assumed[key] = {
+            "file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip(),
+            "op": op.removeprefix("aten::"), "shape": tuple(size), "dtype": str(dtype).removeprefix("torch."),
+            "value": value, "calls": 0,
+        }
+    row["calls"] += 1
+
+
+def _too_large(op: str, elements: int) -> NoDataError:
+    where = _context.location(_context.get_location())
+    line = f" ({where[0]}:{where[1]})" if where else ""
+    return NoDataError(
+        f"[{op}] meta tensor has no data{line}: what the program does next depends on {elements} unknown elements, and "
+        f"at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
+    )
+
+
+# ---- reads -----------------------------------------------------------------------------------------------------------
+def read(t: torch.Tensor, what: str) -> torch.Tensor:
+    """A plain tensor with the value of ``t``, on the memory that is kept for it; or full of the assumption."""
+    handle = _core.get_handle(t)
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        value = _core.kept(handle)
+        if value is None:
+            size = _core.meta_of(handle)[1]
+            if size.numel() > MOST_ASSUMED:
+                raise _too_large(what, size.numel())
+            value = _assume(t, what) if size.numel() else torch.empty(size, dtype=t.dtype, device=_CPU)
+        return value
+
+
+def contents(t: torch.Tensor) -> str:
+    """What repr() shows of the values."""
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        value = _core.kept(_core.get_handle(t))
+        return "..." if value is None else torch._tensor_str._tensor_str(value, len("tensor("))
+
+
+# ---- tensors that come from outside, or go elsewhere -----------------------------------------------------------------
+def adopt(t: torch.Tensor, place: int, computed: bool = False) -> Any:
+    """A tensor without data at ``place`` that is what ``t`` is, with a copy of its values if they can be kept.
+
+    ``computed``: ``t`` was made here, of known values, so it is kept itself, floats too. Floats from outside are
+    data: weights and inputs.
+    """
+    made = _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)
+    handle = _core.get_handle(t)
+    if handle is None and (t.is_meta or t.layout is not torch.strided or type(t) not in _PLAIN):
+        return made
+    if not little(t.dtype, t.numel()) or not (computed or handle is not None or not t.dtype.is_floating_point):
+        return made
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        value = t.detach() if handle is None else _core.kept(handle)
+        if value is not None:
+            value = value if computed else _with_storage(value)
+        if value is not None:
+            _core.keep(_core.get_handle(made), value)
+    return made
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _with_storage(value: torch.Tensor) -> torch.Tensor | None:
+    """A copy of the memory that ``value`` spans, from the start of its storage; None if that is too much."""
+    reach = predict.extent(value.shape, value.stride(), value.storage_offset())
+    if reach > 4 * predict.MOST_KNOWN:
+        return None
+    return value.as_strided((reach,), (1,), 0).clone() if reach else value.clone()
+
+
+def move(t: torch.Tensor, device: Any) -> Any:
+    """``t`` on another device, still without data, differentiable as torch's own ``.to`` is."""
+    place = place_of(device, anywhere=True)
+    if t.requires_grad and torch.is_grad_enabled():
+        return _Move.apply(t, place)
+    made = _moved(t, place)
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(made, t.requires_grad)
+    return made
+
+
+def _moved(t: torch.Tensor, place: int) -> Any:
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        value = _core.kept(_core.get_handle(t))
+        if value is not None:
+            reach = predict.extent(value.shape, value.stride(), 0)
+            value = value.as_strided((reach,), (1,)).clone() if reach else value.clone()
+    made = _core.hold(like, place, None, False)
+    if value is not None:
+        _core.keep(_core.get_handle(made), value)
+    return made
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, place: int) -> Any:  # type: ignore[override]
+        ctx.place = _core.device_index(t)
+        return _moved(t, place)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        if _core.get_handle(grad) is None or _core.device_index(grad) == ctx.place:
+            return grad, None
+        return _moved(grad, ctx.place), None
+
+
+def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place: int, from_data: bool) -> Any:
+    """What a creation call makes that cannot be recorded (data, a generator), if its values can be kept; else None."""
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        if from_data:
+            data = args[0] if args else None
+            numel = data.numel() if isinstance(data, torch.Tensor) else getattr(data, "size", 0)
+            if isinstance(data, torch.Tensor) and data.is_meta:
+                return None
+            if isinstance(data, (torch.Tensor, numpy.ndarray)) and numel > predict.MOST_KNOWN:
+                return None
+        elif kwargs.get("generator") is not None:
+            rest = {k: v for k, v in kwargs.items() if k != "generator"}
+            like = func(*args, device=torch.device("meta"), **rest)
+            if not little(like.dtype, like.numel(), random=True):
+                return _core.hold(like, place, None, torch.is_grad_enabled())
+        else:
+            return None
+        made = func(*args, device=_CPU, **kwargs)
+        if made.layout is not torch.strided or made.is_quantized or made.is_nested:
+            return None
+        return adopt(made.detach(), place, computed=True)
+
+
+# ---- calls that were recorded ----------------------------------------------------------------------------------------
+def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
+    """Compute what call ``call`` gives, on the real values of its inputs; see intercept.set_evaluator."""
+    with ExitStack() as stack:
+        if _surrounded():
+            predict.quiet(stack, grad=True)
+        else:
+            stack.enter_context(torch._C.DisableTorchFunction())
+        values = [_core.kept(_core.get_handle(t)) for t in inputs]
+        writes = info.writes
+        if None in values:
+            if info.name in BLIND and values[0] is None and None not in values[1:]:
+                values[0] = _stand_in(inputs[0], bool(writes))
+            if info.name in ABSORBING:
+                _absorb(ABSORBING[info.name], results[0], values)
+                return
+            if None in values:
+                _lose(info, inputs, writes)
+                return
+        args, kwargs = _core.call_template(call, tuple(values), _CPU)
+        if "device" in kwargs:
+            kwargs["device"] = _CPU
+        kwargs.pop("pin_memory", None)
+        try:
+            out = info.call(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            if not isinstance(error, NotImplementedError) and "not implemented for" not in str(error):
+                raise
+            _lose(info, inputs, writes)  # the device in question may well have a kernel
+            return
+        single = template[0] == 0
+        for position, code in enumerate(template[1:]):
+            if code is not None and code >= 0:
+                _keep_result(info, results[code], out if single else out[position], values)
+
+
+def _absorb(by: bool, result: Any, values: list[torch.Tensor | None]) -> None:
+    """``x & False`` is False, ``x | True`` is True, whatever ``x`` is: else no generation would come to its end."""
+    dtype, size, _stride, _offset, _place = _core.meta_of(_core.get_handle(result))
+    known = next((v for v in values if v is not None), None)
+    if known is None or (by and dtype is not torch.bool) or dtype.is_floating_point:
+        return
+    if not (known.all() if by else not known.any()) or not known.numel():
+        return
+    _core.keep(_core.get_handle(result), torch.full(size, by, dtype=dtype, device=_CPU))
+
+
+def _surrounded() -> bool:
+    """Is there anything that must not see what is computed here?"""
+    return (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
+            or torch.is_inference_mode_enabled() or torch._C._functorch.peek_interpreter_stack() is not None)
+
+
+def _lose(info: Any, inputs: list[Any], writes: tuple) -> None:
+    # Which of them is written is known to the engine only: giving up all of what is not is as right, and rare.
+    if writes:
+        for t in inputs:
+            _core.lose(_core.get_handle(t))
+
+
+def _stand_in(t: torch.Tensor, written: bool) -> torch.Tensor | None:
+    """For the first input of a call that does not look at its content."""
+    handle = _core.get_handle(t)
+    dtype, size, stride, offset, _place = _core.meta_of(handle)
+    if not written:
+        return torch.empty((), dtype=dtype, device=_CPU).expand(size)
+    if offset or stride is not None or not _core.is_root(handle) or isinstance(t, torch.nn.Parameter):
+        return None  # the rest of the storage stays unknown; weights are data
+    _core.keep(handle, torch.empty(size, dtype=dtype, device=_CPU))
+    return _core.kept(handle)
+
+
+def _keep_result(info: Any, result: Any, value: Any, values: list[torch.Tensor]) -> None:
+    handle = _core.get_handle(result)
+    if not _core.is_root(handle):
+        return  # a view: the value is its base's
+    dtype, size, stride, offset, _place = _core.meta_of(handle)
+    if value.dtype is not dtype or value.shape != size:
+        return
+    name = info.name.removeprefix("aten::")
+    if name in _EMPTY:
+        if dtype.is_floating_point:
+            return  # memory for weights
+        value = torch.zeros(size, dtype=dtype, device=_CPU)  # as good as any, and the same each time
+    same = value.stride() == (stride or predict.contiguous(size)) and value.storage_offset() == offset == 0
+    if not same or (not info.pointwise and _shares(value, values)):
+        copy = torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU)
+        value = copy.copy_(value)
+        if offset:
+            return
+    _core.keep(handle, value)
+
+
+def _shares(value: torch.Tensor, values: list[torch.Tensor]) -> bool:
+    at = value.untyped_storage().data_ptr()
+    return any(v.untyped_storage().data_ptr() == at for v in values)
+
+
+# ---- calls that cannot be recorded -----------------------------------------------------------------------------------
+#: Calls that were not recorded, under the names that the ledger has for them: (function, args, kwargs, result), with
+#: torch's own meta tensors for the tensors.
+ran: dict[str, tuple[Any, tuple, dict[str, Any], Any]] = {}
+_names: dict[Any, str] = {}
+
+
+def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
+    """`_run`, noted in the ledger."""
+    key = (info.func, *(_core.meta_of(_core.get_handle(t)) for t in inputs), repr(_constants([args, kwargs])))
+    found = None if key in _names else (info.func, _plain(args), _plain(kwargs))
+    out = _run(info, args, kwargs, inputs, without_data)
+    if isinstance(info.func, torch._ops.OpOverload):
+        if found is not None:
+            name = f"{info.name} ({len(_names)})"
+            _names[key], ran[name] = name, (*found, _plain(out))
+        _ledger.note(_names[key])
+    return out
+
+
+def _constants(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, dict):
+        return {k: _constants(v) for k, v in value.items()}
+    return [_constants(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _plain(value: Any) -> Any:
+    """The same with torch's own meta tensors."""
+    if isinstance(value, torch.Tensor):
+        handle = _core.get_handle(value)
+        return value if handle is None else predict.meta_tensor(handle)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return type(value)(_plain(v) for v in value) if type(value) in (list, tuple) else value
+
+
+def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
+    """Run an op now: on real values if all are known, else as far as it goes without data, else on assumed ones."""
+    tags = getattr(info.func, "tags", ())
+    if torch.Tag.inplace_view in tags:
+        return without_data(info, args, kwargs)  # sizes and strides only
+    values = [_core.kept(_core.get_handle(t)) for t in inputs]
+    missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
+    written = {id(t) for w in info.writes for t in lazy_in(_named(args, kwargs, w))}
+    if not missing and all(v.numel() <= predict.MOST_KNOWN for v in values):
+        done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
+        if done is not NotImplemented:
+            return done
+    elif missing:
+        for t in inputs:
+            if id(t) in written:
+                _core.lose(_core.get_handle(t))
+    depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
+    refused: Exception | None = None
+    if not depends:
+        try:
+            return without_data(info, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
+    elements = sum(t.numel() for t in missing)
+    if elements > MOST_ASSUMED:
+        if refused is None or isinstance(refused, NoDataError):
+            raise _too_large(info.name, elements)
+        raise refused
+    with ExitStack() as stack:
+        predict.quiet(stack)
+        values = [_assume(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)]
+    try:
+        return _on_values(info, args, kwargs, inputs, values, written, exact=False)
+    except (RuntimeError, NotImplementedError):
+        if refused is not None:
+            raise refused from None
+        raise
+
+
+def _named(args: tuple, kwargs: dict, which: Any) -> Any:
+    if isinstance(which, int):
+        return args[which] if which < len(args) else None
+    return kwargs.get(which)
+
+
+def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: list[torch.Tensor],
+               written: set[int], *, exact: bool) -> Any:
+    """Run the op on plain tensors and hand out what it gives as tensors without data, little of it with values."""
+    place = _core.device_index(inputs[0])
+    shapes = [(v.shape, v.stride()) for v in values]
+    holes = iter(values)
+    with ExitStack() as stack:
+        predict.quiet(stack, grad=True)
+        cargs = tuple(concrete(a, holes, _CPU) for a in args)
+        ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+        if "device" in ckwargs:
+            ckwargs["device"] = _CPU
+        out = info.call(*cargs, **ckwargs)
+    if exact and [(v.shape, v.stride()) for v in values] != shapes:
+        for t in inputs:  # out= was resized: the tensor's sizes have to follow, and its values are gone
+            if id(t) in written:
+                _core.lose(_core.get_handle(t))
+        return NotImplemented
+    same = {id(v): t for t, v in zip(inputs, values, strict=True)}
+    same.update((id(a), a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+    keys = {v.untyped_storage()._cdata: t for t, v in zip(inputs, values, strict=True)}
+
+    def wrap(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if id(item) in same:
+                return same[id(item)]
+            if item.layout is not torch.strided or item.is_quantized or item.is_nested:
+                return item  # stays torch's own
+            base = keys.get(item.untyped_storage()._cdata)
+            if base is not None and not item.is_meta:
+                return _core.hold(item, place, base, False)
+            if not exact and item.dtype.is_floating_point:
+                return _core.hold(item, place, None, False)
+            return adopt(item, place, computed=True)
+        if isinstance(item, (tuple, list)):
+            items = [wrap(i) for i in item]
+            return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
+        return item
+
+    return wrap(out)
+
+
+class _Answers:
+    """What mindtorch.meta and its neighbours ask while this is installed."""
+
+    read = staticmethod(read)
+    contents = staticmethod(contents)
+    adopt = staticmethod(adopt)
+    move = staticmethod(move)
+    create = staticmethod(create)
+    run = staticmethod(run)
