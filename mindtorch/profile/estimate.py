@@ -171,9 +171,9 @@ class Estimator:
 
     def _signature(self, sig: int) -> int:
         """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
-        known = self._signatures.get(sig)
-        if known is not None:
-            return known
+        number = self._signatures.get(sig)
+        if number is not None:
+            return number
         name = ledger.named(sig)
         flops: tuple[int, int] | None = (0, 0)
         done: Work | None = None
