@@ -199,6 +199,7 @@ def _estimate(
     told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
     before = warmup or 0
     program.estimate = True
+    program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
     estimator = Estimator(target=chosen, warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)

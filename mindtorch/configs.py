@@ -56,12 +56,17 @@ def model_from_config(
     # Weights left as they are allocated: what initializes them is Python, and here nobody reads the result.
     from transformers.initialization import no_init_weights
 
-    if not data:
+    def build_empty() -> Any:
         with no_init_weights():
-            return build()
+            model = build()
+        model.tie_weights()  # part of what was left out
+        return model
+
+    if not data:
+        return build_empty()
     # On torch's own meta device a model costs a fraction of a second, whatever its size.
-    with torch.device("meta"), no_init_weights():
-        _check_size(path, build(), train, refuse)
+    with torch.device("meta"):
+        _check_size(path, build_empty(), train, refuse)
     return build()
 
 

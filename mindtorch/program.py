@@ -42,6 +42,7 @@ class Program:
     inputs: list[InputSpec] = field(default_factory=list)
     request: Request = field(default_factory=Request)
     estimate: bool = False  # a configuration becomes a model for which no room is asked and no value is made
+    device: str | None = None  # where that model is built; None: torch's default
     model: Any = None
     workload: Workload | None = None  # of a configuration that no --input was given for
     namespace: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -143,9 +144,10 @@ class Program:
             from .configs import model_from_config
 
             asked = self.request
-            self.model = model_from_config(
-                self.path, _Refused, dtype=asked.dtype, train=asked.train, data=not self.estimate
-            )
+            with torch.device(self.device) if self.device else contextlib.nullcontext():
+                self.model = model_from_config(
+                    self.path, _Refused, dtype=asked.dtype, train=asked.train, data=not self.estimate
+                )
         else:
             self.model = self._from_file(torch)
         self.model.eval()
