@@ -295,7 +295,7 @@ def is_kept(Handle h):
 def kept(Handle h):
     """The real value of a tensor without data: a plain tensor on the storage that all its views share; None: unknown.
 
-    It is made from the handle's own sizes and strides, so there is nothing to go stale.
+    Not to be resized. It is made from the handle's own sizes and strides, so there is nothing to go stale.
     """
     cdef MetaS* m = &tape.interner.metas[h.meta]
     if m.device >= 0 or not has_kept(h.slot):
@@ -304,7 +304,13 @@ def kept(Handle h):
     cdef object dtype = <object>m.dtype, size = <object>m.size, stride
     cdef int64_t offset = m.offset
     cdef int bits = m.bits
-    stride = <object>m.stride if m.stride else _contiguous_strides(size)
+    stride = <object>m.stride if m.stride else None
+    if base.dtype is dtype and not offset and base.shape == size and (
+        base.is_contiguous() if stride is None else base.stride() == stride
+    ) and not base.storage_offset():
+        return base            # as it was kept: no need for another view
+    if stride is None:
+        stride = _contiguous_strides(size)
     try:
         if base.dtype is dtype:
             base = as_strided(base, size, stride, offset)

@@ -130,7 +130,7 @@ class MetaTensor(RecordedTensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         # torch refuses tensors that require grad, in its own words
-        return value_of(self, "numpy").requires_grad_(self.requires_grad).numpy(force=force)
+        return value_of(self, "numpy").detach().requires_grad_(self.requires_grad).numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
@@ -232,7 +232,7 @@ def relocate(t: Any, device: Any) -> Any:
 
     In an estimate nothing gets memory: a tensor without data on any device, with the values if they are known.
     """
-    if knowing is not None:
+    if knowing is not None and _core.device_index(t) < 0:
         return knowing.move(t, device)
     with torch.no_grad():
         where = device if is_ours(device) else torch.device("meta" if holds_no_data(device) else str(device))

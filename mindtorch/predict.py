@@ -146,6 +146,8 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
     place = device if device is not None else _core.device_index(inputs[0]) if inputs else 0
     if place < 0:
         check = False  # no kernel will run
+        if info.name == "aten::index" and any(_core.meta_of(_core.get_handle(t))[0] is torch.bool for t in inputs[1:]):
+            return None  # as many as are true
     eager_row = place >= 0 and (row := ops.row(info.name)) is not None and row.eager
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
         spec = _infer_by_rule(info, args, kwargs, inputs, written, dispatch)

@@ -26,7 +26,7 @@ from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from ..errors import NoDataError
-from ..intercept import data_dependent
+from ..intercept import data_dependent, lift
 from ..lazy_device import place_of
 from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
 
@@ -40,6 +40,7 @@ MOST_ASSUMED = 1 << 24
 MOST_PLACES = 1000
 _CPU = torch.device("cpu")
 _EMPTY = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"})
+kept, handle_of = _core.kept, _core.get_handle
 _number: float = 0
 _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 
@@ -154,13 +155,13 @@ def contents(t: torch.Tensor) -> str:
 
 
 # ---- tensors that come from outside, or go elsewhere -----------------------------------------------------------------
-def adopt(t: torch.Tensor, place: int, computed: bool = False) -> Any:
+def adopt(t: torch.Tensor, place: int, computed: bool = False, no_grad: bool | None = None) -> Any:
     """A tensor without data at ``place`` that is what ``t`` is, with a copy of its values if they can be kept.
 
     ``computed``: ``t`` was made here, of known values, so it is kept itself, floats too. Floats from outside are
-    data: weights and inputs.
+    data: weights and inputs. ``no_grad``: whether it is certain to need no gradient.
     """
-    made = _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)
+    made = _core.hold(t, place, None, torch.is_grad_enabled() if no_grad is None else no_grad)
     handle = _core.get_handle(t)
     if handle is None and (t.is_meta or t.layout is not torch.strided or type(t) not in _PLAIN):
         return made
@@ -206,7 +207,7 @@ def _moved(t: torch.Tensor, place: int) -> Any:
         if value is not None:
             reach = predict.extent(value.shape, value.stride(), 0)
             value = value.as_strided((reach,), (1,)).clone() if reach else value.clone()
-    made = _core.hold(like, place, None, False)
+    made = _core.hold(like, place, None, torch.is_grad_enabled())  # off while _Move runs
     if value is not None:
         _core.keep(_core.get_handle(made), value)
     return made
@@ -252,37 +253,45 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
 # ---- calls that were recorded ----------------------------------------------------------------------------------------
 def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     """Compute what call ``call`` gives, on the real values of its inputs; see intercept.set_evaluator."""
-    with ExitStack() as stack:
-        if _surrounded():
+    if _surrounded():
+        with ExitStack() as stack:
             predict.quiet(stack, grad=True)
-        else:
-            stack.enter_context(torch._C.DisableTorchFunction())
-        values = [_core.kept(_core.get_handle(t)) for t in inputs]
-        writes = info.writes
-        if None in values:
-            if info.name in BLIND and values[0] is None and None not in values[1:]:
-                values[0] = _stand_in(inputs[0], bool(writes))
-            if info.name in ABSORBING:
-                _absorb(ABSORBING[info.name], results[0], values)
-                return
-            if None in values:
-                _lose(info, inputs, writes)
-                return
-        args, kwargs = _core.call_template(call, tuple(values), _CPU)
-        if "device" in kwargs:
-            kwargs["device"] = _CPU
-        kwargs.pop("pin_memory", None)
-        try:
-            out = info.call(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError) and "not implemented for" not in str(error):
-                raise
-            _lose(info, inputs, writes)  # the device in question may well have a kernel
+            _compute(call, info, template, inputs, results)
+    else:
+        with torch._C.DisableTorchFunction():
+            _compute(call, info, template, inputs, results)
+
+
+def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
+    values = [kept(handle_of(t)) for t in inputs]
+    made = None
+    if any(v is None for v in values):
+        missing = [i for i, v in enumerate(values) if v is None]
+        if info.name in ABSORBING:
+            _absorb(ABSORBING[info.name], results[0], values)
             return
-        single = template[0] == 0
-        for position, code in enumerate(template[1:]):
-            if code is not None and code >= 0:
-                _keep_result(info, results[code], out if single else out[position], values)
+        if missing == [0] and info.name in BLIND:
+            values[0] = made = _stand_in(inputs[0], bool(info.writes))
+        if made is None:
+            _lose(call, info, inputs)
+            return
+    args, kwargs = _core.call_template(call, tuple(values), _CPU)
+    if "device" in kwargs:
+        kwargs["device"] = _CPU
+    kwargs.pop("pin_memory", None)
+    try:
+        out = info.call(*args, **kwargs)
+    except Exception as error:
+        no_kernel = isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+        if made is not None or no_kernel:
+            _lose(call, info, inputs)
+        if no_kernel:
+            return  # the device in question may well have one
+        raise
+    single = template[0] == 0
+    for position, code in enumerate(template[1:]):
+        if code is not None and code >= 0:
+            _keep_result(info, results[code], out if single else out[position], values)
 
 
 def _absorb(by: bool, result: Any, values: list[torch.Tensor | None]) -> None:
@@ -302,11 +311,17 @@ def _surrounded() -> bool:
             or torch.is_inference_mode_enabled() or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
-def _lose(info: Any, inputs: list[Any], writes: tuple) -> None:
-    # Which of them is written is known to the engine only: giving up all of what is not is as right, and rare.
-    if writes:
-        for t in inputs:
+def _lose(call: int, info: Any, inputs: list[Any]) -> None:
+    """Something unknown was written where the call writes."""
+    if info.writes:
+        args, kwargs = _core.call_template(call, tuple(inputs))
+        for t in _written(info, args, kwargs):
             _core.lose(_core.get_handle(t))
+
+
+def _written(info: Any, args: tuple, kwargs: dict) -> list[Any]:
+    named = (args[w] if isinstance(w, int) and w < len(args) else kwargs.get(w) for w in info.writes)
+    return [t for a in named for t in lazy_in(a)]
 
 
 def _stand_in(t: torch.Tensor, written: bool) -> torch.Tensor | None:
@@ -333,8 +348,8 @@ def _keep_result(info: Any, result: Any, value: Any, values: list[torch.Tensor])
         if dtype.is_floating_point:
             return  # memory for weights
         value = torch.zeros(size, dtype=dtype, device=_CPU)  # as good as any, and the same each time
-    same = value.stride() == (stride or predict.contiguous(size)) and value.storage_offset() == offset == 0
-    if not same or (not info.pointwise and _shares(value, values)):
+    same = value.is_contiguous() if stride is None else value.stride() == stride
+    if not same or offset or value.storage_offset() or (not info.pointwise and _shares(value, values)):
         copy = torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU)
         value = copy.copy_(value)
         if offset:
@@ -343,8 +358,9 @@ def _keep_result(info: Any, result: Any, value: Any, values: list[torch.Tensor])
 
 
 def _shares(value: torch.Tensor, values: list[torch.Tensor]) -> bool:
-    at = value.untyped_storage().data_ptr()
-    return any(v.untyped_storage().data_ptr() == at for v in values)
+    """Did the op give back its input (``contiguous``), where a fresh tensor was promised?"""
+    at = value.data_ptr()
+    return any(v.data_ptr() == at for v in values)
 
 
 # ---- calls that cannot be recorded -----------------------------------------------------------------------------------
@@ -390,9 +406,12 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     tags = getattr(info.func, "tags", ())
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
+    if any(isinstance(a, torch.Tensor) and a.is_meta and _core.get_handle(a) is None for a in args):
+        args, kwargs = lift(info, args, kwargs) or (args, kwargs)  # made by C++: torch's own, and unknown
+        inputs = list(lazy_in([*args, *kwargs.values()]))
     values = [_core.kept(_core.get_handle(t)) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
-    written = {id(t) for w in info.writes for t in lazy_in(_named(args, kwargs, w))}
+    written = {id(t) for t in _written(info, args, kwargs)}
     if not missing and all(v.numel() <= predict.MOST_KNOWN for v in values):
         done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
         if done is not NotImplemented:
@@ -424,12 +443,6 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         raise
 
 
-def _named(args: tuple, kwargs: dict, which: Any) -> Any:
-    if isinstance(which, int):
-        return args[which] if which < len(args) else None
-    return kwargs.get(which)
-
-
 def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: list[torch.Tensor],
                written: set[int], *, exact: bool) -> Any:
     """Run the op on plain tensors and hand out what it gives as tensors without data, little of it with values."""
@@ -449,6 +462,7 @@ def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: 
                 _core.lose(_core.get_handle(t))
         return NotImplemented
     same = {id(v): t for t, v in zip(inputs, values, strict=True)}
+    same.update((id(v), t) for t, v in zip(inputs, values, strict=True) if id(t) in written)  # of two names, this one
     same.update((id(a), a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
     keys = {v.untyped_storage()._cdata: t for t, v in zip(inputs, values, strict=True)}
 
@@ -463,7 +477,7 @@ def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: 
                 return _core.hold(item, place, base, False)
             if not exact and item.dtype.is_floating_point:
                 return _core.hold(item, place, None, False)
-            return adopt(item, place, computed=True)
+            return adopt(item, place, computed=True, no_grad=False)
         if isinstance(item, (tuple, list)):
             items = [wrap(i) for i in item]
             return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)

@@ -147,6 +147,19 @@ def test_C4_numpy_shares_the_memory(knowing: None) -> None:
     assert t.tolist() == [0, 5, 0]
 
 
+def test_C4_gradients_of_known_floats(knowing: None) -> None:
+    x = mindtorch.linspace(0, 1, 5, device="meta").requires_grad_()
+    y = x[x.detach() > 0.3]
+    (y * 2).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0, 2, 2, 2] and known.assumed() == []
+
+
+def test_C4_a_weight_that_is_moved_gets_its_gradient(knowing: None) -> None:
+    w = torch.nn.Parameter(unknown(3))
+    (w.to("cpu") * 2).sum().backward()
+    assert w.grad is not None and w.grad.device == META
+
+
 # ---- what is lost ----------------------------------------------------------------------------------------------------
 LOSING: list[Callable] = [
     lambda t, u: t.add_(u), lambda t, u: t[1:].copy_(u[1:]), lambda t, u: t.__setitem__(0, u[0]),
@@ -180,6 +193,26 @@ def test_C4_a_lost_tensor_is_known_again_once_it_is_overwritten(knowing: None) -
         t.copy_(source)
         assert view.tolist() == expected
         t.add_(unknown(4, dtype=torch.int64))
+
+
+def test_C4_what_is_written_elsewhere_stays_known(knowing: None) -> None:
+    base, source = unknown(9).long(), mindtorch.arange(3, device="meta")
+    base[:3].copy_(source)
+    base[3:6] += source
+    assert source.tolist() == [0, 1, 2] and not is_known(base)
+
+
+def test_C4_a_refused_fill_leaves_the_unknown_unknown(knowing: None) -> None:
+    t = unknown(3, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        t.fill_(300)
+    assert not is_known(t)
+
+
+def test_C4_tensors_of_torchs_own_meta_device_are_unknown(knowing: None) -> None:
+    t = mindtorch.arange(3, device="meta")
+    assert torch.combinations(t).shape == (0, 2)  # C++ makes its mask on torch's own meta device
+    assert [row["op"] for row in known.assumed()] == ["masked_select"]
 
 
 def test_C4_what_follows_whatever_is_unknown(knowing: None) -> None:
