@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import attention_rules as attn
 from . import matrix_rules as mat
 from .row import OpRow, op, ops
+from .rules import zero
 
 ROWS: list[OpRow] = [
     # products
@@ -102,7 +103,7 @@ ROWS: list[OpRow] = [
     op("_triton_multi_head_attention", "attention", attn.native_mha),
     op("_transformer_encoder_layer_fwd", "attention", attn.encoder_layer),
     op("_transform_bias_rescale_qkv", "data movement"),
-    op("_fused_sdp_choice", "other", None),
+    op("_fused_sdp_choice", "other", zero),
     # recurrent networks
     *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu"),
     *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),

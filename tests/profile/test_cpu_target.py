@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindtorch.profile import cpu, cpu_measure, targets
-from mindtorch.profile.cpu_measure import FRESH_BYTES, Measured, measure
+from mindtorch.profile.cpu_measure import FEW, FRESH_BYTES, SIDE, Measured, measure
 from mindtorch.profile.roofline import estimate
 from mindtorch.profile.work import Work, work
 
@@ -19,7 +19,8 @@ aten = torch.ops.aten
 def figures(**more: Any) -> Measured:
     """A machine that can be reckoned with in one's head."""
     found = Measured(
-        threads=1, launch_s=4e-6, dispatch_s=1e-6, skinny_s=1e-11, fresh_s=1e-9,
+        threads=1, launch_s=4e-6, dispatch_s=1e-6, first_s=1.1e-9, again_s=1e-10,
+        few_s=1e-6 + 2 * FEW * SIDE**2 / 1e11 + 1e-11 * 4 * (FEW + SIDE) * SIDE,
         matrix={"float32": 1e11, "float64": 5e10, "bfloat16": 2e10, "float16": 2e10},
         bandwidth=[(MB, 64e9), (4 * MB, 64e9), (64 * MB, 16e9)],
     )  # fmt: skip
@@ -50,8 +51,10 @@ X = meta(1024, 1024)
 
 def test_C4_a_measurement_gives_every_figure_the_model_asks_for(monkeypatch):
     monkeypatch.setattr(cpu_measure, "ROUNDS_S", 0.0)
-    state = torch.random.get_rng_state()
+    monkeypatch.setattr(cpu_measure, "PASSES", 1)
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
     found = measure()
+    assert found.threads == threads == torch.get_num_threads()
     assert torch.equal(state, torch.random.get_rng_state())
     assert set(cpu.KINDS.values()) | set(EXTRA) <= set(found.vector)
     assert set(cpu.MOVES.values()) | {"strided"} <= set(found.moves)
