@@ -15,6 +15,7 @@ from .units import amount, bytes_text, count, percent, seconds, work
 
 __all__ = ["SORT_KEYS", "View", "render_report"]
 
+_BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _TREE_ROWS = 45  # without --depth, the tree is opened as deep as fits this many lines
 
 # --sort: the names of the report's own fields, largest first, except for names.
@@ -102,6 +103,13 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.
         facts.append(("coverage", f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"))
+    roofline, predicted = report.get("roofline") or {}, totals.get("predicted_s")
+    if roofline and predicted:
+        shares = ", ".join(
+            f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS
+        )
+        text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))} (bound by: {shares})"
+        facts.append(("predicted", f"{text} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"))
     if totals.get("peak_bytes"):
         facts.append(("memory", sizes.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
@@ -115,13 +123,19 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     canvas.facts("genie profile", target, facts)
 
 
+def _predicted_column(report: dict[str, Any]) -> list[Column]:
+    """The times on a target, beside what was measured, where one was asked for."""
+    target = (report.get("roofline") or {}).get("target")
+    return [Column(clean(str(target))[:8], 8)] if target else []
+
+
 def _phases(report: dict[str, Any], canvas: Canvas) -> None:
     phases = report.get("phases") or []
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not phases:
         return
     columns = [Column("ops", 9), Column("time", 8), Column("%", 5), Column("", 12), Column("FLOPs", 8),
-               Column("FLOP/s", 8), Column("peak", 8)]  # fmt: skip
+               Column("FLOP/s", 8), Column("peak", 8), *_predicted_column(report)]  # fmt: skip
     canvas.heading("Phases")
     canvas.sheet_head("phase", columns)
     for row in phases:
@@ -134,7 +148,8 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
             amount(flops),
             amount(flops / time_s) if time_s and flops else "",
             bytes_text(row.get("peak_bytes")),
-        ]
+            seconds(row.get("predicted_s")),
+        ][: len(columns)]
         canvas.sheet_row(Text(clean(row.get("name") or "")), cells, columns, grade(time_s / total if total else 0.0))
 
 
@@ -148,7 +163,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         tree.order(roots, lambda node: key(node.values))
     depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
     columns = [Column("time", 8), Column("total%", 6), Column("self%", 5), Column("FLOPs", 7), Column("peak", 8),
-               Column("params", 7)]  # fmt: skip
+               Column("params", 7), *_predicted_column(report)]  # fmt: skip
     canvas.heading("Modules")
     canvas.sheet_head("module", columns)
     hidden = 0
@@ -178,7 +193,8 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             amount(values.get("flops")),
             bytes_text(values.get("peak_bytes")),
             amount(values.get("params")),
-        ]
+            seconds(values.get("predicted_s")),
+        ][: len(columns)]
         canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
     if hidden:
         canvas.paragraph(f"▸ {hidden} modules lie deeper: --depth {depth + 1} opens the next level.", "dim")
@@ -191,7 +207,7 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
         return
     top = default_top if view.top is None else view.top
     columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7), Column("FLOP/s", 8),
-               Column("bytes", 8)]  # fmt: skip
+               Column("bytes", 8), *_predicted_column(report)]  # fmt: skip
     canvas.heading("Ops", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[:top]:
@@ -201,7 +217,8 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
         _op_row(canvas, row, name, total, columns)
     rest = rows[top:]
     if rest:
-        summed = {key: sum(r.get(key) or 0 for r in rest) for key in ("calls", "self_s", "flops", "bytes")}
+        keys = ("calls", "self_s", "flops", "bytes", "predicted_s")
+        summed = {key: sum(r.get(key) or 0 for r in rest) for key in keys}
         _op_row(canvas, summed, f"{len(rest)} more", total, columns)
 
 
@@ -214,7 +231,8 @@ def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, column
         amount(flops),
         amount(flops / time_s) if time_s > 0 and flops else "",
         bytes_text(row.get("bytes")),
-    ]
+        seconds(row.get("predicted_s")),
+    ][: len(columns)]
     canvas.sheet_row(Text(name), cells, columns, grade(time_s / total if total else 0.0))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 __all__ = ["Node", "build", "collapse", "fold", "order", "rows", "shown_depth"]
 
-_SUMMED = ("self_s", "total_s", "self_flops", "flops", "macs", "self_params", "params", "calls", "ops")
+_SUMMED = ("self_s", "total_s", "self_flops", "flops", "macs", "self_params", "params", "calls", "ops",
+           "predicted_s", "self_predicted_s")  # fmt: skip
 _INDEXED = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 

@@ -57,6 +57,16 @@ def make_report(layers: int = 4, slow: int | None = None) -> dict:
     }  # fmt: skip
 
 
+def predicted(report: dict) -> dict:
+    """The same with what a target would take."""
+    for table, key in (("modules", "total_s"), ("ops", "self_s"), ("phases", "time_s")):
+        for row in report[table]:
+            row["predicted_s"] = row[key] / 100
+    report["totals"]["predicted_s"] = 0.012
+    report["roofline"] = {"compute_s": 0.006, "memory_s": 0.003, "launch_s": 0.003, "intensity": 12.5, "target": "h100"}
+    return report
+
+
 def render(report, view=None, width=80, color=False, plain=False, target="train.py --lr 0.1"):
     return render_report(report, Canvas(width, color, plain), view or View(), target, suggest(report["command"], []))
 
@@ -252,3 +262,15 @@ def test_C2_percent(part, text):
 def test_C2_deep_trees_need_no_recursion_limit():
     rows = [module(".".join(["m"] * (d + 1)), "C", d) for d in range(200)]
     render(dict(make_report(), modules=rows), View(by="module", depth=300))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_C4_predicted_times_stand_beside_the_measured(width):
+    text = render(predicted(make_report()), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    flat = re.sub(r"[\s│]+", " ", text)
+    assert "predicted 12.0 ms on h100 (bound by: 50 % compute, 25 % memory, 25 % launch) · 12.5 FLOP/byte" in flat
+    assert text.count(" h100\n") == 3  # a column of each table
+    assert "h100" not in render(make_report(), width=width)
+    folded = text.partition("×4")[2].split()
+    assert folded[folded.index("ms", folded.index("ms") + 1) - 1] == "2.00"  # four layers of 0.5 ms
