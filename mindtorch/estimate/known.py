@@ -11,7 +11,6 @@ counted and listed (``assumed()``).
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ import numpy
 import torch
 
 from .. import meta, predict
-from .._ext import context as _context
 from .._ext import hooks as _hooks
 from .._ext import intercept as _intercept
 from .._ext import lazy as _core
@@ -29,30 +27,22 @@ from ..errors import NoDataError
 from ..intercept import data_dependent, lift
 from ..lazy_device import place_of
 from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
+from . import assumptions
+from .assumptions import assumed
 
 __all__ = [
     "adopt", "assumed", "contents", "create", "install", "knowing", "move", "read", "run", "uninstall",
 ]
 
-#: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
-MOST_ASSUMED = 1 << 24
-#: Distinct source lines and ops that are told apart; all others are one row.
-MOST_PLACES = 1000
 _CPU = torch.device("cpu")
 _EMPTY = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"})
 kept, handle_of = _core.kept, _core.get_handle
-_number: float = 0
-_assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 
 
 # ---- on and off ------------------------------------------------------------------------------------------------------
 def install(assume: float = 0) -> None:
     """Know small values from now on, and take unknown ones that the program reads for ``assume``."""
-    global _number
-    if not isinstance(assume, (int, float)):
-        raise TypeError(f"[known] expected a number to assume, got {assume!r}")
-    _number = assume
-    _assumed.clear()
+    assumptions.begin(assume)
     ran.clear()
     _names.clear()
     meta.know_with(_Answers)
@@ -77,60 +67,6 @@ def knowing(assume: float = 0) -> Iterator[None]:
         uninstall()
 
 
-# ---- assumptions -----------------------------------------------------------------------------------------------------
-def assumed() -> list[dict[str, Any]]:
-    """What was assumed since install(): one row per source line and op, most frequent first.
-
-    Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
-    it was taken to be full of, and calls.
-    """
-    return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
-
-
-def _assume(t: torch.Tensor, op: str, note: bool = True) -> torch.Tensor:
-    """A plain tensor like ``t``, full of the assumption; noted as made by the program's current line."""
-    dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
-    value = _value(dtype)
-    if note:
-        _note(op, size, dtype, value)
-    return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU).fill_(value)
-
-
-def _value(dtype: torch.dtype) -> Any:
-    if dtype is torch.bool:
-        return bool(_number)
-    if dtype.is_floating_point or dtype.is_complex:
-        return float(_number)
-    limits = torch.iinfo(dtype)
-    return max(limits.min, min(limits.max, int(_number)))
-
-
-def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
-    file, line, function = _context.location(_context.get_location()) or ("(no line of the program)", 0, "")
-    key = (file, line, op)
-    row = _assumed.get(key)
-    if row is None and len(_assumed) >= MOST_PLACES:
-        file, line, function, op = "(other lines)", 0, "", "(other ops)"
-        key = (file, line, op)
-        row = _assumed.get(key)
-    if row is None:
-        row = _assumed[key] = {
-            "file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip(),
-            "op": op.removeprefix("aten::"), "shape": tuple(size), "dtype": str(dtype).removeprefix("torch."),
-            "value": value, "calls": 0,
-        }
-    row["calls"] += 1
-
-
-def _too_large(op: str, elements: int) -> NoDataError:
-    where = _context.location(_context.get_location())
-    line = f" ({where[0]}:{where[1]})" if where else ""
-    return NoDataError(
-        f"[{op}] meta tensor has no data{line}: what the program does next depends on {elements} unknown elements, and "
-        f"at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
-    )
-
-
 # ---- reads -----------------------------------------------------------------------------------------------------------
 def read(t: torch.Tensor, what: str) -> torch.Tensor:
     """A plain tensor with the value of ``t``, on the memory that is kept for it; or full of the assumption."""
@@ -140,9 +76,9 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
         value = _core.kept(handle)
         if value is None:
             size = _core.meta_of(handle)[1]
-            if size.numel() > MOST_ASSUMED:
-                raise _too_large(what, size.numel())
-            value = _assume(t, what) if size.numel() else torch.empty(size, dtype=t.dtype, device=_CPU)
+            if size.numel() > assumptions.MOST_ASSUMED:
+                raise assumptions.too_large(what, size.numel())
+            value = assumptions.full(t, what) if size.numel() else torch.empty(size, dtype=t.dtype, device=_CPU)
         return value
 
 
@@ -245,6 +181,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
         else:
             return None
         made = func(*args, device=_CPU, **kwargs)
+        if func.__name__ == "tensor":
+            _ledger.note("aten::lift_fresh")
         if made.layout is not torch.strided or made.is_quantized or made.is_nested:
             return None
         return adopt(made.detach(), place, computed=True)
@@ -347,7 +285,9 @@ def _keep_result(info: Any, result: Any, value: Any, values: list[torch.Tensor])
     if name in _EMPTY:
         if dtype.is_floating_point:
             return  # memory for weights
-        value = torch.zeros(size, dtype=dtype, device=_CPU)  # as good as any, and the same each time
+        reach = predict.extent(size, stride, offset)
+        _core.keep(handle, torch.zeros(reach, dtype=dtype, device=_CPU))  # as good as any, and the same each time
+        return
     same = value.is_contiguous() if stride is None else value.stride() == stride
     if not same or offset or value.storage_offset() or (not info.pointwise and _shares(value, values)):
         copy = torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU)
@@ -428,13 +368,13 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         except (RuntimeError, NotImplementedError) as error:
             refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
     elements = sum(t.numel() for t in missing)
-    if elements > MOST_ASSUMED:
+    if elements > assumptions.MOST_ASSUMED:
         if refused is None or isinstance(refused, NoDataError):
-            raise _too_large(info.name, elements)
+            raise assumptions.too_large(info.name, elements)
         raise refused
     with ExitStack() as stack:
         predict.quiet(stack)
-        values = [_assume(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)]
+        values = [assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)]
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mindtorch
 from mindtorch import predict
 from mindtorch._ext import lazy as core
-from mindtorch.estimate import known
+from mindtorch.estimate import assumptions, known
 
 META = torch.device("meta")
 
@@ -265,7 +265,7 @@ def test_C4_assumptions_are_listed_by_line_and_op(knowing: None) -> None:
 
 
 def test_C4_the_list_is_bounded(knowing: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "MOST_PLACES", 2)
+    monkeypatch.setattr(assumptions, "MOST_PLACES", 2)
     x = unknown(2)
     reads = (lambda: x.tolist(), lambda: x[0].item(), lambda: bool(x[0]), lambda: float(x[0]), lambda: torch.nonzero(x))
     for read in reads:
@@ -301,9 +301,9 @@ def test_C4_sizes_follow_the_assumption(call: Callable, assume: int) -> None:
 def test_C4_too_much_to_assume_is_said(knowing: None) -> None:
     said = r"\[tolist\] meta tensor has no data \(.*test_known\.py:\d+\).*--assume"
     with pytest.raises(mindtorch.NoDataError, match=said):
-        unknown(known.MOST_ASSUMED + 1).tolist()
+        unknown(assumptions.MOST_ASSUMED + 1).tolist()
     with pytest.raises(mindtorch.NoDataError, match=r"\[aten::nonzero\] meta tensor has no data"):
-        unknown(known.MOST_ASSUMED + 1).nonzero()
+        unknown(assumptions.MOST_ASSUMED + 1).nonzero()
 
 
 def test_C4_a_wrong_assumption_is_refused() -> None:
