@@ -374,7 +374,9 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         raise refused
     with ExitStack() as stack:
         predict.quiet(stack)
-        values = [assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)]
+        values = [
+            assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)
+        ]
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError):
