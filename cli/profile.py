@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mindtorch.outcome import Outcome
     from mindtorch.program import Program
 
+    from .report import View
+
 __all__ = ["command"]
 
 _EPILOG = """\b
@@ -68,10 +70,10 @@ Examples:
 @click.option(
     "--assume",
     type=float,
-    default=0.0,
     metavar="NUMBER",
     help="Estimate: what values that nobody knows are taken for (default 0, False).",
 )
+@click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence (default: 128)."
 )
@@ -110,7 +112,8 @@ def command(
     warmup: int | None,
     device: str | None,
     target_name: str | None,
-    assume: float,
+    assume: float | None,
+    predict: str | None,
     seq: int | None,
     batch: int | None,
     decode: int | None,
@@ -131,16 +134,26 @@ def command(
     program = parse_target(target, script_args, inputs, *files, request=request)
     to_stdout = any(file is not None and file.is_stdout for file in files)
 
+    sized = device is not None or target_name is not None
+    if sized and trace_file is not None:
+        raise click.UsageError("--trace shows measured times: leave out --device and --target")
+    if sized and predict is not None:
+        raise click.UsageError("--predict is for a measured run: --target predicts already")
+    if assume is not None and not sized:
+        raise click.UsageError("--assume is for an estimate: add --device meta or --target NAME")
+
     with claimed_stdout(to_stdout):
-        if device is None and target_name is None:
-            outcome, report, profiler = _measure(program, steps, warmup)
+        if sized:
+            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume or 0.0)
         else:
-            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume)
+            outcome, report, profiler = _measure(program, steps, warmup, predict)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
     from mindtorch.profile import export
+
+    from .report import View
 
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -149,14 +162,18 @@ def command(
     if trace_file is not None:
         _write_trace(profiler, trace_file)
     if not to_stdout and _ran_anything(report):
-        _show(report, program, inputs, by, top, depth, sort)
+        own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
+        own += [word for value in inputs for word in ("--input", value)] + program.request.words()
+        _show(report, program, own, View(by, top, depth, sort))
     for file in files:
         if file is not None and not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
     return _finish(program, outcome, report)
 
 
-def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[Outcome, dict[str, Any] | None, Any]:
+def _measure(
+    program: Program, steps: int | None, warmup: int | None, predict: str | None
+) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """Run it under the profiler. The report is None when a model could not be built or called at all."""
     begun = time.perf_counter_ns()
     import torch  # noqa: F401  # the program would have to wait for this one too: part of its start-up
@@ -165,16 +182,19 @@ def _measure(program: Program, steps: int | None, warmup: int | None) -> tuple[O
     import mindtorch
 
     mindtorch._bootstrap()
-    from mindtorch.profile import Profiler
+    from mindtorch.profile import Profiler, targets
 
+    target = None if predict is None else targets.find(predict)
     if program.kind == "script":
-        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=time.perf_counter_ns() - waited)
+        begun = time.perf_counter_ns() - waited
+        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target)
         with profiler:
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
-        profiler = Profiler(warmup=0 if told else before, begun_ns=time.perf_counter_ns() - waited)
+        begun = time.perf_counter_ns() - waited
+        profiler = Profiler(warmup=0 if told else before, begun_ns=begun, target=target)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.target} ...")
         with profiler:
@@ -248,23 +268,14 @@ def _explain(program: Program, outcome: Outcome) -> None:
         outcome.exit_code = 2
 
 
-def _show(
-    report: dict[str, Any],
-    program: Program,
-    inputs: tuple[str, ...],
-    by: str | None,
-    top: int | None,
-    depth: int | None,
-    sort: str | None,
-) -> None:
+def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:
     import shlex
 
     from .render import canvas
-    from .report import View, render_report, suggest
+    from .report import render_report, suggest
 
-    options = [word for value in inputs for word in ("--input", value)] + program.request.words()
-    following = suggest(program.command, options)
-    text = render_report(report, canvas(), View(by, top, depth, sort), shlex.join(program.command), following)
+    following = suggest(program.command, options, measured=report["mode"] == "measured")
+    text = render_report(report, canvas(), view, shlex.join(program.command), following)
     sys.stdout.flush()
     with contextlib.suppress(BrokenPipeError):
         click.echo(text, nl=False, color=True)

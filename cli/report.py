@@ -77,7 +77,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     facts += workload_facts(report)
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
-    facts.append(("estimate of" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
+    facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
     text = f"{seconds(time_s)} in {count(totals.get('ops') or 0)} ops"
     if sized:
         text += ", predicted: at least" if time_s else " (--target predicts the time)"
@@ -89,7 +89,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
         facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
     imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
-    if imports or construction:
+    if (imports or construction) and not sized:
         facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
@@ -108,8 +108,10 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         shares = ", ".join(
             f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS
         )
-        text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))} (bound by: {shares})"
-        facts.append(("predicted", f"{text} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"))
+        text = f"bound by: {shares} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"
+        if not sized:
+            text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
+        facts.append(("predicted", text))
     if totals.get("peak_bytes"):
         facts.append(("memory", sizes.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
@@ -125,6 +127,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
 
 def _predicted_column(report: dict[str, Any]) -> list[Column]:
     """The times on a target, beside what was measured, where one was asked for."""
+    if report.get("mode") == "estimate":
+        return []  # its times are these
     target = (report.get("roofline") or {}).get("target")
     return [Column(clean(str(target))[:8], 8)] if target else []
 
@@ -134,8 +138,10 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not phases:
         return
-    columns = [Column("ops", 9), Column("time", 8), Column("%", 5), Column("", 12), Column("FLOPs", 8),
-               Column("FLOP/s", 8), Column("peak", 8), *_predicted_column(report)]  # fmt: skip
+    predicted = _predicted_column(report)
+    bar = 3 if predicted else 12
+    columns = [Column("ops", 9), Column("time", 8), Column("%", 5), Column("", bar), Column("FLOPs", 8),
+               Column("FLOP/s", 8), Column("peak", 8), *predicted]  # fmt: skip
     canvas.heading("Phases")
     canvas.sheet_head("phase", columns)
     for row in phases:
@@ -144,7 +150,7 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
             count(row.get("ops") or 0),
             seconds(time_s),
             percent(time_s, total),
-            canvas.bar(time_s / total if total else 0.0, 12),
+            canvas.bar(time_s / total if total else 0.0, bar),
             amount(flops),
             amount(flops / time_s) if time_s and flops else "",
             bytes_text(row.get("peak_bytes")),
@@ -289,12 +295,13 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.paragraph(warning, "yellow", "  · ")
 
 
-def suggest(command: list[str], options: list[str]) -> list[tuple[str, str]]:
+def suggest(command: list[str], options: list[str], measured: bool = True) -> list[tuple[str, str]]:
     """What to run next; ``command`` is the target with its arguments, ``options`` genie's own (``--input ...``)."""
     rest = shlex.join(command)
     own = (shlex.join(options) + " ") if options else ""
+    trace = (f"genie profile --trace trace.json {own}{rest}", "a timeline to open in ui.perfetto.dev")
     return [
         (f"genie profile --by line {own}{rest}", "the same by source line; also --by op, module, phase"),
-        (f"genie profile --trace trace.json {own}{rest}", "a timeline to open in ui.perfetto.dev"),
+        *([trace] if measured else []),
         (f"genie profile --json profile.json {own}{rest}", "every number, for scripts"),
     ]

@@ -1,0 +1,152 @@
+"""C4: ``genie profile --device meta``, ``--target``: an unmodified script, a model or a configuration, without data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mindtorch.cli.main import cli
+
+LLAMA_405B = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "intermediate_size": 53248,
+    "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no cuda")
+for step in range(3):
+    x, y = torch.randn(32, 64, device="cuda"), torch.randint(10, (32,)).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if loss.item() > 100:
+        print("diverged")
+sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+"""
+PLAIN = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    loss = nn.functional.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.zeros(4, dtype=torch.int64))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+def genie(*args: str) -> Any:
+    return CliRunner().invoke(cli, ["profile", *args], prog_name="genie")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "plain.py").write_text(PLAIN)
+    return tmp_path
+
+
+def test_C4_a_script_for_cuda_is_estimated_unchanged(here: Path) -> None:
+    result = genie("--target", "l4", "--json", "out.json", "train.py")
+    assert result.exit_code == 0, result.output
+    report = json.loads((here / "out.json").read_text())
+    assert "NVIDIA L4 24 GB\n" in result.output and "diverged" not in result.output
+    assert report["mode"] == "estimate" and report["device"] == "NVIDIA L4 24 GB" and report["schema_version"] == 1
+    facts = report["memory"]
+    assert facts["device"] == "cuda" and facts["fits"] and facts["devices"] == 1
+    assert facts["capacity_bytes"] == 24 * 10**9 and sum(facts["categories"].values()) == facts["peak_bytes"]
+    assert facts["categories"]["optimizer state"] >= 2 * facts["categories"]["parameters"]
+    [row] = report["assumed"]
+    assert (row["op"], row["value"], row["calls"]) == ("item", 0.0, 3)
+    assert row["file"].endswith("train.py") and row["source"] == "if loss.item() > 100:"
+    totals, roofline = report["totals"], report["roofline"]
+    assert totals["time_s"] == pytest.approx(totals["predicted_s"], rel=1e-6) and totals["time_s"] > 0
+    bound = roofline["compute_s"] + roofline["memory_s"] + roofline["launch_s"]
+    assert bound == pytest.approx(totals["predicted_s"]) and roofline["target"] == "l4"
+    assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(totals["time_s"], abs=1e-9)
+    for words in ("fits", "optimizer state", "assumed", "train.py:17", "genie profile --json profile.json --target l4"):
+        assert words in result.output, words
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_C4_what_the_script_decides_can_be_assumed(here: Path) -> None:
+    result = genie("--target", "l4", "--assume", "1000", "train.py")
+    assert result.exit_code == 0 and "diverged" in result.output
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_C4_the_exit_code_is_the_scripts(here: Path, code: int) -> None:
+    assert genie("--device", "meta", "train.py", str(code)).exit_code == code
+
+
+def test_C4_estimated_and_measured_reports_can_be_compared(here: Path) -> None:
+    reports = []
+    for options in ([], ["--device", "meta"]):
+        assert genie(*options, "--json", "out.json", "plain.py").exit_code == 0
+        reports.append(json.loads((here / "out.json").read_text()))
+    measured, estimated = reports
+    assert measured.keys() <= estimated.keys() and [r["mode"] for r in reports] == ["measured", "estimate"]
+    calls = [{row["name"]: row["calls"] for row in r["ops"] if row["name"] != "(python)"} for r in reports]
+    assert calls[0] == calls[1]
+    for key in ("ops", "flops", "macs", "params", "peak_bytes", "coverage"):
+        assert measured["totals"][key] == estimated["totals"][key], key
+    trees = [[(row["path"], row["calls"], row["flops"], row["params"]) for row in r["modules"]] for r in reports]
+    assert trees[0] == trees[1]
+
+
+def test_C4_the_405_billion_parameter_model(here: Path) -> None:
+    pytest.importorskip("transformers")
+    (here / "config.json").write_text(json.dumps(LLAMA_405B))
+    result = genie("--target", "h100", "--seq", "2048", "config.json", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    report = json.loads((here / "out.json").read_text())
+    totals, memory = report["totals"], report["memory"]
+    assert totals["params"] == 405_853_388_800 and totals["coverage"] == 1.0 and report["assumed"] == []
+    # As torch's FlopCounterMode on meta: 1.688 PFLOP of matrix work, attention in it.
+    assert 2 * totals["macs"] == 2 * (405_853_388_800 - 128256 * 16384 - 253 * 16384) * 2048 + 126 * 4 * 2048**2 * 16384
+    assert memory["categories"]["parameters"] == 2 * 405_853_388_800
+    assert not memory["fits"] and memory["devices"] == 11
+    assert 1.5 < totals["time_s"] < 3  # 1.69 PFLOP at 989 TFLOP/s
+    assert "does not fit" in result.output and "11 such devices" in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "h1000", "plain.py"], "expected one of h100, h200"),
+        (["--target", "missing.toml", "plain.py"], "cannot read missing.toml"),
+        (["--target", "bad.toml", "plain.py"], "expected a number for memory_bytes"),
+        (["--target", "l4", "--trace", "x", "plain.py"], "--trace shows measured times"),
+        (["--target", "l4", "--predict", "l4", "plain.py"], "--target predicts already"),
+        (["--assume", "1", "plain.py"], "add --device meta or --target"),
+        (["--device", "cuda", "plain.py"], "'cuda' is not 'meta'"),
+        (["--target", "l4", "--seq", "8", "plain.py"], "--seq"),
+        (["--target", "l4", "--seq", "0", "config.json"], "--seq"),
+        (["--target", "l4", "config.json"], "config.json does not exist"),
+    ],
+)
+def test_C4_bad_input(here: Path, arguments: list[str], words: str) -> None:
+    (here / "bad.toml").write_text("[mine]\nmemory_bytes = 'much'\n")
+    result = genie(*arguments)
+    assert result.exit_code == 2 and words in result.output, result.output
+    assert "Traceback" not in result.output
+
+
+def test_C4_a_script_that_needs_real_data_is_told_the_line(here: Path) -> None:
+    (here / "data.py").write_text("import torch\nx = torch.randn(10**10)\nprint(x.tolist()[0])\n")
+    result = genie("--device", "meta", "data.py")
+    assert result.exit_code == 1 and "data.py:3" in result.output and "--assume" in result.output
