@@ -174,7 +174,7 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
         if place >= 0:
             out = _asked_for(info, out, args)
         spec = _spec(info, out, metas, written, dispatch, place)
-    if spec is None or info.view or device is not None or not check:
+    if spec is None or info.view or not check or (device is not None and not info.random):
         if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(
             *_core.meta_of(_core.get_handle(inputs[0]))[1:4]):
             return None  # whether the storage goes on there is not known here

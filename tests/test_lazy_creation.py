@@ -363,3 +363,25 @@ def test_L3_shapes_of_a_model_without_running_anything() -> None:
 def test_L3_lazy_tensors_cannot_be_made_by_their_class() -> None:
     with pytest.raises(mindtorch.LazyTensorError, match="device="):
         mindtorch.LazyTensor([1.0])
+
+
+# ---- L9 --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda device: torch.rand(3, dtype=torch.int64, device=device),
+        lambda device: torch.randn(3, dtype=torch.bool, device=device),
+        lambda device: torch.randperm(5, dtype=torch.bool, device=device),
+        lambda device: torch.rand_like(torch.ones(3, dtype=torch.int64, device=device)),
+        lambda device: torch.randn_like(torch.ones(3, device=device), dtype=torch.int32),
+        lambda device: torch.randint_like(torch.ones(3, device=device), 5, dtype=torch.bool),
+    ],
+)
+def test_L9_draws_that_the_kernel_refuses_raise_at_the_call(call: Callable[[str], object]) -> None:
+    states = []
+    for device in ("cpu", LAZY):
+        torch.manual_seed(0)
+        with pytest.raises((NotImplementedError, RuntimeError), match="not implemented for|out of bounds"):
+            call(device)
+        states.append(torch.rand(2, device=device).tolist())
+    assert states[0] == states[1]

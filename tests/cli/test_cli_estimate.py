@@ -78,7 +78,7 @@ def test_C4_a_script_for_cuda_is_estimated_unchanged(here: Path) -> None:
     bound = roofline["compute_s"] + roofline["memory_s"] + roofline["launch_s"]
     assert bound == pytest.approx(totals["predicted_s"]) and roofline["target"] == "l4"
     assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(totals["time_s"], abs=1e-9)
-    for words in ("fits", "optimizer state", "assumed", "train.py:17", "genie profile --json profile.json --target l4"):
+    for words in ("fits", "optimizer state", "assumed", "train.py:18", "genie profile --json profile.json --target l4"):
         assert words in result.output, words
     assert max(map(len, result.output.splitlines())) <= 80
 

@@ -269,7 +269,7 @@ def test_C4_predicted_times_stand_beside_the_measured(width):
     text = render(predicted(make_report()), width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     flat = re.sub(r"[\s│]+", " ", text)
-    assert "predicted 12.0 ms on h100 (bound by: 50 % compute, 25 % memory, 25 % launch) · 12.5 FLOP/byte" in flat
+    assert "predicted 12.0 ms on h100, bound by: 50 % compute, 25 % memory, 25 % launch · 12.5 FLOP/byte" in flat
     assert text.count(" h100\n") == 3  # a column of each table
     assert "h100" not in render(make_report(), width=width)
     folded = text.partition("×4")[2].split()
