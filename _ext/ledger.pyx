@@ -288,6 +288,15 @@ def mark(Handle h, uint8_t what):
         blocks[block_of[slot] - 1].mark = what
 
 
+def hold(Handle h):
+    """Count the storage of handle `h` from now on, if it was made before the logs were opened."""
+    cdef uint32_t slot
+    if listening and tape.interner.metas[h.meta].device < 0:
+        slot = tape.slot(h.slot).root
+        if slot == h.slot and (slot >= cap_slots or not block_of[slot]):
+            note_memory(slot, h.meta)
+
+
 def live_bytes():
     """(bytes that live now, the most that ever did)."""
     return live[0], live[1]

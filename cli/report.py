@@ -139,9 +139,9 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
     if not phases:
         return
     predicted = _predicted_column(report)
-    bar = 3 if predicted else 12
-    columns = [Column("ops", 9), Column("time", 8), Column("%", 5), Column("", bar), Column("FLOPs", 8),
-               Column("FLOP/s", 8), Column("peak", 8), *predicted]  # fmt: skip
+    bar = 0 if predicted else 12  # there is no room for both
+    columns = [Column("ops", 7 if predicted else 9), Column("time", 8), Column("%", 5), *[Column("", bar)] * bool(bar),
+               Column("FLOPs", 8), Column("FLOP/s", 8), Column("peak", 8), *predicted]  # fmt: skip
     canvas.heading("Phases")
     canvas.sheet_head("phase", columns)
     for row in phases:
@@ -150,7 +150,7 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
             count(row.get("ops") or 0),
             seconds(time_s),
             percent(time_s, total),
-            canvas.bar(time_s / total if total else 0.0, bar),
+            *[canvas.bar(time_s / total if total else 0.0, bar)] * bool(bar),
             amount(flops),
             amount(flops / time_s) if time_s and flops else "",
             bytes_text(row.get("peak_bytes")),

@@ -6,8 +6,9 @@ import resource
 import time
 from typing import Any
 
-from mindtorch.profile.estimate import Estimator
 from torch.utils.flop_counter import FlopCounterMode
+
+from mindtorch.profile.estimate import Estimator
 
 from .timing import Pair, torch
 

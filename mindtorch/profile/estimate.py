@@ -6,7 +6,9 @@ Time is the roofline's, per distinct call; memory is what storages take from the
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -76,6 +78,9 @@ class Estimator:
 
     def __enter__(self) -> Estimator:
         stack = self._stack
+        if not gc.get_freeze_count():
+            gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
+            stack.callback(gc.unfreeze)
         stack.enter_context(estimating(self._accelerator, self.assume))
         semantics.install()
         stack.callback(semantics.uninstall)
@@ -104,9 +109,15 @@ class Estimator:
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
         self._end_stage(len(found.calls), "rest")
-        for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
-            if stage in self._stretches and stage != "rest":
-                self._sum_up(found, stage)
+        collects = gc.isenabled()
+        gc.disable()  # many small tuples, no garbage
+        try:
+            for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
+                if stage in self._stretches and stage != "rest":
+                    self._sum_up(found, stage)
+        finally:
+            if collects:
+                gc.enable()
 
     # ---- while it runs
 
@@ -142,6 +153,10 @@ class Estimator:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
+        for held in (*root.parameters(), *root.buffers()):
+            handle = _core.get_handle(held)
+            if handle is not None:
+                ledger.hold(handle)  # it may have been made before
         memory.say(root.parameters(), memory.PARAMETERS)
         memory.say(root.buffers(), memory.BUFFERS)
 
@@ -156,18 +171,15 @@ class Estimator:
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & _ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        kinds, numbers = np.unique(calls[calls["sig"] != 0], return_counts=True)
         rows: list[tuple[int, ...]] = []
-        for kind, n in zip(kinds, numbers, strict=True):
-            sig = self._signature(int(kind["sig"]))
-            seconds = self._seconds[sig] * int(n)
-            rows.append((sig, int(kind["module"]), int(kind["location"]), int(kind["phase"]), int(n),
-                         round(seconds * 1e9), self._bytes[sig] * int(n)))
+        for (of, module, location, phase), n in _tally(calls[calls["sig"] != 0]):
+            sig = self._signature(of)
+            rows.append((sig, module, location, phase, n, round(self._seconds[sig] * n * 1e9), self._bytes[sig] * n))
         self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))
         self.peaks = found.peaks_by("module", stretches)
         phases = found.peaks_by("phase", stretches)
         self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
-        self.places[stage] = Places(int(numbers.sum()), 0, 0, 0)
+        self.places[stage] = Places(sum(row[4] for row in rows), 0, 0, 0)
 
     def _signature(self, sig: int) -> int:
         """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
@@ -210,6 +222,19 @@ class Estimator:
             "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
         }
         return build_report(self, **{**own, **facts})  # type: ignore[arg-type]
+
+
+def _tally(calls: Any) -> Iterator[tuple[list[int], int]]:
+    """The distinct entries of a log of calls, as lists, and how often each is there."""
+    if not len(calls):
+        return
+    first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
+    second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
+    order = np.lexsort((second, first))
+    first, second = first[order], second[order]
+    new = np.flatnonzero(np.concatenate([[True], (first[1:] != first[:-1]) | (second[1:] != second[:-1])]))
+    numbers = np.diff(np.append(new, len(calls)))
+    yield from zip(calls[order[new]].tolist(), numbers.tolist(), strict=True)
 
 
 def _bookkeeping(name: str) -> Op:

@@ -42,8 +42,8 @@ class ModelBook:
             own = []
             for parameter in module._parameters.values():
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
-                    nbytes = parameter.numel() * parameter.element_size()
-                    own.append((self._token(parameter), parameter.numel(), nbytes))
+                    elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
+                    own.append((self._token(parameter), elements, elements * parameter.dtype.itemsize))
             if own:
                 found.append(Owned(module_path, tuple(own)))
         return found

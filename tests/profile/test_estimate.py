@@ -164,6 +164,23 @@ def test_C4_warmup_and_steps(Net: type[nn.Module], warmup: int) -> None:
         assert mine["totals"][key] == theirs["totals"][key]
 
 
+def test_C4_a_model_from_before_counts_as_in_a_measured_profile(Net: type[nn.Module]) -> None:
+    with Estimator():
+        model = Net().eval()
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+
+    def run() -> None:
+        with torch.no_grad():
+            model(tokens)
+
+    mine = estimated(run)
+    model = Net().eval()
+    theirs = measured(run)
+    assert mine["memory"]["categories"]["parameters"] == sum(p.nbytes for p in model.parameters())
+    assert mine["totals"]["flops"] == theirs["totals"]["flops"]
+    assert mine["totals"]["peak_bytes"] == theirs["totals"]["peak_bytes"]
+
+
 def test_C4_an_error_of_the_program_ends_the_estimate(Net: type[nn.Module]) -> None:
     with pytest.raises(RuntimeError, match="4, 5"), Estimator() as estimator:
         nn.Linear(2, 3)(torch.zeros(4, 2))
