@@ -1,4 +1,4 @@
-"""SPEC's speed table S1-S8 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
+"""SPEC's speed table S1-S9 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
 Minima over many rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes about a minute.
 """
@@ -16,7 +16,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from benchmarks import bench_bypass, bench_dispatch, bench_materialize, bench_memory, bench_meta, bench_record
+from benchmarks import (
+    bench_bypass,
+    bench_dispatch,
+    bench_estimate,
+    bench_materialize,
+    bench_memory,
+    bench_meta,
+    bench_record,
+)
 from benchmarks.timing import Pair, mindtorch, torch
 
 
@@ -122,8 +130,15 @@ def s8() -> Iterator[Line]:
         yield Line("S8", what, value, reference, pair.ratio, f"1/{1 / pair.ratio:.0f}", must, aim)
 
 
+def s9() -> Iterator[Line]:
+    pair = bench_estimate.prefill_405b()
+    value, reference = f"{pair.value:.2f} s", f"{pair.reference:.2f} s"
+    shown = f"1/{1 / pair.ratio:.0f}"
+    yield Line("S9", "405B prefill, FLOPs and peak (s)", value, reference, pair.value, shown, 0.3, 0.12)
+
+
 ROWS: dict[str, Callable[[], Iterator[Line]]] = {
-    "S1": s1, "S2": s2, "S3": s3, "S4": s4, "S5": s5, "S6": s6, "S7": s7, "S8": s8,
+    "S1": s1, "S2": s2, "S3": s3, "S4": s4, "S5": s5, "S6": s6, "S7": s7, "S8": s8, "S9": s9,
 }
 
 
