@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from accuracy import convnet, gpt2, minilm
-from mindtorch.profile.estimate import Estimator
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint_sequential
+
+from mindtorch.profile.estimate import Estimator
 
 LIMIT = 0.03
 
