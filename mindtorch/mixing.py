@@ -33,7 +33,7 @@ _FREE: dict[str, frozenset[int | str]] = {
                     frozenset({3, "scalars"})),
 }
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
 
 
 def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
