@@ -5,6 +5,7 @@ Time is counted in calls: a storage lives from the call that made it to the one 
 """
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
@@ -70,7 +71,8 @@ cdef uint32_t n_blocks = 0, cap_blocks = 0
 cdef uint32_t* block_of = NULL      # by slot: 1 + index into blocks; 0 = none
 cdef uint32_t cap_slots = 0
 cdef list names = ["aten::detach"]   # of calls that no tape knows; the first is NAME_DETACH
-cdef uint64_t live[2]               # bytes now, and at most: see live_bytes()
+cdef uint64_t live[129]             # bytes now, by place: -1 is at 1; the sum at 0
+cdef uint64_t most[129]             # the most that ever were, or since reset_peak()
 cdef bint short_of_memory = False   # something could not be noted
 cdef bint stopped = False           # storages that die are still noted, new calls are not
 cdef uint32_t depth = 0
@@ -185,9 +187,14 @@ cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t modul
     b.mark = 0
     n_blocks += 1
     block_of[slot] = n_blocks
-    live[0] += m.nbytes
-    if live[0] > live[1]:
-        live[1] = live[0]
+    _add(0, m.nbytes)
+    _add(-m.device, m.nbytes)
+
+
+cdef inline void _add(int at, uint64_t nbytes) noexcept:
+    live[at] += nbytes
+    if live[at] > most[at]:
+        most[at] = live[at]
 
 
 cdef void note_freed(uint32_t slot) noexcept:
@@ -197,6 +204,7 @@ cdef void note_freed(uint32_t slot) noexcept:
         b.died = n_calls
         block_of[slot] = 0
         live[0] -= b.nbytes
+        live[-b.place] -= b.nbytes
 
 
 cdef void _on_transition(void* data, int kind, uint32_t module, uint8_t phase) noexcept:
@@ -239,7 +247,8 @@ def open(Tape main_tape, handler):
     if listening:
         raise RuntimeError("[ledger] one is open already")
     n_calls = n_blocks = depth = 0
-    live[0] = live[1] = 0
+    memset(live, 0, sizeof(live))
+    memset(most, 0, sizeof(most))
     on_mark, mark_error = handler, None
     stopped = short_of_memory = False
     tape = main_tape
@@ -297,9 +306,17 @@ def hold(Handle h):
             note_memory(slot, h.meta)
 
 
-def live_bytes():
-    """(bytes that live now, the most that ever did)."""
-    return live[0], live[1]
+def live_bytes(int place=0):
+    """(bytes that live now, the most that ever did) at a place; 0: at all of them."""
+    if not -128 <= place <= 0:
+        raise ValueError(f"[ledger] expected a place without data, got {place}")
+    return live[-place], most[-place]
+
+
+def reset_peak(int place=0):
+    """Forget what ever lived at a place, but for what does now."""
+    if -128 <= place <= 0:
+        most[-place] = live[-place]
 
 
 def position():

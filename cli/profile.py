@@ -163,6 +163,7 @@ def command(
         _write_trace(profiler, trace_file)
     if not to_stdout and _ran_anything(report):
         own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
+        own += ["--assume", f"{assume:g}"] if assume is not None else []
         own += [word for value in inputs for word in ("--input", value)] + program.request.words()
         _show(report, program, own, View(by, top, depth, sort))
     for file in files:
@@ -283,6 +284,14 @@ def _show(report: dict[str, Any], program: Program, options: list[str], view: Vi
 
 def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
     """The last words on stderr, and the program's exit code."""
+    if outcome.exit_code and report.get("assumed") and not outcome.interrupted:
+        row = report["assumed"][0]
+        place = f"{row['file']}:{row['line']}"
+        click.echo(
+            f"genie: before that, the program read what an estimate does not know, at {place}, and it was taken for "
+            f"{row['value']}; --assume chooses another number",
+            err=True,
+        )
     if outcome.interrupted:
         click.echo("genie: interrupted; the report covers what ran until then", err=True)
     elif outcome.exit_code and program.kind == "script":

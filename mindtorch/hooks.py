@@ -280,6 +280,8 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
         return first
     if isinstance(first, torch.Tensor):
         return first.device
+    if isinstance(first, int) and not isinstance(first, bool) and dataless_everywhere():
+        return torch.device("cuda", first)
     return kwargs.get("device")
 
 

@@ -57,7 +57,7 @@ def place_of(device: Any, anywhere: bool = False) -> int:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
         index = 0
-    wanted = torch_device(index or 0) if kind == DEVICE_TYPE else _device(kind, index)
+    wanted = _device(kind, index)
     if wanted not in DATALESS:
         BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
         DATALESS.append(wanted)
@@ -68,6 +68,8 @@ def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
         return "cuda", device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
+    if _everywhere and spec.type == DEVICE_TYPE:
+        return "cuda", spec.index  # also torch's answer to `.to(0)`, since the accelerator that it knows is ours
     return spec.type, spec.index
 
 

@@ -14,7 +14,7 @@ from ._ext import context as _context
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
 from .errors import NoDataError
-from .lazy_device import device_at, holds_no_data, is_ours, place_of
+from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
 from .predict import extent
 from .recorded import RecordedMeta, RecordedTensor
 
@@ -217,7 +217,7 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         other = rest.pop(0)
     elif rest and not isinstance(rest[0], (torch.dtype, bool)):
         first = rest.pop(0)
-        target = torch.device(first) if isinstance(first, int) else first
+        target = torch.device(first) if isinstance(first, int) and not dataless_everywhere() else first
     if other is not None:
         target = other.device
         options["dtype"] = other.dtype

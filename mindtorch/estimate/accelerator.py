@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,15 +12,19 @@ from typing import Any
 import torch
 
 from .._ext import ledger
+from ..lazy_device import place_of
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """name, memory_bytes: those of one device; count: how many the program sees."""
+    """name, memory_bytes: those of one device; count: how many the program sees; capability: CUDA's compute
+    capability; processors: streaming multiprocessors."""
 
     name: str
     memory_bytes: int
     count: int = 1
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
 
 
 class _Stream:
@@ -57,7 +62,7 @@ class _Event:
         return True
 
     def elapsed_time(self, end: Any) -> float:
-        return 0.0
+        return math.nan  # nothing was computed: unknown
 
 
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
@@ -66,16 +71,26 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
         (torch, "Generator", _Generator),
+        (torch, "compile", _compile),
+        (torch.nn.Module, "compile", lambda self, *args, **kwargs: None),
+        (torch.Tensor, "pin_memory", lambda self, device=None: self),
+        (torch.Tensor, "record_stream", lambda self, stream: None),
+        # What it would refuse, or not, depends on values.
+        (torch.distributions.Distribution, "_validate_args", False),
     ]
     if accelerator is None:
         return shared
     properties = types.SimpleNamespace(
-        name=accelerator.name, total_memory=accelerator.memory_bytes, major=9, minor=0, multi_processor_count=132,
+        name=accelerator.name, total_memory=accelerator.memory_bytes, major=accelerator.capability[0],
+        minor=accelerator.capability[1], multi_processor_count=accelerator.processors,
         warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
     )
 
+    def live(device: Any = None) -> tuple[int, int]:
+        return ledger.live_bytes(_place(device))
+
     def memory_stats(device: Any = None) -> dict[str, int]:
-        now, most = ledger.live_bytes()
+        now, most = live(device)
         return {"allocated_bytes.all.current": now, "allocated_bytes.all.peak": most,
                 "reserved_bytes.all.current": most, "reserved_bytes.all.peak": most}
 
@@ -90,16 +105,16 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "get_device_name": lambda device=None: accelerator.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "get_arch_list": lambda: ["sm_90"],
-        "mem_get_info": lambda device=None: (accelerator.memory_bytes - ledger.live_bytes()[0],
-                                             accelerator.memory_bytes),
+        "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
+        "mem_get_info": lambda device=None: (accelerator.memory_bytes - live(device)[0], accelerator.memory_bytes),
         "memory_stats": memory_stats,
-        "memory_allocated": lambda device=None: ledger.live_bytes()[0],
-        "max_memory_allocated": lambda device=None: ledger.live_bytes()[1],
-        "memory_reserved": lambda device=None: ledger.live_bytes()[1],
-        "max_memory_reserved": lambda device=None: ledger.live_bytes()[1],
-        "reset_peak_memory_stats": lambda device=None: None,
-        "reset_max_memory_allocated": lambda device=None: None,
+        "memory_allocated": lambda device=None: live(device)[0],
+        "max_memory_allocated": lambda device=None: live(device)[1],
+        "memory_reserved": lambda device=None: live(device)[1],
+        "max_memory_reserved": lambda device=None: live(device)[1],
+        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(_place(device)),
+        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(_place(device)),
+        "memory_summary": lambda device=None, abbreviated=False: f"{live(device)[0]} bytes allocated",
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "synchronize": lambda device=None: None,
@@ -128,7 +143,21 @@ def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_f
     return self.to("cuda" if device is None else device)
 
 
-class _Generator:
+def _place(device: Any) -> int:
+    return place_of("cuda" if device is None else device)
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """torch.compile, which has nothing to compile for here: the function as it is."""
+    return model if model is not None else lambda function: function
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _torch_generator)
+
+
+class _Generator(metaclass=_AnyGenerator):
     """Stands for torch.Generator: on any device, the CPU's."""
 
     def __new__(cls, device: Any = "cpu") -> Any:

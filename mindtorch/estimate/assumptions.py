@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from .. import predict
 from .._ext import context as _context
 from .._ext import lazy as _core
-from ..errors import NoDataError
+from ..errors import NoDataError, UsageError
 
 __all__ = ["MOST_ASSUMED", "assumed", "begin", "full", "too_large"]
 
@@ -18,6 +20,7 @@ __all__ = ["MOST_ASSUMED", "assumed", "begin", "full", "too_large"]
 MOST_ASSUMED = 1 << 24
 #: Distinct source lines and ops that are told apart; all others are one row.
 MOST_PLACES = 1000
+_MANY = 10_000  # reads on one line before somebody should know
 _number: float = 0
 _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 
@@ -25,8 +28,8 @@ _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 def begin(number: float) -> None:
     """Take unknown values for ``number`` from now on; nothing has been assumed so far."""
     global _number
-    if not isinstance(number, (int, float)):
-        raise TypeError(f"[known] expected a number to assume, got {number!r}")
+    if not isinstance(number, (int, float)) or not math.isfinite(number):
+        raise UsageError(f"[assume] expected a finite number, got {number!r}")
     _number = number
     _assumed.clear()
 
@@ -73,6 +76,9 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
             "value": value, "calls": 0,
         }
     row["calls"] += 1
+    if row["calls"] == _MANY:
+        warnings.warn(f"{file}:{line} has read an unknown value {_MANY} times; the program may never come to an end "
+                      f"with {value!r} there: --assume chooses another", stacklevel=2)
 
 
 def too_large(op: str, elements: int) -> NoDataError:

@@ -1,4 +1,4 @@
-"""Reading checkpoints while estimating: names, shapes and dtypes; the weights themselves stay on the disk."""
+"""Checkpoints while estimating: of those read, names, shapes and dtypes, weights stay on the disk; none is written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import zipfile
 from typing import Any
 
+import numpy
 import torch
 
 from ..lazy_device import dataless_everywhere, place_of
@@ -18,14 +19,41 @@ from ..meta import as_meta
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what reads files."""
-    found: list[tuple[Any, str, Any]] = [(torch, "load", _load)]
+    unwritten.clear()
+    found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
+    found += [(numpy, name, _save_array) for name in ("save", "savez", "savez_compressed", "savetxt")]
     if importlib.util.find_spec("safetensors") is not None:
         original = importlib.import_module("safetensors").safe_open
-        opener = _opener(original)
+        writer = importlib.import_module("safetensors.torch")
+        replaced = (("safe_open", original, _opener(original)), ("save_file", writer.save_file, _save_file),
+                    ("save_model", writer.save_model, _save_file))  # fmt: skip
         for module in list(sys.modules.values()):  # who has it by name already
-            if getattr(module, "__dict__", {}).get("safe_open") is original:
-                found.append((module, "safe_open", opener))
+            for name, function, instead in replaced:
+                if getattr(module, "__dict__", {}).get(name) is function:
+                    found.append((module, name, instead))
     return found
+
+
+#: Files that the program meant to write, and that were left as they are: there is nothing to put into them.
+unwritten: list[str] = []
+
+
+def _keep_away(f: Any) -> None:
+    name = str(getattr(f, "name", f)) if isinstance(f, (str, os.PathLike)) or hasattr(f, "name") else "(a buffer)"
+    if name not in unwritten:
+        unwritten.append(name)
+
+
+def _save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    _keep_away(f)
+
+
+def _save_array(file: Any, *args: Any, **kwargs: Any) -> None:
+    _keep_away(file)
+
+
+def _save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+    _keep_away(filename)
 
 
 _torch_load = torch.load

@@ -26,7 +26,10 @@ def numel(tensor: Any) -> int:
 
 
 def is_tensor(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    try:
+        return hasattr(value, "shape") and hasattr(value, "dtype")
+    except RuntimeError:  # nested tensors have no shape to tell
+        return False
 
 
 def argument(args: Args, kwargs: Kwargs, index: int, *names: str, default: Any = None) -> Any:

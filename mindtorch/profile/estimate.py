@@ -20,7 +20,7 @@ from mindtorch import ops, predict, semantics, tensors
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Op
-from mindtorch.estimate import known
+from mindtorch.estimate import files, known
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.profile import memory, roofline
@@ -30,6 +30,12 @@ from mindtorch.profile.targets import Target
 from mindtorch.profile.work import Work, work
 from mindtorch.semantics import modules
 
+#: Ops whose result has as many elements as their input has true ones.
+_SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim",
+                    "repeat_interleave", "bincount"})  # fmt: skip
+#: CUDA's compute capability, and the number of streaming multiprocessors, of targets that scripts ask about it.
+_CUDA = {"h100": ((9, 0), 132), "h200": ((9, 0), 132), "b200": ((10, 0), 148), "a100": ((8, 0), 108),
+         "l4": ((8, 9), 58), "rtx4090": ((8, 9), 128), "mi300x": ((9, 4), 304)}  # fmt: skip
 _ENTERED = 0x100  # as in _ext/ledger.pyx
 
 
@@ -49,7 +55,10 @@ class Estimator:
             raise ValueError(f"[Estimator] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.target, self.warmup, self.steps, self.assume = target, warmup, steps, assume
         gpu = target is not None and target.key != "cpu"
-        self._accelerator = Accelerator(target.name, int(target.memory_bytes), devices) if target and gpu else None
+        self._accelerator = None
+        if target is not None and gpu:
+            facts = _CUDA.get(target.key, ((9, 0), 132))
+            self._accelerator = Accelerator(target.name, int(target.memory_bytes), devices, *facts)
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -72,6 +81,7 @@ class Estimator:
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
+        self._unwritten: list[str] = []
         self._stack = ExitStack()
 
     # ---- the block
@@ -105,6 +115,7 @@ class Estimator:
         self.book.refresh()
         self._mark_roles()
         self._assumed = known.assumed()
+        self._unwritten = list(files.unwritten)
         calls, blocks = ledger.close()
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
@@ -221,7 +232,25 @@ class Estimator:
             "assumed": self._assumed,
             "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
         }
-        return build_report(self, **{**own, **facts})  # type: ignore[arg-type]
+        report = build_report(self, **{**own, **facts})  # type: ignore[arg-type]
+        report["warnings"] += self._warnings()
+        return report
+
+    def _warnings(self) -> list[str]:
+        found = []
+        sized = [row for row in self._assumed if row["op"] in _SIZES]
+        if sized:
+            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
+            found.append(f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
+                         "takes the most, instead of the least")
+        if self._unwritten:
+            found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
+        assert self.memory is not None
+        others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
+        if others:
+            peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
+            found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
+        return found
 
 
 def _tally(calls: Any) -> Iterator[tuple[list[int], int]]:

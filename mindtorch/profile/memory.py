@@ -49,16 +49,19 @@ class Memory:
     def __init__(self, calls: bytes, blocks: bytes, marks: Sequence[tuple[str, int]]) -> None:
         self.calls = np.frombuffer(calls, _CALL)
         found = np.frombuffer(blocks, _BLOCK)
-        kinds = np.array([device.type for device in DATALESS])[-1 - found["place"].astype(int)]
+        kinds = np.array([str(device) for device in DATALESS])[-1 - found["place"].astype(int)]
         self.device = _main_device(kinds, found["nbytes"])
-        chosen = kinds == self.device
-        self.blocks = found[chosen]
-        grain = _ROUND.get(self.device, 1)
-        self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
-        n = len(self.calls)
-        self.born = np.minimum(self.blocks["born"], n).astype(np.int64)
-        self.died = np.minimum(self.blocks["died"], n).astype(np.int64)
-        self.live = self._over_time(np.ones(len(self.blocks), bool))
+        self.others: dict[str, int] = {}  # label → most bytes live there
+        for label in (*(str(k) for k in np.unique(kinds) if k != self.device), self.device):
+            self.blocks = found[kinds == label]
+            grain = _ROUND.get(label.partition(":")[0], 1)
+            self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
+            n = len(self.calls)
+            self.born = np.minimum(self.blocks["born"], n).astype(np.int64)
+            self.died = np.minimum(self.blocks["died"], n).astype(np.int64)
+            self.live = self._over_time(np.ones(len(self.blocks), bool))
+            if label != self.device:
+                self.others[label] = self.peak()
         self.categories = self._categories(marks)
 
     def _over_time(self, chosen: Any) -> Any:
@@ -107,6 +110,7 @@ class Memory:
         peak = int(self.live[at]) if len(self.live) else 0
         facts: dict[str, Any] = {
             "device": self.device,
+            "other_devices": self.others,
             "peak_bytes": peak,
             "categories": {name: nbytes for name, nbytes in by_category.items() if nbytes},
             "at": self._where(at),

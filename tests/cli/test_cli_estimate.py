@@ -69,7 +69,7 @@ def test_C4_a_script_for_cuda_is_estimated_unchanged(here: Path) -> None:
     assert "NVIDIA L4 24 GB\n" in result.output and "diverged" not in result.output
     assert report["mode"] == "estimate" and report["device"] == "NVIDIA L4 24 GB" and report["schema_version"] == 1
     facts = report["memory"]
-    assert facts["device"] == "cuda" and facts["fits"] and facts["devices"] == 1
+    assert facts["device"] == "cuda:0" and facts["fits"] and facts["devices"] == 1
     assert facts["capacity_bytes"] == 24 * 10**9 and sum(facts["categories"].values()) == facts["peak_bytes"]
     assert facts["categories"]["optimizer state"] >= 2 * facts["categories"]["parameters"]
     [row] = report["assumed"]

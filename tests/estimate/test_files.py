@@ -72,3 +72,24 @@ def test_C4_safetensors_reads_no_weights(weights: Path, device: str) -> None:
             assert part.get_shape() == [1, N] and part[:, :5].shape == (1, 5)
     assert resident() - before < 16 * 2**20
     assert type(files.load_file(weights / "model.safetensors")["bias"]) is torch.Tensor
+
+
+def test_C4_nothing_is_written(tmp_path: Path) -> None:
+    import numpy
+
+    safetensors = pytest.importorskip("safetensors.torch")
+    good = {"weight": torch.arange(3.0)}
+    torch.save(good, tmp_path / "model.pt")
+    before = (tmp_path / "model.pt").read_bytes()
+    with estimating(GPU):
+        from mindtorch.estimate import files
+
+        model = nn.Linear(2, 2)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        safetensors.save_file(model.state_dict(), tmp_path / "new.safetensors")
+        numpy.save(tmp_path / "array.npy", model(torch.zeros(1, 2)).detach().numpy())
+        names = [Path(name).name for name in files.unwritten]
+    assert names == ["model.pt", "new.safetensors", "array.npy"]
+    assert (tmp_path / "model.pt").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+    torch.save(good, tmp_path / "again.pt")
+    assert torch.load(tmp_path / "again.pt")["weight"].tolist() == [0, 1, 2]
