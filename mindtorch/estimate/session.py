@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _foreach_utils
+from torch.utils._foreach_utils import _device_has_foreach_support
 
 from .. import hooks, tensors
 from .._ext import hooks as _hooks
@@ -14,7 +17,7 @@ from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
-from ..meta import as_meta
+from ..meta import MetaTensor, as_meta
 from . import files, known
 from .accelerator import Accelerator, answers
 
@@ -48,7 +51,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         _intercept.take_apart(True)
         stack.callback(_intercept.take_apart, False)
         made = (torch.nn.Parameter, "__new__", _new_parameter)
-        for owner, name, value in (*answers(accelerator), *files.replacements(), made):
+        for owner, name, value in (*answers(accelerator), *files.replacements(), *_foreach(), made):
             _replace(stack, owner, name, value)
         yield
 
@@ -63,6 +66,22 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
         stack.callback(delattr, owner, name)
 
 
+def _foreach() -> list[tuple[Any, str, Any]]:
+    """Optimizers and clipping take lists of tensors at once where torch would, though our class is not torch's own."""
+    optimizer = importlib.import_module("torch.optim.optimizer")  # which torch.optim has taken from its own names
+    clip = torch.nn.utils.clip_grad
+    types = [*optimizer._foreach_supported_types, *_TYPES]
+
+    def has_support(tensors: Any, device: Any) -> bool:
+        return _device_has_foreach_support(device) and all(t is None or type(t) in types for t in tensors)
+
+    return [
+        (optimizer, "_foreach_supported_types", types),
+        *((owner, "_has_foreach_support", has_support) for owner in (_foreach_utils, clip)),
+    ]
+
+
+_TYPES = (MetaTensor, type(as_meta(torch.empty(0), -1)))
 _torch_new_parameter = torch.nn.Parameter.__new__
 
 

@@ -73,7 +73,17 @@ def convolutional(Net: type[nn.Module]) -> None:
         optimizer.zero_grad()
 
 
-PROGRAMS = {f.__name__: f for f in (train_net, infer_net, checkpointed, convolutional)}
+def clipped(Net: type[nn.Module]) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+PROGRAMS = {f.__name__: f for f in (train_net, infer_net, checkpointed, convolutional, clipped)}
 
 
 def estimated(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
@@ -144,6 +154,21 @@ def test_C4_whether_it_fits_and_on_how_many() -> None:
     assert not facts["fits"] and facts["devices"] == 6 and facts["spare_bytes"] == 80 * 10**9 - facts["peak_bytes"]
     assert facts["peak_bytes"] == 4 * 10**11 + 4_000_256 + 400_384  # in blocks of 512 bytes
     assert facts["categories"]["parameters"] == 4 * 10**11
+
+
+def test_C4_optimizers_work_on_lists_on_cuda_as_torchs_do_there() -> None:
+    def run() -> None:
+        model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4, 256, device="cuda")).sum().backward()
+        optimizer.step()
+
+    report = estimated(run, target=targets.find("h100"))
+    calls = {row["name"]: row["calls"] for row in report["ops"]}
+    assert calls["aten::_foreach_addcdiv_"] == 1 and "aten::addcdiv_" not in calls and report["assumed"] == []
+    # Weights, gradients, two moments and the list of denominators.
+    assert report["memory"]["categories"]["temporaries"] >= 8 * 256 * 256 * 4
+    assert 5 * 8 * 256 * 256 * 4 <= report["memory"]["peak_bytes"] <= 5.1 * 8 * 256 * 256 * 4
 
 
 def test_C4_the_accelerators_memory_only(Net: type[nn.Module]) -> None:
