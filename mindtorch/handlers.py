@@ -173,6 +173,16 @@ def _split(args: tuple, kwargs: dict) -> Any:
     return torch.tensor_split(args[0], at, *args[2:], **kwargs)
 
 
+def _pack(args: tuple, kwargs: dict) -> Any:
+    # torch reads the lengths in C++, where those of an estimate have no memory, and wants batch sizes on the CPU.
+    data, lengths, *rest = args
+    if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
+        return NotImplemented
+    plain = value_of(lengths, "lengths")
+    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
+    return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
+
+
 def _like(func: Any) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         device = kwargs.get("device")
@@ -317,6 +327,7 @@ def table() -> dict[Any, Handler]:
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
         T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
+        torch._C._VariableFunctions._pack_padded_sequence: _pack,
         torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
         torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
         _base.detach: _detach,

@@ -157,3 +157,13 @@ def test_C4_compiling_pinning_and_validating_do_nothing(session: None) -> None:
     assert isinstance(model, nn.Linear) and torch.ones(2).pin_memory().shape == (2,)
     assert isinstance(torch.Generator(), torch.Generator)
     assert torch.distributions.Normal(torch.randn(3), torch.randn(3).exp()).rsample().shape == (3,)
+
+
+def test_C4_packed_sequences(session: None) -> None:
+    lstm, x = nn.LSTM(8, 16, batch_first=True).cuda(), torch.randn(4, 10, 8, device="cuda")
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([10, 7, 5, 2]), batch_first=True)
+    assert packed.data.shape == (24, 8) and packed.batch_sizes.tolist() == [4, 4, 3, 3, 3, 2, 2, 1, 1, 1]
+    out, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    assert out.shape == (4, 10, 16) and lengths.tolist() == [10, 7, 5, 2] and str(out.device) == "cuda:0"
+    out.sum().backward()
+    assert lstm.weight_ih_l0.grad.shape == (64, 8)
