@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -20,6 +21,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_si
 
 @pytest.fixture
 def here(tmp_path: Any, monkeypatch: Any) -> Any:
+    gc.collect()  # models of one test must not be found alive by the next one's profile
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "gpt2.json").write_text(json.dumps(GPT2))
