@@ -1,0 +1,122 @@
+"""Builds the AscendCL test library and controls it.
+
+The library (``acl/*.c``) has the C interface of the AscendCL runtime and of some aclnn operations over host memory:
+streams are threads, device memory cannot be touched by the host, and every misuse is remembered as a violation.
+
+Environment, read when it is loaded and at :meth:`Library.reset`: ``GENIE_TEST_NPU_DEVICES`` (2),
+``GENIE_TEST_NPU_MEMORY`` (bytes of each device, 1 GiB), ``GENIE_TEST_NPU_PEER`` (0: no access between devices),
+``GENIE_TEST_NPU_INIT`` (``once``: a second ``aclInit`` gives 100002), ``GENIE_TEST_NPU_ORDER`` (0: do not check that
+uses of the same memory are ordered), ``GENIE_TEST_NPU_REPORT`` (a file for violations and leaks at process exit).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "acl"
+OPTIONS = "-std=c11 -O1 -g -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror".split()
+
+
+def build(folder: Path, *options: str) -> Path:
+    """Compile into ``folder``, unless the same sources were compiled there before; ``options`` as for the compiler."""
+    sources = sorted(SOURCES.glob("*.c"))
+    command = [os.environ.get("CC", "cc"), *OPTIONS, *options, *map(str, sources)]
+    content = b"\0".join([*(path.read_bytes() for path in sorted(SOURCES.iterdir())), repr(command).encode()])
+    target = folder / f"libascendcl-test-{hashlib.sha256(content).hexdigest()[:16]}.so"
+    if not target.exists():
+        unfinished = target.with_suffix(f".{os.getpid()}")
+        done = subprocess.run([*command, "-o", str(unfinished), "-lm"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the AscendCL test library does not compile:\n{done.stderr}")
+        unfinished.rename(target)
+    return target
+
+
+class Library:
+    """A loaded test library: ``c`` for its functions through ctypes, and what tests control it with.
+
+    A process has one state for each path; ``reset`` starts afresh, ``clear`` only forgets what was counted and armed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.c = ctypes.CDLL(str(path))
+        self.c.genie_test_calls.restype = ctypes.c_long
+        self.c.genie_test_calls.argtypes = [ctypes.c_char_p]
+        self.c.genie_test_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+        self.c.genie_test_fail.restype = None
+        self.c.genie_test_delay_copies.restype = self.c.genie_test_reset.restype = None
+        for function in (self.c.genie_test_stall, self.c.genie_test_hold, self.c.genie_test_release):
+            function.argtypes = [ctypes.c_void_p]
+        self.c.genie_test_stall.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        for function in (self.c.genie_test_violations, self.c.genie_test_leaks):
+            function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        for function in (self.c.genie_test_peek, self.c.genie_test_poke):
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        self.c.aclGetRecentErrMsg.restype = self.c.aclrtGetSocName.restype = ctypes.c_char_p
+
+    def _lines(self, function: ctypes._CFuncPtr) -> list[str]:
+        buffer = ctypes.create_string_buffer(1 << 20)
+        count = function(buffer, len(buffer))
+        lines = buffer.value.decode().splitlines()
+        assert len(lines) == count or len(buffer.value) > len(buffer) - 1000
+        return lines
+
+    def violations(self) -> list[str]:
+        """Every misuse since the last clear, ``function: what``; of ``aclFinalize``, what leaked."""
+        return self._lines(self.c.genie_test_violations)
+
+    def leaks(self) -> list[str]:
+        """What is held now: blocks, streams, events, contexts made by the caller, descriptions of tensors."""
+        return self._lines(self.c.genie_test_leaks)
+
+    def calls(self, function: str = "*") -> int:
+        """How often a function, or (``*``) any, was called since the last clear."""
+        return self.c.genie_test_calls(function.encode())
+
+    def fail(self, function: str = "*", nth: int = 1, code: int = 507899) -> None:
+        """The nth next call (1: the very next) of ``function``, or (``*``) of any function, fails with ``code``.
+
+        Functions that give something back (destroy, free, reset, a second phase) do so nevertheless.
+        """
+        self.c.genie_test_fail(function.encode(), nth, code)
+
+    def stall(self, stream: int | None, milliseconds: int) -> int:
+        """The stream (None: every one) sleeps before what is queued next. Returns how many streams do."""
+        return self.c.genie_test_stall(stream, milliseconds)
+
+    def hold(self, stream: int | None = None) -> int:
+        """Nothing more starts on the stream (None: on any there is now) until :meth:`release`."""
+        return self.c.genie_test_hold(stream)
+
+    def release(self, stream: int | None = None) -> int:
+        """Let held streams go on."""
+        return self.c.genie_test_release(stream)
+
+    def delay_copies(self, milliseconds: int) -> None:
+        """Every copy called from now on takes this much longer."""
+        self.c.genie_test_delay_copies(milliseconds)
+
+    def peek(self, pointer: int, size: int) -> bytes:
+        """What device memory holds at this moment."""
+        buffer = ctypes.create_string_buffer(size)
+        if self.c.genie_test_peek(pointer, buffer, size):
+            raise ValueError(f"{size} bytes at {pointer:#x} are not inside a live device block")
+        return buffer.raw
+
+    def poke(self, pointer: int, data: bytes) -> None:
+        """Write to device memory, whatever is queued."""
+        if self.c.genie_test_poke(pointer, data, len(data)):
+            raise ValueError(f"{len(data)} bytes at {pointer:#x} are not inside a live device block")
+
+    def clear(self) -> int:
+        """Forget violations, counts, armed faults and the delay. Returns how many faults had not fired."""
+        return self.c.genie_test_clear()
+
+    def reset(self) -> None:
+        """As freshly loaded; the environment is read again. Nothing else may be using the library."""
+        self.c.genie_test_reset()
