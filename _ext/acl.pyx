@@ -1,0 +1,273 @@
+"""The binding to AscendCL: one library opened at run time, no headers needed to build.
+
+Functions are called through `api` by the modules beside this one; a code other than 0 becomes the exception class that
+`configure` was handed, with the function, the code, its name and the library's own last message.
+"""
+import os
+
+cdef extern from "<dlfcn.h>" nogil:
+    void *dlopen(const char *path, int mode)
+    void *dlsym(void *handle, const char *name)
+    int dlclose(void *handle)
+    const char *dlerror()
+    int RTLD_NOW
+    int RTLD_LOCAL
+
+cdef extern from *:
+    """
+    #include <string.h>
+    typedef struct mt_failure { const char *function; int code; char text[1024]; } mt_failure;
+    static __thread mt_failure mt_last;
+    static inline mt_failure *mt_failed(void) { return &mt_last; }
+    static inline void mt_keep(const char *function, int code, const char *text) {
+        mt_last.function = function;
+        mt_last.code = code;
+        mt_last.text[0] = 0;
+        if (text) { strncpy(mt_last.text, text, sizeof(mt_last.text) - 1); mt_last.text[sizeof(mt_last.text) - 1] = 0; }
+    }
+    """
+    ctypedef struct mt_failure:
+        const char *function
+        int code
+        char *text
+    mt_failure *mt_failed() noexcept nogil
+    void mt_keep(const char *function, int code, const char *text) noexcept nogil
+
+# The names that the public headers give to error codes.
+_NAMES = {
+    100000: "ACL_ERROR_INVALID_PARAM", 100001: "ACL_ERROR_UNINITIALIZE", 100002: "ACL_ERROR_REPEAT_INITIALIZE",
+    100003: "ACL_ERROR_INVALID_FILE", 107000: "ACL_ERROR_RT_PARAM_INVALID", 107001: "ACL_ERROR_RT_INVALID_DEVICEID",
+    107002: "ACL_ERROR_RT_CONTEXT_NULL", 107003: "ACL_ERROR_RT_STREAM_CONTEXT", 107004: "ACL_ERROR_RT_MODEL_CONTEXT",
+    107006: "ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID", 107007: "ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL",
+    107008: "ACL_ERROR_RT_ADDR_UNALIGNED", 107016: "ACL_ERROR_RT_INVALID_MEMORY_TYPE",
+    107017: "ACL_ERROR_RT_INVALID_HANDLE", 107018: "ACL_ERROR_RT_INVALID_MALLOC_TYPE",
+    107019: "ACL_ERROR_RT_WAIT_TIMEOUT", 107020: "ACL_ERROR_RT_TASK_TIMEOUT",
+    200000: "ACL_ERROR_BAD_ALLOC", 200001: "ACL_ERROR_API_NOT_SUPPORT", 200002: "ACL_ERROR_INVALID_DEVICE",
+    207000: "ACL_ERROR_RT_FEATURE_NOT_SUPPORT", 207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
+    207002: "ACL_ERROR_RT_MEMORY_FREE", 207003: "ACL_ERROR_RT_AICORE_OVER_FLOW", 207004: "ACL_ERROR_RT_NO_DEVICE",
+    207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL", 207006: "ACL_ERROR_RT_NO_PERMISSION",
+    207007: "ACL_ERROR_RT_NO_EVENT_RESOURCE", 207008: "ACL_ERROR_RT_NO_STREAM_RESOURCE",
+    207018: "ACL_ERROR_RT_DEVICE_OOM", 500000: "ACL_ERROR_INTERNAL_ERROR", 500001: "ACL_ERROR_FAILURE",
+    507000: "ACL_ERROR_RT_INTERNAL_ERROR", 507001: "ACL_ERROR_RT_TS_ERROR", 507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
+    507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT", 507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
+    507900: "ACL_ERROR_RT_AICPU_INTERNAL_ERROR",
+}  # fmt: skip
+
+cdef void *_library = NULL
+cdef void *_operators = NULL
+cdef bint _sought_operators = False
+cdef bint _test_library = False
+cdef str _path = None
+cdef object _missing = ()
+_error = None
+_out_of_memory = None
+
+
+def configure(error, out_of_memory):
+    """The exception classes to raise, both called with (function, code, name, detail)."""
+    global _error, _out_of_memory
+    _error, _out_of_memory = error, out_of_memory
+
+
+def error_name(int code):
+    """The name of an error code in AscendCL's headers; ``unknown error`` for one that is not there."""
+    return _NAMES.get(code, "unknown error")
+
+
+cdef int note(const char *function, int code) noexcept nogil:
+    if code != 0:
+        mt_keep(function, code, api.aclGetRecentErrMsg() if api.aclGetRecentErrMsg != NULL else NULL)
+    return code
+
+
+cdef int throw() except -1:
+    cdef mt_failure *failed = mt_failed()
+    function = (<bytes>failed.function).decode() if failed.function != NULL else "AscendCL"
+    detail = (<bytes>failed.text).decode("utf-8", "replace").strip()
+    kind = _out_of_memory if is_memory_error(failed.code) else _error
+    if kind is None:
+        raise RuntimeError(f"[{function}] error {failed.code} ({error_name(failed.code)}): {detail}")
+    raise kind(function, failed.code, error_name(failed.code), detail)
+
+
+cdef int throw_memory(str text) except -1:
+    cdef mt_failure *failed = mt_failed()
+    code = failed.code if is_memory_error(failed.code) else ERROR_MEMORY_ALLOCATION
+    if _out_of_memory is None:
+        raise MemoryError(text)
+    raise _out_of_memory("aclrtMalloc", code, error_name(code), text)
+
+
+cdef int check(const char *function, int code) except -1:
+    if code != 0:
+        note(function, code)
+        throw()
+    return 0
+
+
+cdef bint is_memory_error(int code) noexcept nogil:
+    return code == ERROR_MEMORY_ALLOCATION or code == ERROR_DEVICE_OUT_OF_MEMORY
+
+
+cdef class _Binder:
+    """Looks up functions one by one, and keeps the names of those that are not there."""
+    cdef void *library
+    cdef list required, optional
+
+    def __cinit__(self):
+        self.required, self.optional = [], []
+
+    cdef int need(self, const char *name, void **place) except -1:
+        place[0] = dlsym(self.library, name)
+        if place[0] == NULL:
+            self.required.append((<bytes>name).decode())
+        return 0
+
+    cdef int want(self, const char *name, void **place) except -1:
+        place[0] = dlsym(self.library, name)
+        if place[0] == NULL:
+            self.optional.append((<bytes>name).decode())
+        return 0
+
+
+cdef int _bind(_Binder binder, Api *to) except -1:
+    binder.need(b"aclInit", <void **>&to.aclInit)
+    binder.need(b"aclFinalize", <void **>&to.aclFinalize)
+    binder.need(b"aclrtGetDeviceCount", <void **>&to.aclrtGetDeviceCount)
+    binder.need(b"aclrtSetDevice", <void **>&to.aclrtSetDevice)
+    binder.need(b"aclrtResetDevice", <void **>&to.aclrtResetDevice)
+    binder.need(b"aclrtSynchronizeDevice", <void **>&to.aclrtSynchronizeDevice)
+    binder.need(b"aclrtSetCurrentContext", <void **>&to.aclrtSetCurrentContext)
+    binder.need(b"aclrtGetCurrentContext", <void **>&to.aclrtGetCurrentContext)
+    binder.need(b"aclrtCreateStream", <void **>&to.aclrtCreateStream)
+    binder.need(b"aclrtDestroyStream", <void **>&to.aclrtDestroyStream)
+    binder.need(b"aclrtSynchronizeStream", <void **>&to.aclrtSynchronizeStream)
+    binder.need(b"aclrtStreamWaitEvent", <void **>&to.aclrtStreamWaitEvent)
+    binder.need(b"aclrtCreateEvent", <void **>&to.aclrtCreateEvent)
+    binder.need(b"aclrtDestroyEvent", <void **>&to.aclrtDestroyEvent)
+    binder.need(b"aclrtRecordEvent", <void **>&to.aclrtRecordEvent)
+    binder.need(b"aclrtSynchronizeEvent", <void **>&to.aclrtSynchronizeEvent)
+    binder.need(b"aclrtEventElapsedTime", <void **>&to.aclrtEventElapsedTime)
+    binder.need(b"aclrtMalloc", <void **>&to.aclrtMalloc)
+    binder.need(b"aclrtFree", <void **>&to.aclrtFree)
+    binder.need(b"aclrtMallocHost", <void **>&to.aclrtMallocHost)
+    binder.need(b"aclrtFreeHost", <void **>&to.aclrtFreeHost)
+    binder.need(b"aclrtMemcpy", <void **>&to.aclrtMemcpy)
+    binder.need(b"aclrtMemcpyAsync", <void **>&to.aclrtMemcpyAsync)
+    binder.need(b"aclrtMemset", <void **>&to.aclrtMemset)
+    binder.need(b"aclrtGetMemInfo", <void **>&to.aclrtGetMemInfo)
+    binder.want(b"aclFinalizeReference", <void **>&to.aclFinalizeReference)
+    binder.want(b"aclGetRecentErrMsg", <void **>&to.aclGetRecentErrMsg)
+    binder.want(b"aclrtGetSocName", <void **>&to.aclrtGetSocName)
+    binder.want(b"aclrtGetVersion", <void **>&to.aclrtGetVersion)
+    binder.want(b"aclrtCreateStreamWithConfig", <void **>&to.aclrtCreateStreamWithConfig)
+    binder.want(b"aclrtStreamQuery", <void **>&to.aclrtStreamQuery)
+    binder.want(b"aclrtCreateEventWithFlag", <void **>&to.aclrtCreateEventWithFlag)
+    binder.want(b"aclrtCreateEventExWithFlag", <void **>&to.aclrtCreateEventExWithFlag)
+    binder.want(b"aclrtMemsetAsync", <void **>&to.aclrtMemsetAsync)
+    binder.want(b"aclGetDeviceCapability", <void **>&to.aclGetDeviceCapability)
+    binder.want(b"drvGetDevNum", <void **>&to.drvGetDevNum)
+    binder.want(b"aclrtQueryEvent", <void **>&to.aclrtQueryEvent)
+    binder.want(b"aclrtQueryEventStatus", <void **>&to.aclrtQueryEventStatus)
+    if to.aclrtQueryEvent == NULL and to.aclrtQueryEventStatus == NULL:
+        binder.required.append("aclrtQueryEventStatus")
+    return 0
+
+
+cdef void *_open(str path) except? NULL:
+    cdef bytes encoded = os.fsencode(path)
+    cdef const char *name = encoded
+    cdef void *handle
+    # Local: its symbols are found through the handle alone, and cannot stand in for another library's.
+    with nogil:
+        handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)
+    return handle
+
+
+def load(str path):
+    """Open the library and bind its functions. Again with the same path: nothing happens.
+
+    OSError with the loader's own text when it cannot be opened; ImportError that names every missing function.
+    RuntimeError when another library is bound already.
+    """
+    global _library, _path, _missing, _test_library
+    cdef Api found
+    cdef _Binder binder
+    cdef const char *text
+    if _library != NULL:
+        if path != _path:
+            raise RuntimeError(f"expected {_path}, which is bound already, got {path}")
+        return
+    cdef void *handle = _open(path)
+    if handle == NULL:
+        text = dlerror()
+        raise OSError((<bytes>text).decode("utf-8", "replace") if text != NULL else f"{path}: cannot be opened")
+    binder = _Binder()
+    binder.library = handle
+    _bind(binder, &found)
+    if binder.required:
+        dlclose(handle)
+        raise ImportError(f"{path} is not a usable AscendCL library: it has no {', '.join(binder.required)}")
+    if _library != NULL:  # another thread was faster
+        return
+    (&api)[0] = found
+    _path, _missing = path, tuple(binder.optional)
+    _test_library = dlsym(handle, b"genie_acl_test_library") != NULL
+    _library = handle
+
+
+cdef void *find(const char *name):
+    global _operators, _sought_operators
+    cdef void *place
+    if _library == NULL:
+        return NULL
+    place = dlsym(_library, name)
+    if place != NULL:
+        return place
+    if not _sought_operators:
+        beside = os.path.join(os.path.dirname(_path), "libopapi.so")
+        # The test library has its operators in itself; the loader's own may be there and must not serve it.
+        names = (beside,) if _test_library or os.path.isfile(beside) else ("libopapi.so",)
+        for each in names:
+            _operators = _open(each)
+        _sought_operators = True
+    return dlsym(_operators, name) if _operators != NULL else NULL
+
+
+def symbol(str name):
+    """The address of a function in the library or in libopapi.so beside it; 0 when neither has it."""
+    cdef bytes encoded = name.encode()
+    return <size_t>find(encoded)
+
+
+def is_loaded():
+    return _library != NULL
+
+
+def library_path():
+    """The path that was loaded, or None."""
+    return _path
+
+
+def is_test_library():
+    """Whether what is loaded is a test library over host memory, not hardware."""
+    return _test_library
+
+
+def missing():
+    """Names of the optional functions that the library does not have."""
+    return _missing
+
+
+def version():
+    """The runtime's version as text, or None where the library does not tell."""
+    cdef int32_t major = 0, minor = 0, patch = 0
+    if api.aclrtGetVersion == NULL or api.aclrtGetVersion(&major, &minor, &patch) != 0:
+        return None
+    return f"{major}.{minor}.{patch}"
+
+
+def soc_name():
+    """The chip's name (``Ascend910B1``), or None where the library does not tell."""
+    cdef const char *name = api.aclrtGetSocName() if api.aclrtGetSocName != NULL else NULL
+    return (<bytes>name).decode("utf-8", "replace") if name != NULL else None

@@ -1,0 +1,458 @@
+"""Current device and stream of each thread, and torch's Stream and Event over the runtime pool."""
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+
+from mindtorch._ext.acl cimport STREAM_COMPLETE, api, note
+from mindtorch._ext.pool cimport (
+    MAX_DEVICES,
+    MT_SAVED,
+    STREAMS,
+    Lane,
+    Mark,
+    Unit,
+    advance,
+    blocked,
+    current_lane,
+    drop,
+    enter,
+    known_unit,
+    leave,
+    lock_with_gil,
+    mt_thread,
+    next_lane,
+    order,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+    query,
+    record,
+    settle,
+    settle_unit,
+    stop,
+    this_thread,
+    unit_of,
+    usable,
+    wait_for,
+)
+
+from mindtorch._ext.pool import check_index
+
+_index = None                 # anything that names a device -> its index
+_device = None                # index -> the public device object
+
+
+def configure(index, device):
+    """Callables: ``index(x)`` is the index that ``x`` names, or raises; ``device(i)`` the public device object."""
+    global _index, _device
+    _index, _device = index, device
+
+
+cdef class Runtime:
+    """One device's part of the pool."""
+    cdef Unit *unit
+
+    @property
+    def device_index(self):
+        return self.unit.device
+
+    @property
+    def context(self):
+        """The address of the device's context."""
+        return <size_t>self.unit.context
+
+    @property
+    def default_stream(self):
+        return stream_object(self.unit.lanes[0])
+
+    def __repr__(self):
+        return f"<npu runtime of device {self.unit.device}>"
+
+
+cdef dict _runtimes = {}
+
+
+def get_runtime(int device):
+    """The runtime of a device, made and initialized by the first who asks for it, in whatever thread."""
+    cdef Unit *unit = unit_of(device)
+    cdef Runtime made
+    found = _runtimes.get(device)
+    if found is None:
+        made = Runtime.__new__(Runtime)
+        made.unit = unit
+        found = _runtimes.setdefault(device, made)
+    return found
+
+
+
+# What is current in the calling thread.
+
+cdef int device_argument(object device) except -1:
+    """The index that ``device`` names; the thread's current device for None."""
+    if device is None:
+        return this_thread().device
+    if type(device) is int:
+        return _plain_index(device)
+    if _index is None:
+        raise ValueError(f"Expected a npu device, but got: {device}")
+    return _plain_index(_index(device))
+
+
+cdef int _plain_index(object index) except -1:
+    return index if 0 <= index < MAX_DEVICES else check_index(index)
+
+
+cdef object stream_object(Lane *lane):
+    cdef Stream made
+    if lane.object == NULL:
+        made = Stream.__new__(Stream)
+        made.lane = lane
+        if lane.object == NULL:  # making it may have let another thread in
+            Py_INCREF(made)
+            lane.object = <PyObject *>made
+    return <object>lane.object
+
+
+def current_device():
+    """Index of the calling thread's current device: 0 until it is set. Needs no library."""
+    return this_thread().device
+
+
+def exchange_device(int device):
+    """Make ``device`` (not checked; below 0: as it is) the calling thread's current one; returns the one before."""
+    cdef mt_thread *here = this_thread()
+    before = here.device
+    if 0 <= device < MAX_DEVICES:
+        here.device = device
+    return before
+
+
+def current_stream(device=None):
+    """The calling thread's current stream on ``device`` (None or -1: its current device)."""
+    cdef Unit *unit
+    cdef int index
+    if device is None or (type(device) is int and device == -1):
+        index = this_thread().device
+    else:
+        index = device_argument(device)
+    unit = known_unit(index)
+    if unit == NULL or blocked():
+        unit = unit_of(index)
+    return stream_object(current_lane(unit))
+
+
+def default_stream(device=None):
+    """The default stream of ``device`` (None or -1: the thread's current one)."""
+    index = this_thread().device if device == -1 else device_argument(device)
+    return stream_object(unit_of(index).lanes[0])
+
+
+def set_stream(Stream stream not None):
+    """Make ``stream`` the thread's current one on its device, and that device the current one."""
+    cdef Lane *lane = stream.there()
+    this_thread().device = lane.unit.device
+    this_thread().current[lane.unit.device] = lane
+
+
+def synchronize(device=None):
+    """Wait for everything on ``device`` (None: the thread's current one)."""
+    cdef Unit *unit = unit_of(device_argument(device))
+    cdef int code
+    with nogil:
+        code = enter(unit)
+        if code == 0:
+            code = settle_unit(unit)
+            leave()
+    stop(code)
+
+
+cdef class Stream:
+    """A stream of work on one device, of the 32 there are for its priority; they are handed out in turn.
+
+    ``priority`` below 0 is high. Equal to every other object that stands for the same stream. As a context manager it
+    is the thread's current stream inside the block, as ``with mindtorch.npu.stream(s)``.
+    """
+
+    def __init__(self, device=None, int priority=0):
+        cdef Unit *unit = unit_of(device_argument(device))
+        cdef Lane *lane
+        cdef int code
+        with nogil:
+            code = next_lane(unit, priority < 0, &lane)
+        stop(code)
+        self.lane = lane
+
+    cdef Lane *there(self) except NULL:
+        if self.lane == NULL:
+            raise RuntimeError("the stream was not initialized")
+        if blocked():
+            stop(blocked())
+        return self.lane
+
+    @staticmethod
+    def priority_range():
+        """(least, greatest) priority."""
+        return 0, -1
+
+    @property
+    def device_index(self):
+        return self.there().unit.device
+
+    @property
+    def device(self):
+        index = self.there().unit.device
+        return index if _device is None else _device(index)
+
+    @property
+    def npu_stream(self):
+        """The address of the aclrtStream."""
+        return <size_t>self.there().stream
+
+    @property
+    def stream_id(self):
+        """0 for the default stream of its device."""
+        return self.there().number
+
+    @property
+    def priority(self):
+        return -1 if self.there().number > STREAMS else 0
+
+    def query(self):
+        """Whether all its work is over."""
+        cdef Lane *lane = self.there()
+        cdef int code, status = 0
+        cdef Mark *mark
+        cdef bint over = False
+        with nogil:
+            code = enter(lane.unit)
+            if code == 0:
+                if api.aclrtStreamQuery != NULL:
+                    code = note(b"aclrtStreamQuery", api.aclrtStreamQuery(lane.stream, &status))
+                    over = status == STREAM_COMPLETE
+                else:
+                    code = record(lane, False, &mark)
+                    if code == 0:
+                        code = query(mark.event, &over)
+                        pthread_mutex_lock(&lane.unit.lock)
+                        drop(mark)
+                        pthread_mutex_unlock(&lane.unit.lock)
+                leave()
+        stop(code)
+        return over
+
+    def synchronize(self):
+        """Wait for all its work."""
+        cdef Lane *lane = self.there()
+        cdef int code
+        with nogil:
+            code = enter(lane.unit)
+            if code == 0:
+                code = settle(lane)
+                leave()
+        stop(code)
+
+    def wait_event(self, event):
+        """What comes next on this stream waits for ``event``."""
+        event.wait(self)
+
+    def wait_stream(self, Stream stream not None):
+        """What comes next on this stream waits for what is on ``stream`` now."""
+        cdef Lane *later = self.there()
+        cdef Lane *earlier = stream.there()
+        cdef int code
+        with nogil:
+            code = enter(earlier.unit)
+            if code == 0:
+                code = order(later, earlier)
+                leave()
+        stop(code)
+
+    def record_event(self, event=None):
+        """Record ``event`` (None: a new one) here; returns it."""
+        if event is None:
+            event = Event()
+        event.record(self)
+        return event
+
+    def __enter__(self):
+        cdef mt_thread *here = this_thread()
+        cdef Lane *lane = self.there()
+        if here.depth >= MT_SAVED:
+            raise RuntimeError(f"more than {MT_SAVED} streams entered within each other")
+        here.saved[here.depth].device = here.device
+        here.saved[here.depth].other = lane.unit.device
+        here.saved[here.depth].other_lane = here.current[lane.unit.device]
+        here.depth += 1
+        here.device = lane.unit.device
+        here.current[lane.unit.device] = lane
+        return self
+
+    def __exit__(self, *exception):
+        cdef mt_thread *here = this_thread()
+        if here.depth == 0:
+            raise RuntimeError("the stream was not entered in this thread")
+        here.depth -= 1
+        here.current[here.saved[here.depth].other] = here.saved[here.depth].other_lane
+        here.device = here.saved[here.depth].device
+
+    def __eq__(self, other):
+        return self.lane == (<Stream>other).lane if isinstance(other, Stream) else NotImplemented
+
+    def __hash__(self):
+        return hash(<size_t>self.lane)
+
+    def __repr__(self):
+        cdef Lane *lane = self.there()
+        return f"<mindtorch.npu.Stream device=npu:{lane.unit.device} npu_stream={<size_t>lane.stream:#x}>"
+
+
+cdef class Event:
+    """A point in a stream's work, as torch.cuda.Event: it belongs to the device of the first stream it is recorded on."""
+    cdef Mark *mark
+    cdef Unit *unit
+    cdef readonly bint timing, blocking
+
+    def __init__(self, bint enable_timing=False, bint blocking=False, bint interprocess=False):
+        if interprocess:
+            raise RuntimeError("npu events cannot be shared between processes")
+        self.timing, self.blocking = enable_timing, blocking
+
+    def __dealloc__(self):
+        if self.mark != NULL and usable():
+            lock_with_gil(self.unit)
+            drop(self.mark)
+            pthread_mutex_unlock(&self.unit.lock)
+
+    cdef Mark *hold(self):
+        """The mark with one holder more, or NULL when nothing was recorded."""
+        cdef Mark *mark = NULL
+        if self.mark != NULL:
+            if not usable():
+                stop(blocked())
+            lock_with_gil(self.unit)
+            mark = self.mark
+            mark.holders += 1
+            pthread_mutex_unlock(&self.unit.lock)
+        return mark
+
+    cdef void release(self, Mark *mark) noexcept nogil:
+        pthread_mutex_lock(&mark.unit.lock)
+        drop(mark)
+        pthread_mutex_unlock(&self.unit.lock)
+
+    def record(self, Stream stream=None):
+        """Record on ``stream`` (None: the thread's current one)."""
+        cdef Lane *lane = (<Stream>(current_stream() if stream is None else stream)).there()
+        cdef Mark *made = NULL
+        cdef Mark *before
+        cdef int code
+        if self.unit == NULL:
+            self.unit = lane.unit
+        if self.unit != lane.unit:
+            raise RuntimeError(
+                f"Event device {self.unit.device} does not match recording stream's device {lane.unit.device}."
+            )
+        with nogil:
+            code = enter(lane.unit)
+            if code == 0:
+                code = record(lane, self.timing, &made)
+                leave()
+        stop(code)
+        before, self.mark = self.mark, made
+        if before != NULL:
+            with nogil:
+                self.release(before)
+
+    def wait(self, Stream stream=None):
+        """What comes next on ``stream`` (None: the thread's current one) waits for this event."""
+        cdef Lane *lane
+        cdef int code
+        cdef Mark *mark = self.hold()
+        if mark == NULL:
+            return
+        try:
+            lane = (<Stream>(current_stream() if stream is None else stream)).there()
+            with nogil:
+                code = enter(lane.unit)
+                if code == 0:
+                    code = wait_for(mark, lane)
+                    leave()
+            stop(code)
+        finally:
+            with nogil:
+                self.release(mark)
+
+    def query(self):
+        """Whether what was recorded is over; True when nothing was."""
+        cdef Mark *mark = self.hold()
+        cdef bint over = False
+        cdef int code
+        if mark == NULL:
+            return True
+        with nogil:
+            code = enter(self.unit)
+            if code == 0:
+                code = query(mark.event, &over)
+                leave()
+            self.done(mark, code == 0 and over)
+        stop(code)
+        return over
+
+    cdef void done(self, Mark *mark, bint over) noexcept nogil:
+        pthread_mutex_lock(&mark.unit.lock)
+        if over:
+            advance(mark.lane, mark.tick)
+        drop(mark)
+        pthread_mutex_unlock(&self.unit.lock)
+
+    def synchronize(self):
+        """Wait until what was recorded is over."""
+        cdef Mark *mark = self.hold()
+        cdef int code
+        if mark == NULL:
+            return
+        with nogil:
+            code = enter(self.unit)
+            if code == 0:
+                code = note(b"aclrtSynchronizeEvent", api.aclrtSynchronizeEvent(mark.event))
+                leave()
+            self.done(mark, code == 0)
+        stop(code)
+
+    def elapsed_time(self, Event end_event not None):
+        """Milliseconds from this event to ``end_event``; both made with ``enable_timing=True``, recorded and over."""
+        cdef float milliseconds = 0
+        cdef int code
+        cdef Mark *start
+        cdef Mark *end
+        if not (self.timing and end_event.timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.mark == NULL or end_event.mark == NULL:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        start, end = self.hold(), end_event.hold()
+        with nogil:
+            code = enter(self.unit)
+            if code == 0:
+                code = note(b"aclrtEventElapsedTime", api.aclrtEventElapsedTime(&milliseconds, start.event, end.event))
+                leave()
+            self.release(start)
+            end_event.release(end)
+        stop(code)
+        return milliseconds
+
+    @property
+    def device(self):
+        """The device of the first stream it was recorded on; None before."""
+        if self.unit == NULL:
+            return None
+        return self.unit.device if _device is None else _device(self.unit.device)
+
+    @property
+    def npu_event(self):
+        """The address of the aclrtEvent; 0 before it was recorded, another one after each recording."""
+        return <size_t>self.mark.event if self.mark != NULL else 0
+
+    def __repr__(self):
+        if self.mark == NULL:
+            return "<mindtorch.npu.Event uninitialized>"
+        return f"<mindtorch.npu.Event {<size_t>self.mark.event:#x}>"
