@@ -23,7 +23,8 @@ static int resolve(const void *pointer, size_t size, const char *what, struct si
         return OK;
     }
     side->block = find_block(pointer, size);
-    if (!side->block) return misuse(RT_PARAM, "the %s, %zu bytes at %p, is not inside a live block", what, size, pointer);
+    if (!side->block)
+        return misuse(RT_PARAM, "the %s, %zu bytes at %p, is not inside a live block", what, size, pointer);
     side->memory = memory_of(side->block, pointer);
     return OK;
 }
@@ -33,7 +34,8 @@ static int check_kind(int kind, const struct side *to, const struct side *from) 
                                         "host to device", "inside a device", "between devices"};
     static const int source[] = {0, 0, 1, 1, -1, 0, 1, 1}, target[] = {0, 1, 0, 1, -1, 1, 1, 1};
     if (kind < 0 || kind > INTER) return fail(PARAM, "kind %d", kind);
-    if ((source[kind] >= 0 && source[kind] != (from->device >= 0)) || (target[kind] >= 0 && target[kind] != (to->device >= 0)) ||
+    if ((source[kind] >= 0 && source[kind] != (from->device >= 0)) ||
+        (target[kind] >= 0 && target[kind] != (to->device >= 0)) ||
         (kind == INNER && to->device != from->device) || (kind == INTER && to->device == from->device))
         return misuse(RT_PARAM, "a copy %s was asked for, from %s to %s memory", names[kind],
                       from->device < 0 ? "host" : "device", to->device < 0 ? "host" : "device");
@@ -45,7 +47,8 @@ static int check_devices(const struct side *to, const struct side *from) {
     if (to->device < 0 && from->device < 0) return OK;
     if (to->device >= 0 && from->device >= 0 && to->device != from->device) {
         if (to->device != here && from->device != here)
-            return misuse(RT_PARAM, "a copy from device %d to %d in a context of device %d", from->device, to->device, here);
+            return misuse(RT_PARAM, "a copy from device %d to %d in a context of device %d", from->device, to->device,
+                          here);
         int other = to->device == here ? from->device : to->device;
         if (!devices[here].peers[other]) return fail(DRIVER, "no peer access from device %d to %d", here, other);
         return OK;

@@ -18,9 +18,10 @@ static int was_freed(const void *address) {
 }
 
 int device_of(const void *address) {
-    for (int i = 0; i < MAX_DEVICES; i++)
-        if (devices[i].ready && (char *)address >= devices[i].view && (char *)address < devices[i].view + devices[i].span)
-            return i;
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        const char *view = devices[i].view;
+        if (devices[i].ready && (char *)address >= view && (char *)address < view + devices[i].span) return i;
+    }
     return -1;
 }
 
@@ -43,8 +44,8 @@ struct block *find_block(const void *address, size_t size) {
         size_t at = place(device, start);
         if (at == device->count) return NULL;
         struct block *block = device->blocks[at];
-        return !block->freed && start >= block->address && size <= block->size - (size_t)(start - block->address) ? block
-                                                                                                                : NULL;
+        if (block->freed || start < block->address) return NULL;
+        return size <= block->size - (size_t)(start - block->address) ? block : NULL;
     }
     for (struct block *block = host_blocks; block; block = block->next)
         if (!block->freed && start >= block->address && start < block->address + block->size) return block;

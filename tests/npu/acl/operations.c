@@ -17,7 +17,9 @@ static char *element(const tensor *t, const tensor *shape, int64_t index) {
     return t->data + offset * (int64_t)bytes_of(t->type);
 }
 
-static double value(const tensor *t, const tensor *shape, int64_t index) { return load(element(t, shape, index), t->type); }
+static double value(const tensor *t, const tensor *shape, int64_t index) {
+    return load(element(t, shape, index), t->type);
+}
 
 int run_unary(const struct plan *p) {
     const tensor *out = &p->tensors[0], *in = &p->tensors[1];
@@ -132,7 +134,8 @@ int run_softmax(const struct plan *p) {
         double most = -INFINITY, sum = 0;
         for (int64_t k = 0; k < length; k++) most = fmax(most, load(x + k * from, in->type));
         for (int64_t k = 0; k < length; k++) sum += exp(load(x + k * from, in->type) - most);
-        for (int64_t k = 0; k < length; k++) store(y + k * to, out->type, exp(load(x + k * from, in->type) - most) / sum);
+        for (int64_t k = 0; k < length; k++)
+            store(y + k * to, out->type, exp(load(x + k * from, in->type) - most) / sum);
     }
     return OK;
 }

@@ -403,7 +403,7 @@ static FILE *report;
 
 static void report_line(const char *text) { fprintf(report, "%s\n", text); }
 
-/* For programs in a process of their own: what is wrong at its end goes to the file that GENIE_TEST_NPU_REPORT names. */
+/* For programs in a process of their own: GENIE_TEST_NPU_REPORT names a file for what is wrong at its end. */
 __attribute__((destructor)) static void unloaded(void) {
     const char *path = getenv("GENIE_TEST_NPU_REPORT");
     if (in_child || !path || !(report = fopen(path, "a"))) return;

@@ -52,9 +52,11 @@ struct stream *new_stream(struct context *context, int is_default) {
     struct stream *stream = new_object(STREAM, sizeof *stream, context->base.device);
     stream->context = context;
     stream->is_default = is_default;
-    while (stream->number < CLOCKS - 1 && numbers[stream->number] && numbers[stream->number]->base.alive) stream->number++;
-    if (numbers[stream->number]) stream->submitted = stream->completed = numbers[stream->number]->submitted;
-    numbers[stream->number] = stream;
+    int number = 0;
+    while (number < CLOCKS - 1 && numbers[number] && numbers[number]->base.alive) number++;
+    if (numbers[number]) stream->submitted = stream->completed = numbers[number]->submitted;
+    numbers[number] = stream;
+    stream->number = number;
     stream->clock = new_clock();
     make_condition(&stream->wake);
     make_condition(&stream->done);
