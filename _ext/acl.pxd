@@ -32,6 +32,7 @@ cdef struct Api:
     int (*aclrtSynchronizeEvent)(void *event) noexcept nogil
     int (*aclrtEventElapsedTime)(float *milliseconds, void *start, void *end) noexcept nogil
     int (*aclrtMalloc)(void **address, size_t size, int policy) noexcept nogil
+    int (*aclrtMallocAlign32)(void **address, size_t size, int policy) noexcept nogil
     int (*aclrtFree)(void *address) noexcept nogil
     int (*aclrtMallocHost)(void **address, size_t size) noexcept nogil
     int (*aclrtFreeHost)(void *address) noexcept nogil

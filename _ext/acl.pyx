@@ -164,6 +164,7 @@ cdef int _bind(_Binder binder, Api *to) except -1:
     binder.want(b"aclrtStreamQuery", <void **>&to.aclrtStreamQuery)
     binder.want(b"aclrtCreateEventWithFlag", <void **>&to.aclrtCreateEventWithFlag)
     binder.want(b"aclrtCreateEventExWithFlag", <void **>&to.aclrtCreateEventExWithFlag)
+    binder.want(b"aclrtMallocAlign32", <void **>&to.aclrtMallocAlign32)
     binder.want(b"aclrtMemsetAsync", <void **>&to.aclrtMemsetAsync)
     binder.want(b"aclGetDeviceCapability", <void **>&to.aclGetDeviceCapability)
     binder.want(b"drvGetDevNum", <void **>&to.drvGetDevNum)

@@ -70,14 +70,18 @@ cdef struct Fence:
     void *event
     uint64_t tick
 
+cdef struct Stack:
+    void **items
+    int count, room
+
 # One stream. Ticks are read anywhere, written under the unit's lock.
 cdef struct Lane:
     Unit *unit
     void *stream
     uint64_t issued, passed, wanted
     Fence *fences                 # recorded and not known to be over: [head, n_fences)
-    void *free_small              # the allocator's
-    void *free_large
+    Stack free[2]                 # the allocator's: small and large pieces of memory, by size
+    int pieces[2]
     PyObject *object              # the Stream that stands for it, made at first use and kept
     int head, n_fences, room, number
 
@@ -89,10 +93,6 @@ cdef struct Mark:
     uint64_t tick
     Use *waits
     int n_waits, room, holders, timing
-
-cdef struct Stack:
-    void **items
-    int count, room
 
 cdef struct Unit:
     pthread_mutex_t lock

@@ -1,0 +1,1 @@
+"""For the modules beside it; Python sees nothing of it."""
