@@ -7,7 +7,7 @@ streams used it, an event on each tells when it may be reused. Nothing here need
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
 
-from mindtorch._ext.acl cimport HUGE_FIRST, api, is_memory_error, note
+from mindtorch._ext.acl cimport ERROR_MEMORY_ALLOCATION, HUGE_FIRST, api, is_memory_error, note
 from mindtorch._ext cimport pool
 from mindtorch._ext.pool cimport (
     NO_MEMORY,
@@ -17,6 +17,7 @@ from mindtorch._ext.pool cimport (
     leave,
     mt_load,
     mt_store,
+    order,
     poll,
     pthread_mutex_lock,
     pthread_mutex_t,
@@ -213,7 +214,7 @@ cdef Piece *_cached(Lane *lane, bint large, size_t size) noexcept nogil:
     return piece
 
 
-cdef int _new_segment(Lane *lane, bint large, size_t size, Piece **made) noexcept nogil:
+cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **made) noexcept nogil:
     cdef Unit *unit = lane.unit
     cdef Memory *memory = memory_of(unit)
     cdef void *address = NULL
@@ -222,7 +223,7 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, Piece **made) noexcep
     cdef Piece *piece
     if not large:
         span = SMALL_SEGMENT
-    elif size < OWN_SEGMENT:
+    elif size < OWN_SEGMENT and not tight:
         span = LARGE_SEGMENT
     else:
         span = (size + LARGE_STEP - 1) // LARGE_STEP * LARGE_STEP
@@ -263,6 +264,63 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, Piece **made) noexcep
     return 0
 
 
+cdef int _borrow(Lane *lane, size_t size, Piece **found) noexcept nogil:
+    """A free piece of another lane, whose work so far ``lane`` then waits for. It stays the other's: given back, it
+    waits for ``lane``."""
+    cdef Unit *unit = lane.unit
+    cdef Stack *stack
+    cdef Piece *piece = NULL
+    cdef int i, at, code
+    pthread_mutex_lock(&unit.lock)
+    for i in range(2 * unit.n_made):
+        stack = &unit.made[i // 2].free[i % 2]
+        at = _place(stack, size, NULL)
+        if at < stack.count and (piece == NULL or (<Piece *>stack.items[at]).size < piece.size):
+            piece = <Piece *>stack.items[at]
+    if piece != NULL:
+        _remove(piece)
+        piece.taken = True
+    pthread_mutex_unlock(&unit.lock)
+    found[0] = piece
+    if piece == NULL:
+        return 0
+    code = use(piece, lane)
+    if code == 0:
+        code = order(lane, piece.lane)
+    if code != 0:
+        pthread_mutex_lock(&unit.lock)
+        piece.taken = False
+        piece.n_uses = 0
+        _merge(memory_of(unit), piece)
+        pthread_mutex_unlock(&unit.lock)
+    return code
+
+
+cdef int _find_more(Lane *lane, bint large, size_t size, Piece **found) noexcept nogil:
+    """When the device has no more: what is free but cut to other sizes, or other streams', may be enough."""
+    cdef Unit *unit = lane.unit
+    cdef Memory *memory = memory_of(unit)
+    cdef int code
+    pthread_mutex_lock(&unit.lock)
+    memory.retries += 1
+    pthread_mutex_unlock(&unit.lock)
+    code = release(unit)
+    if code != 0:
+        return code
+    found[0] = _cached(lane, large, size)
+    if found[0] != NULL:
+        return 0
+    code = _new_segment(lane, large, size, True, found)
+    if is_memory_error(code):
+        code = _borrow(lane, size, found)
+        if code == 0 and found[0] == NULL:
+            pthread_mutex_lock(&unit.lock)
+            memory.failures += 1
+            pthread_mutex_unlock(&unit.lock)
+            code = ERROR_MEMORY_ALLOCATION
+    return code
+
+
 cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
     cdef Unit *unit = lane.unit
     cdef Memory *memory
@@ -281,21 +339,9 @@ cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
     large = size > SMALL
     piece = _cached(lane, large, size)
     if piece == NULL:
-        code = _new_segment(lane, large, size, &piece)
+        code = _new_segment(lane, large, size, False, &piece)
         if is_memory_error(code):
-            # What is free but cut to other sizes, or belongs to other streams, may be enough.
-            pthread_mutex_lock(&unit.lock)
-            memory.retries += 1
-            pthread_mutex_unlock(&unit.lock)
-            code = release(unit)
-            if code == 0:
-                piece = _cached(lane, large, size)
-                if piece == NULL:
-                    code = _new_segment(lane, large, size, &piece)
-                    if is_memory_error(code):
-                        pthread_mutex_lock(&unit.lock)
-                        memory.failures += 1
-                        pthread_mutex_unlock(&unit.lock)
+            code = _find_more(lane, large, size, &piece)
         if code != 0:
             return code
     pthread_mutex_lock(&unit.lock)
