@@ -272,3 +272,11 @@ def soc_name():
     """The chip's name (``Ascend910B1``), or None where the library does not tell."""
     cdef const char *name = api.aclrtGetSocName() if api.aclrtGetSocName != NULL else NULL
     return (<bytes>name).decode("utf-8", "replace") if name != NULL else None
+
+
+def capability(int device, int what):
+    """Cores (0), vector cores (1) or bytes of second-level cache (2) of a device; None where the library cannot tell."""
+    cdef int64_t value = 0
+    if api.aclGetDeviceCapability == NULL or api.aclGetDeviceCapability(device, what, &value) != 0:
+        return None
+    return value

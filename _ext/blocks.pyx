@@ -59,6 +59,8 @@ from mindtorch._ext.pool cimport (
 )
 from mindtorch._ext.streams cimport Stream, device_argument, stream_object
 
+from mindtorch._ext.pool import check_index
+
 cdef enum:
     ALIGNMENT = 64                # of addresses of asynchronous copies on the device
     STAGED = 1 << 20              # host memory up to this size is copied to pinned memory first: nobody waits
@@ -516,8 +518,11 @@ def mem_get_info(device=None):
 
 cdef Memory _figures(object device):
     """A copy; all zero for a device that was not used yet."""
-    cdef Unit *unit = known_unit(device_argument(device))
+    cdef int index = device_argument(device)
+    cdef Unit *unit = known_unit(index)
     cdef Memory found
+    if unit == NULL and api.aclInit != NULL:
+        check_index(index)
     found.failures = found.retries = 0
     found.allocated = found.reserved = found.requested = found.active = found.pieces = found.segments = Figure(0, 0, 0, 0)
     if unit != NULL and unit.memory != NULL:

@@ -227,7 +227,7 @@ def device_count():
     global _count
     cdef uint32_t count = 0
     cdef int number = 0, code
-    if _count < 0 or mt_get(&mt_blocked):
+    if _count < 0:
         _prepare()
         with nogil:
             pthread_mutex_lock(&mt_init_lock)

@@ -89,6 +89,10 @@ def _is_submodule(name: str) -> bool:
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
+        if name == "npu":
+            import importlib
+
+            return importlib.import_module(".npu", __name__)
         if name.startswith("_") or _is_submodule(name):  # `from . import config` asks here before it imports
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _bootstrap()

@@ -28,3 +28,20 @@ class UsageError(ValueError):
 
     The command line prints it as one line and exits with code 2.
     """
+
+
+class NPUError(RuntimeError):
+    """An AscendCL function failed: ``function``, ``code``, the code's ``name`` in the headers, the library's ``detail``."""
+
+    def __init__(self, function: str, code: int, name: str, detail: str) -> None:
+        super().__init__(f"[{function}] error {code} ({name})" + (f": {detail}" if detail else ""))
+        self.function, self.code, self.name, self.detail = function, code, name, detail
+
+    def __reduce__(self) -> tuple[type[NPUError], tuple[str, int, str, str]]:
+        kind = NPUOutOfMemoryError if isinstance(self, NPUOutOfMemoryError) else NPUError
+        return kind, (self.function, self.code, self.name, self.detail)
+
+
+class NPUOutOfMemoryError(NPUError):
+    """The device, or the host's pinned memory, has not enough. Where torch is loaded, what is raised is also a
+    ``torch.OutOfMemoryError``."""

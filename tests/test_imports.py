@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors"},
     {"ops", "devices", "hardware", "lazy_device"},
-    {"tensors", "recorded", "meta", "intercept", "predict", "mixing", "metadata", "handlers", "triggers", "backward"},
+    {"tensors", "recorded", "meta", "npu", "intercept", "predict", "mixing", "metadata", "handlers", "triggers", "backward"},
     {"graph", "creation", "modules", "counters", "files", "processes", "tracing", "transforms", "uninitialized",
      "hooks", "namespace"},
     {"execute", "semantics", "optimize", "estimate"},

@@ -1,0 +1,37 @@
+"""NPUs through AscendCL, after the conventions of ``torch.cuda`` and ``torch.npu`` (SPEC N1-N7).
+
+Nothing is loaded until it is used. Where torch_npu is installed and works, every name here is its own (SPEC N6).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .library import is_test_library, stands_aside, why_unavailable
+
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403
+    from .random import register_generators
+
+_OURS = {"register_generators": "random"}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _OURS:
+        return getattr(importlib.import_module(f".{_OURS[name]}", __name__), name)
+    api = importlib.import_module(".api", __name__)
+    if stands_aside():
+        torch: Any = importlib.import_module("torch")
+        return getattr(torch.npu, name)
+    if name not in api.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(api, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OURS, *importlib.import_module(".api", __name__).__all__})

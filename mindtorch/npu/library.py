@@ -1,0 +1,121 @@
+"""Finding and loading the AscendCL library, and why it cannot be used (SPEC N1). torch is never imported here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from typing import Any
+
+from mindtorch import devices, hardware
+from mindtorch._ext import acl, pool, streams
+from mindtorch.errors import NPUError, NPUOutOfMemoryError
+
+__all__ = ["device_index", "ensure_loaded", "is_test_library", "stands_aside", "why_unavailable"]
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _out_of_memory_class(theirs: type[Exception]) -> type[NPUOutOfMemoryError]:
+    return type("NPUOutOfMemoryError", (NPUOutOfMemoryError, theirs), {"__module__": NPUOutOfMemoryError.__module__})
+
+
+def _out_of_memory(*values: Any) -> NPUOutOfMemoryError:
+    """Also the class that programs catch, ``torch.OutOfMemoryError``, where torch is loaded."""
+    theirs = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return (_out_of_memory_class(theirs) if isinstance(theirs, type) else NPUOutOfMemoryError)(*values)
+
+
+def _not_found() -> str:
+    named = os.environ.get("GENIE_ACL_LIBRARY")
+    if named:
+        return f"GENIE_ACL_LIBRARY names {named}, which is not a file"
+    places = ", ".join([*hardware.ascend_search_paths(), "the loader's own path"])
+    return f"libascendcl.so not found (looked in {places})"
+
+
+def _load() -> str | None:
+    """Load the library, once; why that cannot be done, or None."""
+    if acl.is_loaded():
+        return None
+    with _lock:
+        if acl.is_loaded():
+            return None
+        path = hardware.find_ascendcl()
+        if path is None:
+            return _not_found()
+        try:
+            acl.load(path)
+        except OSError as error:
+            text = str(error)
+            return text if path in text else f"{path} cannot be loaded: {text}"
+        except ImportError as error:
+            return str(error)
+    return None
+
+
+def ensure_loaded() -> None:
+    """Load the library; RuntimeError with the reason where it cannot be."""
+    reason = _load()
+    if reason is not None:
+        raise RuntimeError(f"npu is not available: {reason}")
+
+
+def why_unavailable() -> str | None:
+    """Why no NPU can be used: the library was not found (and where it was looked for) or cannot be loaded, a function
+    is missing, there is no device, the driver's own error. None where there is one."""
+    reason = _load()
+    if reason is not None:
+        return reason
+    try:
+        count = pool.device_count()
+    except RuntimeError as error:
+        return f"{acl.library_path()} sees no device: {error}"
+    return None if count else f"{acl.library_path()} sees no device"
+
+
+def is_test_library() -> bool:
+    """Whether what is loaded is a test library over host memory, not hardware (SPEC N7)."""
+    return acl.is_test_library()
+
+
+@functools.cache
+def stands_aside() -> bool:
+    """Whether torch_npu is installed and works: ``npu`` tensors are then torch's own (SPEC N6)."""
+    if not hardware.has_module("torch_npu"):
+        return False
+    import importlib
+
+    try:
+        torch: Any = importlib.import_module("torch")
+        importlib.import_module("torch_npu")
+        return bool(torch.npu.is_available())
+    except (ImportError, OSError, RuntimeError, AttributeError):  # `genie devices` says which
+        return False
+
+
+def device_index(device: Any) -> int:
+    """The index that ``device`` names: a number, ``"npu:1"``, a device; the thread's current one where it names none.
+
+    ValueError for another type of device. The index is not compared with what there is.
+    """
+    if device is None:
+        return streams.current_device()
+    if hasattr(device, "__index__"):
+        return int(device)
+    if hasattr(device, "idx"):  # the context manager mindtorch.npu.device
+        return int(device.idx)
+    chosen = device
+    if isinstance(device, str):
+        chosen = devices.device(device)
+    if getattr(chosen, "type", None) != "npu":
+        raise ValueError(f"Expected a npu device, but got: {device}")
+    return streams.current_device() if chosen.index is None else chosen.index
+
+
+acl.configure(NPUError, _out_of_memory)
+pool.configure(ensure_loaded)
+streams.configure(device_index, functools.partial(devices.device, "npu"))
+devices.register_current_index("npu", streams.current_device)
