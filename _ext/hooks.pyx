@@ -33,13 +33,29 @@ def take_meta(enabled):
     _last_foreign = None
 
 
+cdef object _other_base = None            # tensors of a device driven beside the recording one, and its type
+cdef str _other_type = "remote_accelerator"
+
+
+def take_type(str device_type, base):
+    """`device_type` is one of ours, too, and its tensors are of class `base`. None, None: no longer."""
+    global _other_type, _other_base, _last_foreign
+    _other_type = _device_type if device_type is None else device_type
+    _other_base = base
+    _last_foreign = None
+
+
+cdef inline bint _is_other(object t) except -1:
+    return _other_base is not None and isinstance(t, _other_base)
+
+
 cdef bint _names_us(object device) except -1:
     if type(device) is str:
-        if (<str>device).startswith(_device_type):
+        if (<str>device).startswith((_device_type, _other_type)):
             return True
         return _subclasses_enabled is not None and (<str>device).startswith("meta") and _subclasses_enabled()
     kind = getattr(device, "type", None)
-    return kind == _device_type or (_subclasses_enabled is not None and kind == "meta" and _subclasses_enabled())
+    return kind == _device_type or kind == _other_type or (_subclasses_enabled is not None and kind == "meta" and _subclasses_enabled())
 
 
 cdef class CreationHook:
@@ -118,6 +134,7 @@ cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, Py
     cdef object out
     cdef bint lazy_data = hook.takes_data and PyTuple_GET_SIZE(<object>args) and (
         handle_of(<object>PyTuple_GET_ITEM(<object>args, 0)) is not None
+        or _is_other(<object>PyTuple_GET_ITEM(<object>args, 0))
     )
     if not lazy_data and (device == <PyObject*>_last_foreign or not _names_us(<object>device)):
         if _subclasses_enabled is None:        # else it depends
@@ -174,7 +191,9 @@ cdef class DataHook:
         return self if instance is None else MT_GET(self.descriptor, instance, owner)
 
     def __set__(self, instance, value):
-        if handle_of(value) is None or handle_of(instance) is not None:
+        if (handle_of(value) is None or handle_of(instance) is not None) and not (
+            _is_other(value) and not _is_other(instance)
+        ):
             MT_SET(self.descriptor, instance, value)
         else:
             self.assign(instance, value)

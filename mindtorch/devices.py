@@ -254,12 +254,16 @@ def _expressible(value: device) -> Any:
 
 def _torch_context(value: device) -> Any:
     """torch's own "default device" context, so that code calling ``torch.empty`` inside the block follows too."""
-    there = _expressible(value)
-    if there is None:
+    if _torch() is None:
         return None
     from torch.utils._device import DeviceContext
 
-    return DeviceContext(there)
+    there = _expressible(value)
+    if there is not None:
+        return DeviceContext(there)
+    context = DeviceContext("cpu")
+    context.device = value  # type: ignore[assignment]  # mindtorch.hooks, which know it, look at the context
+    return context
 
 
 def set_default_device(value: DeviceLike | None) -> None:
@@ -273,7 +277,12 @@ def set_default_device(value: DeviceLike | None) -> None:
     torch = _torch()
     if torch is not None:
         # None, not "cpu": torch then takes its function mode off again, which costs time on every call.
-        torch.set_default_device(None if chosen is _CPU else _expressible(chosen))
+        there = None if chosen is _CPU else _expressible(chosen)
+        torch.set_default_device(there)
+        if there is None and chosen is not _CPU:
+            context = _torch_context(chosen)
+            context.__enter__()
+            torch._GLOBAL_DEVICE_CONTEXT.device_context = context
 
 
 def get_default_device() -> device:

@@ -1,4 +1,4 @@
-"""``torch.load(..., map_location="remote_accelerator:0")``: tensors of a file, put on the lazy device (SPEC L7)."""
+"""``torch.load(..., map_location="remote_accelerator:0")``, or ``"npu:1"``: tensors of a file, put there (SPEC L7)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch.serialization
 from . import tensors
 from ._ext import lazy as _core
 from .lazy_device import index_of, is_ours
+from .npu import moves as _moves
+from .npu import tensor as _npu
 
 __all__ = ["make_rebuild", "package"]
 _MARK = "_mindtorch_target"
@@ -23,6 +25,7 @@ class _Target:
     """Where the tensors on a loaded storage go, and the last one made: those that follow share its storage."""
 
     index: int
+    npu: bool = False
     last: Callable[[], Any] = lambda: None
 
 
@@ -31,6 +34,9 @@ def _tag(storage: Any) -> None:
 
 
 def _restore(storage: Any, location: str) -> Any:
+    if _moves.names_npu(location):
+        setattr(storage, _MARK, _Target(_moves.index_of(location), npu=True))
+        return storage
     if not is_ours(location):
         return None
     target = _Target(index_of(location))  # raises for a name like remote_accelerator:x
@@ -52,9 +58,22 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         target = getattr(storage._untyped_storage, _MARK, None)
         if target is None:
             return original(storage, storage_offset, size, stride)
+        if target.npu:
+            return _on_npu(target, original(storage, storage_offset, size, stride))
         tensors.in_use()
         lazy = _core.hold(original(storage, storage_offset, size, stride), target.index, target.last(), True)
         target.last = weakref.ref(lazy)
         return lazy
 
     return rebuild
+
+
+def _on_npu(target: _Target, plain: torch.Tensor) -> Any:
+    """``plain`` on the NPU, in one storage there with the others of its storage here."""
+    root = target.last()
+    if root is None:
+        whole = torch.empty(0, dtype=torch.uint8).set_(plain.untyped_storage())  # type: ignore[call-overload]
+        root = _moves.upload(whole, target.index)
+    made = _npu.view_of(root, plain.shape, plain.stride(), plain.storage_offset(), plain.dtype)
+    target.last = weakref.ref(made)
+    return made

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,17 +23,22 @@ from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
+from .device_module import DeviceModule
 from .devices import device as mindtorch_device
 from .errors import LazyTensorError, UnsupportedOperationError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
 from .modules import assign_data
+from .npu import creation as npu_creation
+from .npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
+from .npu import moves as npu_moves
+from .npu import random as npu_random
+from .npu.tensor import NpuTensor, is_npu
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
 _library: Any = None
 _registered = False
-_current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
 
 
 def enable() -> None:
@@ -53,7 +54,7 @@ def enable() -> None:
         if original is None:
             continue
         prepare = creation.read_indices if name == "sparse_coo_tensor" else None
-        hook = _hooks.CreationHook(original, creation.create, name in creation.FROM_DATA, prepare)
+        hook = _hooks.CreationHook(original, _create, name in creation.FROM_DATA, prepare)
         functools.update_wrapper(hook, original)
         if id(original) in _script_names():
             _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
@@ -65,6 +66,9 @@ def enable() -> None:
     data = _hooks.DataHook(_torch_data, assign_data)
     _intercept.register(data.__set__, _intern.OpInfo(data, "aten::data", _intern.HANDLER, handler=handlers.set_data))
     _patch(torch.Tensor, "data", data)
+    _hooks.take_type("npu", NpuTensor)
+    _patch(torch.Tensor, "npu", _tensor_npu)
+    _patch(torch.nn.Module, "npu", _module_npu)
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
@@ -86,7 +90,7 @@ def enable() -> None:
     _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
     if not hasattr(torch, tensors.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
-        _patch(torch, tensors.DEVICE_TYPE, _DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
+        _patch(torch, tensors.DEVICE_TYPE, DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
     if _registered:
         _patch(torch, "get_device_module", _get_device_module)
     if config.enable_aten_impl():
@@ -108,6 +112,7 @@ def disable() -> None:
         torch.serialization._package_registry.remove(files.package)
         processes.uninstall()
     _library = None
+    _hooks.take_type(None, None)
     tensors.out_of_use()
 
 
@@ -127,75 +132,6 @@ def _patch(owner: Any, name: str, value: Any) -> None:
 
 
 # ---- the device's name -----------------------------------------------------------------------------------------------
-class _DeviceModule(types.ModuleType):
-    """``torch.remote_accelerator``: what torch asks of a device module. Unavailable to torch.accelerator on purpose:
-    pinning, streams and default-device choices must stay as they are without us."""
-
-    def is_available(self) -> bool:
-        return False
-
-    def is_initialized(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        return 0  # of what torch.accelerator could use
-
-    def current_device(self) -> int:
-        return getattr(_current, "index", 0)
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing here: mindtorch's own torch.manual_seed does it, also where another backend owns the slot."""
-
-    def manual_seed(self, seed: int) -> None:
-        """Seed the current device's generator; torch.manual_seed seeds those of all."""
-        creation.manual_seed(seed, self.current_device())
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    _initialized = True  # torch.utils.checkpoint then keeps the generator's state for the recomputation
-
-    @contextmanager
-    def device(self, index: Any) -> Iterator[None]:
-        """Which generator the functions below mean when they are not told, in this thread."""
-        previous = self.current_device()
-        _current.index = self._index(index)
-        try:
-            yield
-        finally:
-            _current.index = previous
-
-    def _index(self, device: Any) -> int:
-        if device is None:
-            return self.current_device()
-        return device if isinstance(device, int) else tensors.index_of(device)
-
-    def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """State of a device's generator; runs its pending draws, since they come before."""
-        index = self._index(device)
-        tensors.materialize([], "get_rng_state", generator=index)
-        with tensors.lock, tensors.executor().rng(index):
-            return _generator().get_state()
-
-    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        index = self._index(device)
-        tensors.materialize([], "set_rng_state", generator=index)
-        with tensors.lock, tensors.executor().rng(index):
-            _generator().set_state(state)
-
-    def synchronize(self, device: Any = None) -> None:
-        tensors.flush("synchronize")
-        tensors.executor().sync()
-
-
-def _generator() -> torch.Generator:
-    device = tensors.executor().device
-    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
-
-
 def _register() -> None:
     global _registered
     mode = config.register_device()
@@ -210,7 +146,7 @@ def _register() -> None:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, _DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
+    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]  # for good, as the name: see there
     _registered = True
 
@@ -252,7 +188,7 @@ def _aten_kernel(func: Any) -> Any:
                 "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
             )
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
-        return creation.create(func, args, kwargs)
+        return _create(func, args, kwargs)
 
     return kernel
 
@@ -271,6 +207,22 @@ _torch_has_function = torch.overrides.has_torch_function
 _torch_adjust = _CrossEntropyOptions._adjust
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 _torch_context = _torch_device.DeviceContext.__torch_function__
+
+
+def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    make = npu_creation.create if npu_moves.names_npu(kwargs.get("device")) else creation.create
+    return make(func, args, kwargs)
+
+
+def _tensor_npu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """A copy on an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
+    target = mindtorch_device("npu", device) if device is None or isinstance(device, int) else device
+    return self.to(target, non_blocking=non_blocking, **kwargs)
+
+
+def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+    """Move the module to an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
+    return self.to(mindtorch_device("npu", device) if device is None or isinstance(device, int) else device)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -298,6 +250,8 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
+    if npu_moves.names_npu(target):
+        return npu_moves.to(self, args, kwargs)
     if not lazy and meta.knowing is not None and target is not None and not torch._C._is_torch_function_all_disabled():
         if dataless_everywhere():
             return as_meta(self, place_of(self.device)).to(*args, **kwargs)
@@ -360,21 +314,21 @@ def _new_hook(name: str) -> Any:
     @functools.wraps(original)
     def hook(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        lazy = _core.get_handle(self) is not None
-        if device is not None and tensors.is_ours(device):
+        lazy = _core.get_handle(self) is not None or is_npu(self)
+        if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device)):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
-            return creation.create(getattr(factory, "__wrapped__", factory), args, kwargs)
+            return _create(getattr(factory, "__wrapped__", factory), args, kwargs)
         nowhere = meta.knowing is not None and lazy and _core.device_index(self) < 0
         if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
         if lazy and name == "new_tensor":
-            return creation.create(getattr(factory, "__wrapped__", factory), args,
-                                   {"dtype": self.dtype, **kwargs, "device": self.device})
+            return _create(getattr(factory, "__wrapped__", factory), args,
+                           {"dtype": self.dtype, **kwargs, "device": self.device})
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)
@@ -388,18 +342,20 @@ def _new_hook(name: str) -> Any:
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     target = _target(args, kwargs)
-    if target is None or not tensors.is_ours(target):
+    npu = npu_moves.names_npu(target)
+    if target is None or not (npu or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
-    device = tensors.torch_device(tensors.index_of(target))
+    device = mindtorch_device("npu", npu_moves.index_of(target)) if npu else tensors.torch_device(
+        tensors.index_of(target))
 
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
         wanted = dtype if t.is_floating_point() or t.is_complex() else None
         layout = memory_format if t.dim() in (4, 5) else torch.preserve_format
-        return _to(t, device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
+        return t.to(device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
 
     return self._apply(convert)
 
@@ -411,6 +367,8 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
 
 @functools.wraps(_torch_to_dlpack)
 def _to_dlpack(self: torch.Tensor) -> Any:
+    if is_npu(self):
+        self.__dlpack__()  # raises
     return _torch_to_dlpack(tensors._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
 
 
@@ -418,6 +376,7 @@ def _to_dlpack(self: torch.Tensor) -> Any:
 def _manual_seed(seed: Any) -> torch.Generator:
     generator = _torch_manual_seed(seed)
     creation.manual_seed_all(generator.initial_seed())
+    npu_random.manual_seed_all(generator.initial_seed())
     return generator
 
 
@@ -440,7 +399,7 @@ def _set_default_dtype(d: torch.dtype) -> None:
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = device_type == tensors.DEVICE_TYPE or dataless_everywhere()
+    ours = device_type == tensors.DEVICE_TYPE or npu_moves.names_npu(device_type) or dataless_everywhere()
     _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
 
 
@@ -466,7 +425,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
-    ours = tensors.is_ours(self.device) or (meta.knowing is not None and holds_no_data(self.device))
+    ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
+    ours = ours or (meta.knowing is not None and holds_no_data(self.device))
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
-        return creation.create(func, args, {**kwargs, "device": self.device})
+        return _create(func, args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

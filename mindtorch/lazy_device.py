@@ -80,6 +80,11 @@ def _device(kind: str, index: int | None) -> Any:
         return mindtorch_device(kind, index)
 
 
+def known_device(device: Any) -> Any:
+    """``device`` as torch's object where torch can express it, else as ours."""
+    return _device(*_parts(device))
+
+
 def holds_no_data(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
     if _everywhere:

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere
+from .npu.tensor import NpuParameter, NpuTensor, as_npu, is_npu
 from .tensors import LazyParameter, LazyTensor
 
 
@@ -37,7 +38,7 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
             moved = fn(param)
             if moved is param:
                 continue
-            if lazy or _core.get_handle(moved) is not None:
+            if _is_ours(param) or _is_ours(moved):
                 crossing.append((key, param, moved))
     if not crossing:
         return original(module, fn, False)
@@ -56,18 +57,28 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
     return module
 
 
+def _is_ours(t: torch.Tensor) -> bool:
+    return _core.get_handle(t) is not None or is_npu(t)
+
+
 def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
-    """``target.data = source`` for a plain tensor and a lazy one: ``target`` moves to the lazy device."""
+    """``target.data = source`` for a plain tensor and one of ours: ``target`` moves to that device."""
     if not _swappable(target):
         raise LazyTensorError(
             f"[data] cannot move this tensor from {target.device} to {source.device} by assigning .data, because "
             "something in C++ (a graph, a view) refers to it: use .to()"
         )
     grad = target.grad if target.is_leaf else None
-    _swap(target, _lazy_twin(source, LazyParameter if isinstance(target, torch.nn.Parameter) else LazyTensor,
-                             target.requires_grad))
+    _swap(target, _twin(source, isinstance(target, torch.nn.Parameter), target.requires_grad))
     with torch._C.DisableTorchFunctionSubclass():
         target.grad = grad  # stays where it was, as torch leaves it
+
+
+def _twin(source: torch.Tensor, parameter: bool, requires_grad: bool) -> Any:
+    """Another tensor with the data of ``source``, of a class whose objects are laid out as torch's are."""
+    if is_npu(source):
+        return as_npu(source.detach(), NpuParameter if parameter else NpuTensor).requires_grad_(requires_grad)
+    return _lazy_twin(source, LazyParameter if parameter else LazyTensor, requires_grad)
 
 
 def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:
@@ -82,8 +93,8 @@ def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
     requires_grad = param.requires_grad
-    if _core.get_handle(moved) is not None:
-        fresh = _lazy_twin(moved, LazyParameter, requires_grad)
+    if _is_ours(moved):
+        fresh = _twin(moved, True, requires_grad)
     else:
         fresh = torch.nn.Parameter(moved.detach(), requires_grad=requires_grad)
     known = _replaced.get(param)
@@ -117,7 +128,7 @@ _replaced = WeakIdKeyDictionary()
 def _swappable(param: Any) -> bool:
     # The C++ tensors can be exchanged when nothing but Python and, as torch.utils.swap_tensors allows, the
     # gradient accumulator of a live graph refers to them; classes must share their layout.
-    if type(param) not in (torch.nn.Parameter, LazyParameter, torch.Tensor):
+    if type(param) not in (torch.nn.Parameter, LazyParameter, NpuParameter, torch.Tensor):
         return False
     if param._use_count() == 1:
         return True

@@ -35,7 +35,7 @@ def _creation(name: str) -> Any:
     def create(*args: Any, **kwargs: Any) -> Any:
         function = getattr(torch, name)
         device = kwargs.get("device")
-        if device is None and get_default_device().type == "meta" and not name.endswith("_like"):
+        if device is None and get_default_device().type in ("meta", "npu") and not name.endswith("_like"):
             device = get_default_device()
         if device is not None and holds_no_data(device):
             return creation.create(getattr(function, "__wrapped__", function), args, {**kwargs, "device": device})

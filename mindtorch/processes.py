@@ -11,27 +11,29 @@ from torch.utils.data import default_collate  # noqa: F401  (loads the module be
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import tensors
+from .npu.tensor import NpuParameter, NpuTensor
 
 __all__ = ["install", "uninstall"]
+_TYPES = (*tensors.TYPES, NpuTensor, NpuParameter)
 
 
 def install() -> None:
     """Let lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
-    for cls in tensors.TYPES:
+    for cls in _TYPES:
         ForkingPickler.register(cls, _reduce)  # type: ignore[arg-type]
         default_collate_fn_map[cls] = _collate
 
 
 def uninstall() -> None:
     """Undo install()."""
-    for cls in tensors.TYPES:
+    for cls in _TYPES:
         ForkingPickler._extra_reducers.pop(cls, None)  # type: ignore[attr-defined]
         default_collate_fn_map.pop(cls, None)
 
 
 def _reduce(t: Any) -> Any:
     # By value: torch sends a plain tensor as a file descriptor of its storage, which must then outlive the message.
-    plain = tensors._copy_out(t.detach(), "pickle").resolve_conj().resolve_neg()
+    plain = t.detach().cpu().resolve_conj().resolve_neg()
     data = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     return _rebuild, (data, plain.dtype, tuple(plain.shape), plain.stride(), t.requires_grad,
                       isinstance(t, torch.nn.Parameter))

@@ -26,7 +26,62 @@ class RecordedMeta(torch.nn.parameter._ParameterMeta):
         )
 
 
-class RecordedTensor(torch.Tensor, metaclass=RecordedMeta):
+class Copied:
+    """``copy`` and ``deepcopy`` of a tensor of ours, as torch's own do them; ``_copied(memo)`` copies the data."""
+
+    def __deepcopy__(self: Any, memo: dict) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
+                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            copied = self._copied(memo)
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copied
+        return copied
+
+    def _copied(self: Any, memo: dict) -> Any:
+        return self.detach().clone()
+
+    def __copy__(self: Any) -> Any:
+        copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(copied, self.requires_grad)
+        return copied.requires_grad_(self.requires_grad)
+
+
+def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
+    """As torch prints a tensor on a device of its own: ``value``, and device, size, dtype, grad_fn of ``t``."""
+    suffixes = [f"device='{t.device}'"]
+    if value.numel() == 0 and value.dim() != 1:
+        suffixes.append(f"size={tuple(value.shape)}")
+    default = torch.get_default_dtype()
+    if value.numel() == 0:
+        usual = value.dtype is default
+    else:
+        usual = value.dtype in (default, default.to_complex(), torch.int64, torch.bool)
+    if not usual:
+        suffixes.append(f"dtype={value.dtype}")
+    if t.grad_fn is not None:
+        suffixes.append(f"grad_fn=<{type(t.grad_fn).__name__}>")
+    elif t.requires_grad:
+        suffixes.append("requires_grad=True")
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        text = torch._tensor_str._tensor_str(value.cpu(), len("tensor(")) if value.numel() else "[]"
+        whole = torch._tensor_str._add_suffixes("tensor(" + text, suffixes, len("tensor("), force_newline=False)
+    return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole
+
+
+class RecordedTensor(Copied, torch.Tensor, metaclass=RecordedMeta):
     """A tensor whose calls are recorded: on ``remote_accelerator`` (LazyTensor) or without data (MetaTensor)."""
 
     _handle: Any
@@ -84,33 +139,3 @@ class RecordedTensor(torch.Tensor, metaclass=RecordedMeta):
     def metadata(self) -> TensorMetadata:
         """A view on what the engine knows about this value; built on demand."""
         return TensorMetadata(self)
-
-    # ---- copies ------------------------------------------------------------------------------------------------------
-    def __deepcopy__(self, memo: dict) -> Any:
-        if id(self) in memo:
-            return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
-                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
-                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
-            )
-        with torch.no_grad():
-            copied = self._copied(memo)
-        if isinstance(self, torch.nn.Parameter):
-            copied = torch.nn.Parameter(copied, self.requires_grad)
-        else:
-            copied.requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            copied.grad = self.grad.__deepcopy__(memo)
-        memo[id(self)] = copied
-        return copied
-
-    def _copied(self, memo: dict) -> Any:
-        return self.detach().clone()
-
-    def __copy__(self) -> Any:
-        copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
-        if isinstance(self, torch.nn.Parameter):
-            return torch.nn.Parameter(copied, self.requires_grad)
-        return copied.requires_grad_(self.requires_grad)

@@ -24,7 +24,7 @@ from ._ext import lazy as _core
 from ._ext import tape as _tape
 from .errors import LazyTensorError, UnsupportedOperationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
-from .recorded import RecordedMeta, RecordedTensor
+from .recorded import RecordedMeta, RecordedTensor, formatted
 
 _base = torch._C.TensorBase
 
@@ -86,7 +86,7 @@ class LazyTensor(RecordedTensor):
         return materialize([self], "index")[0].__index__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return _repr(self)
+        return formatted(self, materialize([self], "print")[0])
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
@@ -335,29 +335,6 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
     if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
         return out
     return out.to(device=device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format)
-
-
-def _repr(t: LazyTensor) -> str:
-    """As torch prints a tensor on a device of its own: values, device, size, dtype, grad_fn."""
-    value = materialize([t], "print")[0]
-    suffixes = [f"device='{t.device}'"]
-    if value.numel() == 0 and value.dim() != 1:
-        suffixes.append(f"size={tuple(value.shape)}")
-    default = torch.get_default_dtype()
-    if value.numel() == 0:
-        usual = value.dtype is default
-    else:
-        usual = value.dtype in (default, default.to_complex(), torch.int64, torch.bool)
-    if not usual:
-        suffixes.append(f"dtype={value.dtype}")
-    if t.grad_fn is not None:
-        suffixes.append(f"grad_fn=<{type(t.grad_fn).__name__}>")
-    elif t.requires_grad:
-        suffixes.append("requires_grad=True")
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        text = torch._tensor_str._tensor_str(value.cpu(), len("tensor(")) if value.numel() else "[]"
-        whole = torch._tensor_str._add_suffixes("tensor(" + text, suffixes, len("tensor("), force_newline=False)
-    return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole
 
 
 # ---- wiring ----------------------------------------------------------------------------------------------------------

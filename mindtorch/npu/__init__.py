@@ -12,16 +12,12 @@ from .library import is_test_library, stands_aside, why_unavailable
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
-    from .random import register_generators
 
-_OURS = {"register_generators": "random"}
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _OURS:
-        return getattr(importlib.import_module(f".{_OURS[name]}", __name__), name)
     api = importlib.import_module(".api", __name__)
     if stands_aside():
         torch: Any = importlib.import_module("torch")
@@ -34,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, *importlib.import_module(".api", __name__).__all__})
+    return sorted({*globals(), *importlib.import_module(".api", __name__).__all__})

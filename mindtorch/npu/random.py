@@ -1,62 +1,83 @@
-"""Seeds and generators of the NPUs. Whoever draws numbers registers where the generators are."""
+"""A generator per NPU, seeded by ``torch.manual_seed`` like every device's (SPEC L7).
+
+Draws are made by torch's CPU generator with the state of the device's swapped in, so a seed gives the CPU's numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from mindtorch._ext import pool
 
 from .library import device_index
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = [
-    "generator", "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed", "manual_seed_all",
-    "register_generators", "seed", "seed_all", "set_rng_state", "set_rng_state_all",
+    "drawing", "generator", "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed", "manual_seed_all",
+    "seed", "seed_all", "set_rng_state", "set_rng_state_all",
 ]  # fmt: skip
 
-_provider: Callable[[int], torch.Generator] | None = None
-_own: dict[int, torch.Generator] = {}
+_generators: dict[int, torch.Generator] = {}
+_seed: int | None = None  # of devices that were not used yet
+_lock = threading.RLock()
 
 
-def register_generators(provider: Callable[[int], torch.Generator]) -> None:
-    """``provider(index)`` is the generator of that device from now on."""
-    global _provider
-    _provider = provider
+def _generator(index: int) -> torch.Generator:
+    with _lock:
+        if index not in _generators:
+            _generators[index] = torch.Generator()
+            if _seed is not None:
+                _generators[index].manual_seed(_seed)
+        return _generators[index]
+
+
+@contextmanager
+def drawing(index: int) -> Iterator[None]:
+    """Torch's default generator goes on from where that of ``npu:index`` stands, and back."""
+    with _lock:
+        default, own = torch.default_generator, _generator(index)
+        outside = default.get_state()
+        default.set_state(own.get_state())
+        try:
+            yield
+        finally:
+            own.set_state(default.get_state())
+            default.set_state(outside)
 
 
 def generator(device: Any = None) -> torch.Generator:
     """The generator of ``device`` (None: the thread's current one)."""
-    index = pool.check_index(device_index(device))
-    if _provider is not None:
-        return _provider(index)
-    import torch
-
-    return _own.setdefault(index, torch.Generator())
+    return _generator(pool.check_index(device_index(device)))
 
 
 def manual_seed(seed: int) -> None:
     """Seed the current device's generator."""
-    generator().manual_seed(int(seed))
+    with _lock:
+        generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed every device's generator alike."""
-    for index in range(pool.device_count()):
-        generator(index).manual_seed(int(seed))
+    """Seed every device's generator alike, those that will be used later included. Needs no device."""
+    global _seed
+    with _lock:
+        _seed = int(seed)
+        for each in _generators.values():
+            each.manual_seed(_seed)
 
 
 def seed() -> None:
     """Seed the current device's generator with a random number."""
-    generator().seed()
+    with _lock:
+        generator().seed()
 
 
 def seed_all() -> None:
     """Seed every device's generator with one random number."""
-    generator(0).seed()
-    manual_seed_all(generator(0).initial_seed())
+    manual_seed_all(torch.Generator().seed())
 
 
 def initial_seed() -> int:
@@ -75,7 +96,8 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "npu") -> None:
     """Put back what `get_rng_state` gave."""
-    generator(device).set_state(new_state)
+    with _lock:
+        generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:

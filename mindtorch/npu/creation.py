@@ -1,0 +1,87 @@
+"""Creation functions with ``device="npu[:i]"`` (SPEC D5, D6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .. import tensors
+from .._ext import blocks as _blocks
+from ..errors import UnsupportedOperationError
+from ..predict import quiet
+from .moves import index_of, move, upload
+from .random import drawing
+from .tensor import NpuTensor, block_of, empty, is_npu
+
+_FROM_DATA = frozenset({"tensor", "as_tensor", "asarray"})
+_UNINITIALIZED = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like"})
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+
+
+def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The NPU tensor that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is an NPU.
+
+    Raises ``RuntimeError`` with the reason where there is no such device.
+    """
+    kwargs = dict(kwargs)
+    index = index_of(kwargs.pop("device"))
+    name = func.__name__
+    out = kwargs.get("out")
+    if out is not None:
+        if not is_npu(out) or block_of(out).device != index:
+            raise RuntimeError(f"[{name}] expected out= on npu:{index}, got {out.device}")
+        return func(*args, **kwargs)
+    if kwargs.pop("pin_memory", False):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    requires_grad = kwargs.pop("requires_grad", False)
+    made = _from_data(func, args, kwargs, index) if name in _FROM_DATA else _make(func, args, kwargs, index)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
+    data = args[0] if args else kwargs.get("data")
+    if not isinstance(data, torch.Tensor):
+        return upload(func(*args, device=_CPU, **kwargs), index)
+    source = data if func.__name__ == "as_tensor" else data.detach()  # the others cut the graph
+    if kwargs.get("dtype") is not None:
+        source = source.to(kwargs["dtype"])
+    made = move(source, f"npu:{index}")
+    if made is data or (made is source and func.__name__ != "as_tensor"):
+        return made.clone() if func.__name__ == "tensor" or kwargs.get("copy") else made
+    return made
+
+
+def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> NpuTensor:
+    name = func.__name__
+    with ExitStack() as stack:
+        quiet(stack)
+        if name in _UNINITIALIZED or name.startswith("zeros"):
+            shape = func(*_stand_ins(args, _META), device=_META, **kwargs)
+            if shape.layout is torch.strided:
+                made = empty(shape.shape, shape.stride(), shape.dtype, index)
+                if name.startswith("zeros"):
+                    block = block_of(made)
+                    _blocks.fill(block, 0, 0, block.nbytes)
+                return made
+        stack.enter_context(drawing(index))
+        plain = func(*_stand_ins(args, _CPU), device=_CPU, **kwargs)
+        if plain.layout is not torch.strided or plain.is_quantized:
+            raise UnsupportedOperationError(f"[{name}] npu holds dense strided tensors, asked for {plain.layout}")
+        return upload(plain, index)
+
+
+def _stand_ins(args: tuple, device: torch.device) -> tuple:
+    """Tensor arguments, of ``*_like`` or with data, as plain ones on ``device``."""
+
+    def plain(a: Any) -> Any:
+        if not isinstance(a, torch.Tensor):
+            return a
+        if device is _META:
+            return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
+        return a.detach().cpu() if is_npu(a) or isinstance(a, tensors.LazyTensor) else a
+
+    return tuple(plain(a) for a in args)

@@ -1,0 +1,256 @@
+"""Torch functions called on NPU tensors, before torch takes them apart (SPEC D4).
+
+To C++ an NPU tensor is on the CPU. So what the program mixes is checked here, what would read its memory in C++ is
+answered here, and what C++ makes on the way "on the tensor's device" is moved to where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from .. import intercept, mixing, ops
+from ..errors import LazyTensorError
+from ..meta import MetaTensor
+from ..predict import tensors_in, wrapped
+from . import staging
+from .moves import move
+from .tensor import NpuTensor, as_npu, block_of, is_npu
+
+_base = torch._C.TensorBase
+_VF = torch._C._VariableFunctions
+_infos: dict[Any, tuple[Any, int]] = {}
+# Give plain tensors on purpose, or none that C++ could have made for us.
+_AS_IT_IS = frozenset({_VF._pack_padded_sequence})
+
+
+def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    """`__torch_function__` of NpuTensor."""
+    kwargs = kwargs or {}
+    handler = _HANDLERS.get(func)
+    if handler is not None:
+        out = handler(args, kwargs)
+        if out is not NotImplemented:
+            return out
+    if len(types) > 1 and any(issubclass(t, MetaTensor) for t in types):
+        return NotImplemented  # what meets a meta tensor becomes one: its class knows how
+    operands = list(tensors_in([*args, *kwargs.values()]))
+    info, other_formula = _infos.get(func) or _describe(func)
+    if len({block_of(t).device if is_npu(t) else None for t in operands}) > 1:
+        mixing.mixed_devices(info, args, kwargs)
+    if other_formula and any(is_npu(t) for t in operands):
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
+            if other_formula == _WHOLE:
+                return staging.whole(func, info.name, args, kwargs)
+        elif other_formula == _BACKWARD:
+            return _through_cpu(func)(args, kwargs)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+    except RuntimeError as error:
+        if kwargs.get("out") is None or "not resizable" not in str(error):
+            raise
+        out = _into(kwargs["out"], func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
+    if func in _AS_IT_IS or not operands:
+        return out
+    return _home(out, operands)
+
+
+_WHOLE, _BACKWARD = 1, 2
+
+
+def _describe(func: Any) -> tuple[Any, int]:
+    """(OpInfo; whether torch computes something else when handed a tensor subclass, see `mindtorch.ops.row`)."""
+    info = intercept.describe(func, False)
+    row = ops.row(info.name)
+    other = 0
+    if row is not None and not info.name.endswith("_") and row.tag != "matmul":
+        other = _WHOLE if row.whole else _BACKWARD if row.values_backward else 0
+    _infos[func] = info, other
+    return info, other
+
+
+def _into(targets: Any, made: Any) -> Any:
+    """Write results to ``out=``: C++ would resize some of them itself, which storages without host memory refuse."""
+    for target, t in zip(tensors_in(targets), tensors_in(made), strict=True):
+        if target.shape != t.shape:
+            target.resize_(t.shape)
+        target.copy_(t)
+    return targets
+
+
+def _home(out: Any, operands: list[torch.Tensor]) -> Any:
+    """Plain results of a call on NPU tensors alone belong where its operands are: C++ made them on what it took for
+    their device."""
+    if isinstance(out, torch.Tensor):
+        if type(out) is not torch.Tensor or out.layout is not torch.strided or wrapped(out) or out.device.type != "cpu":
+            return out
+        if any(out is t for t in operands) or out.is_nested or out.is_quantized:
+            return out
+        first = next((t for t in operands if is_npu(t)), None)
+        return out if first is None else move(out, first.device)
+    if type(out) in (tuple, list):
+        return type(out)(_home(item, operands) for item in out)
+    return out
+
+
+# ---- answered here ---------------------------------------------------------------------------------------------------
+def _refuse_memory(what: str) -> Callable[[tuple, dict], NoReturn]:
+    def handler(args: tuple, kwargs: dict) -> NoReturn:
+        raise RuntimeError(f"[{what}] expected a tensor in host memory, got one on {args[0].device}: use .cpu()")
+
+    return handler
+
+
+def _through_cpu(func: Any) -> Callable[[tuple, dict], Any]:
+    """For functions that read or make data in C++: all operands to the CPU, the results back. Differentiable."""
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        mine = [t for t in tensors_in([*args, *kwargs.values()]) if is_npu(t)]
+        device = mine[0].device
+
+        def there(a: Any) -> Any:
+            if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+                return type(a)(there(item) for item in a)
+            return move(a, "cpu") if is_npu(a) else a
+
+        def back(a: Any) -> Any:
+            if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+                return type(a)(back(item) for item in a)
+            return move(a, device) if isinstance(a, torch.Tensor) else a
+
+        return back(func(*there(args), **{k: there(v) for k, v in kwargs.items()}))
+
+    return handler
+
+
+def _element_wise(name: str) -> Callable[[tuple, dict], Any]:
+    method = getattr(_base, name)
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        target, *others = args
+        host = move(target.detach(), "cpu")
+        method(host, *(move(a, "cpu") if is_npu(a) else a for a in others), **kwargs)
+        with torch.no_grad():
+            target.copy_(host)
+        return target
+
+    return handler
+
+
+def _set_data(args: tuple, kwargs: dict) -> None:
+    target, source = args
+    if not is_npu(target) or not is_npu(source) or block_of(target).device != block_of(source).device:
+        raise LazyTensorError(
+            f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "
+            "assigning .data cannot move a tensor, use .to()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.data.__set__(target, source)  # type: ignore[attr-defined]
+
+
+def _data(args: tuple, kwargs: dict) -> Any:
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return as_npu(_base.data.__get__(args[0]))  # type: ignore[attr-defined]
+
+
+def _gradient(args: tuple, kwargs: dict) -> Any:
+    """C++ makes some zero gradients itself, on what it takes for the tensor's device: plain ones."""
+    target = args[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        found = _base.grad.__get__(target)  # type: ignore[attr-defined]
+        if found is None or is_npu(found) or not is_npu(target) or type(found) is not torch.Tensor:
+            return found
+        if found.layout is not torch.strided or wrapped(found) or found.requires_grad:
+            return found
+        made = move(found, target.device)
+        _base.grad.__set__(target, made)  # type: ignore[attr-defined]
+        return made
+
+
+def _like(func: Any) -> Callable[[tuple, dict], Any]:
+    def handler(args: tuple, kwargs: dict) -> Any:
+        device = kwargs.get("device")
+        if device is None:
+            if not kwargs.pop("requires_grad", False):
+                return NotImplemented
+            return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
+        # ``zeros_like(npu, device="cpu")``: to C++ the tensor is on the CPU already, so say what is meant here.
+        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
+        return func(like, *args[1:], **{k: v for k, v in kwargs.items() if k != "device"})
+
+    return handler
+
+
+def _split(args: tuple, kwargs: dict) -> Any:
+    at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
+    if not is_npu(at):
+        return NotImplemented
+    kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
+    return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
+
+
+def _pin(args: tuple, kwargs: dict) -> NoReturn:
+    raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
+
+
+def _is_set_to(args: tuple, kwargs: dict) -> Any:
+    a, b = (*args, *kwargs.values())
+    if not (is_npu(a) and is_npu(b)):
+        return False
+    return NotImplemented
+
+
+def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
+    through = (_VF._pad_packed_sequence, torch._C._nn.pad_sequence, torch._C._nn.one_hot)
+    likes = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
+    return {
+        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
+        _base.tolist: lambda args, kwargs: args[0].tolist(),
+        _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+        _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
+        _base.data_ptr: lambda args, kwargs: args[0].data_ptr(),
+        _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
+        _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
+        _base.data.__set__: _set_data,  # type: ignore[attr-defined]
+        _base.data.__get__: _data,  # type: ignore[attr-defined]
+        _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
+        _base.is_pinned: lambda args, kwargs: False,
+        _base.pin_memory: _pin,
+        _base.is_set_to: _is_set_to,
+        torch.Tensor.share_memory_: _refuse_memory("share_memory_"),
+        torch.Tensor.is_shared: lambda args, kwargs: False,
+        _base.tensor_split: _split,
+        _VF.tensor_split: _split,
+        **{func: _through_cpu(func) for func in through},
+        **{getattr(_base, name): _element_wise(name) for name in ("apply_", "map_", "map2_")},
+        **{func: _like(func) for func in (getattr(_VF, f"{name}_like") for name in likes)},
+    }
+
+
+_HANDLERS = _table()
+
+
+# ---- the class's methods that move -----------------------------------------------------------------------------------
+def install() -> None:
+    """Give NpuTensor its interception (imports go one way: the class does not know this module)."""
+    from . import moves
+
+    cls: Any = NpuTensor
+    cls.__torch_function__ = classmethod(function)
+    cls.__torch_dispatch__ = classmethod(staging.dispatch)
+    cls.to = lambda self, *args, **kwargs: moves.to(self, args, kwargs)
+    cls.cpu = lambda self, memory_format=torch.preserve_format: moves.to(self, ("cpu",), _given(memory_format))
+    cls.cuda = lambda self, device="cuda", non_blocking=False, **kwargs: moves.to(
+        self, (torch.device("cuda", device) if isinstance(device, int) else device,), {"non_blocking": non_blocking})
+    cls.npu = lambda self, device=None, non_blocking=False, **kwargs: moves.to(
+        self, ("npu" if device is None else device,), {"non_blocking": non_blocking, **kwargs})
+
+
+def _given(memory_format: torch.memory_format) -> dict[str, Any]:
+    return {} if memory_format is torch.preserve_format else {"memory_format": memory_format}
+
+
+install()

@@ -1,0 +1,154 @@
+"""Copies between the CPU, NPUs and other devices, differentiable (SPEC N4)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .. import tensors
+from .._ext import blocks as _blocks
+from .._ext import pool
+from ..devices import device as mindtorch_device
+from ..errors import UnsupportedOperationError
+from ..lazy_device import dataless_everywhere, is_ours
+from ..meta import MetaTensor, _options, relocate
+from ..predict import quiet
+from . import library
+from .staging import dispatch
+from .tensor import NpuTensor, block_of, empty, is_npu, span, view_bits
+
+_META = torch.device("meta")
+
+
+def names_npu(device: Any) -> bool:
+    """True if ``device`` (string, torch.device, mindtorch.device) is an NPU that we drive."""
+    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
+    return kind == "npu" and not dataless_everywhere() and not library.stands_aside()
+
+
+def index_of(device: Any) -> int:
+    """The index that ``npu[:i]`` names, the thread's current device if none; RuntimeError if there is no such."""
+    return pool.check_index(library.device_index(device))
+
+
+class _Move(torch.autograd.Function):
+    """A copy on another device; the gradient goes back to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+        ctx.source = t.device
+        ctx.set_materialize_grads(False)
+        return _moved(t, device, non_blocking)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return None if grad is None else move(grad, ctx.source), None, None
+
+
+def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
+    """A copy of ``t`` on ``device``, of the same dtype; either may be an NPU. ``t`` itself where it is there."""
+    if is_npu(t) and names_npu(device) and index_of(device) == block_of(t).device:
+        return t
+    if not is_npu(t) and not names_npu(device):
+        return t.to(device)
+    if isinstance(t, MetaTensor) or t.is_meta:
+        return relocate(t, device)
+    if t.requires_grad and torch.is_grad_enabled():
+        return _Move.apply(t, device, non_blocking)
+    return _moved(t, device, non_blocking)
+
+
+def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+    with torch.no_grad():
+        if not is_npu(t):
+            return upload(t.detach(), index_of(device), non_blocking)
+        if names_npu(device):
+            return _across(t.detach(), index_of(device))
+        if is_ours(device):
+            return tensors.from_plain(download(t.detach()), tensors.index_of(device))
+        where = torch.device(str(device))
+        if where == _META:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
+        host = download(t.detach())
+        return host if where.type == "cpu" else host.to(where, non_blocking=non_blocking)
+
+
+def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor:
+    """A copy of a CPU or CUDA tensor, or of a lazy one, on ``npu:index``, with the strides torch's ``.to()`` gives."""
+    if isinstance(t, tensors.LazyTensor):
+        t = t.cpu()
+    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
+        kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
+        raise UnsupportedOperationError(f"[to] npu holds dense strided tensors, got a {kind} one")
+    with ExitStack() as stack:
+        quiet(stack)
+        if t._is_zerotensor():  # autograd's zeros, without memory
+            t = t.clone()
+        host = t.detach().to("cpu").resolve_conj().resolve_neg()
+        stride = torch.empty_like(host, device=_META).stride()
+        if host.stride() != stride:
+            host = torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
+        made = empty(host.shape, stride, host.dtype, index)
+        length = host.numel() * host.element_size()
+        if length:
+            pinned = non_blocking and host.data_ptr() == t.data_ptr() and _blocks.is_pinned(host.data_ptr())
+            _blocks.copy_in(block_of(made), 0, host.data_ptr(), length, not pinned)
+        return made
+
+
+def download(t: NpuTensor) -> torch.Tensor:
+    """A copy of an NPU tensor in host memory, with the strides torch's ``.to()`` gives; waits for it."""
+    with ExitStack() as stack:
+        quiet(stack)
+        first, length = span(t)
+        storage = torch.UntypedStorage(length)
+        if length:
+            _blocks.copy_out(block_of(t), first, storage.data_ptr(), length)
+        offset = t.storage_offset() - first // t.element_size() if length else 0
+        host = torch.empty(0, dtype=t.dtype).set_(storage, offset, t.shape, t.stride())
+        bits = view_bits(t)
+        if bits & 1:
+            host = host.conj()
+        if bits & 2:
+            host = torch._neg_view(host)
+        dense = length == t.numel() * t.element_size() and not bits and offset == 0
+        return host if dense else host.clone()
+
+
+def _across(t: NpuTensor, index: int) -> NpuTensor:
+    """A copy on another NPU, through the host, ordered against the current streams of both."""
+    stride = torch.empty_strided(t.shape, t.stride(), device=_META)
+    stride = torch.empty_like(stride).stride()
+    if t.stride() != stride or view_bits(t):
+        fresh = empty(t.shape, stride, t.dtype, block_of(t).device)
+        dispatch(NpuTensor, torch.ops.aten.copy_.default, (), (fresh, t))
+        t = fresh
+    made = empty(t.shape, stride, t.dtype, index)
+    length = t.numel() * t.element_size()
+    if length:
+        _blocks.copy_across(block_of(made), 0, block_of(t), t.storage_offset() * t.element_size(), length)
+    return made
+
+
+def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``t.to(*args, **kwargs)``, from or to an NPU. An integer means the NPU of that index."""
+    if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+        args = (mindtorch_device("npu", args[0]), *args[1:])
+    target, options = _options(args, kwargs)
+    non_blocking = bool(options.pop("non_blocking", False))
+    stays = target is None or (is_npu(t) and names_npu(target) and index_of(target) == block_of(t).device)
+    if stays:
+        return _convert(t, options) if options else t
+    options.pop("copy", None)  # a move between devices always copies
+    if is_npu(t):  # in the order that computes on the CPU
+        return _convert(move(t, target, non_blocking), options)
+    return move(_convert(t, options), target, non_blocking)
+
+
+def _convert(t: torch.Tensor, options: dict[str, Any]) -> Any:
+    if not options:
+        return t
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C.TensorBase.to(t, **options)

@@ -1,0 +1,325 @@
+"""What happens to an ATen call on NPU tensors: a view, a native kernel, or a round through the CPU (SPEC N5, D4).
+
+Views and other changes of metadata are torch's own C++ code on storages without host memory. An op with a registered
+kernel runs on the device. Every other op is staged: what it reads is copied to the host, torch's CPU kernel runs, what
+it wrote and gave is copied back, sharing memory as it does there. All of it is ordered on the device's current stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import ops
+from .._ext import blocks as _blocks
+from .._ext import dispatch as _dispatch
+from ..predict import BLIND, quiet, tensors_in
+from .random import drawing
+from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, restride, span, view_bits, view_of
+
+_DEVICE = "npu"
+_CPU = torch.device("cpu")
+#: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
+native_counts: dict[str, int] = {}
+staged_counts: dict[str, int] = {}
+_counting = threading.Lock()
+# Tensors on different devices are what these are for, or they look at sizes only.
+_ANYWHERE = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::set_", "aten::is_same_size", "aten::_to_copy"})
+_ON_CPU = frozenset({"aten::_pack_padded_sequence"})  # whose second result torch wants on the CPU
+
+
+@dataclass(frozen=True)
+class _Op:
+    """What is to be known of an overload, once."""
+
+    func: Any
+    name: str  # aten::add.Tensor
+    base: str  # aten::add
+    view: bool  # metadata only: no data is read or written
+    resizes: bool
+    sets: bool
+    composite: bool
+    blind: bool  # does not look at its first argument's data
+    random: bool
+    writes: frozenset[int | str]
+
+
+def _describe(func: Any) -> _Op:
+    name = func.name()
+    base = name.partition(".")[0]
+    schema = func._schema
+    writes = set()
+    for position, a in enumerate(schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            writes.add(a.name if a.kwarg_only else position)
+    row = ops.row(base)
+    if row is not None:
+        writes.update(row.writes)  # running statistics, which the schema does not tell of
+    aliases = any(r.alias_info is not None for r in schema.returns)
+    return _Op(
+        func, name, base,
+        view=(aliases and not writes) or torch.Tag.inplace_view in func.tags or base == "aten::detach_",
+        resizes=base == "aten::resize_", sets=base == "aten::set_",
+        composite=torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"),
+        blind=base in BLIND and not writes,
+        random=torch.Tag.nondeterministic_seeded in func.tags, writes=frozenset(writes),
+    )
+
+
+_ops: dict[Any, _Op] = {}
+
+
+def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    """`__torch_dispatch__` of NpuTensor."""
+    op = _ops.get(func)
+    if op is None:
+        op = _ops[func] = _describe(func)
+    kwargs = kwargs or {}
+    if op.composite:  # inference mode hands them down whole
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+    if op.view:
+        return _view(op, args, kwargs)
+    tensors = list(tensors_in([*args, *kwargs.values()]))
+    if any(t.is_meta for t in tensors if not is_npu(t)):
+        return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
+    if op.base not in _ANYWHERE:
+        _same_device(op, tensors)
+    kernel = _dispatch.lookup(op.name, _DEVICE)
+    if kernel is not None:
+        out = kernel(*args, **kwargs)
+        if out is not NotImplemented:
+            _count(native_counts, op.base)
+            return out
+    _count(staged_counts, op.base)
+    out = _staged(op, args, kwargs, tensors)
+    if op.writes and op.base.startswith("aten::_foreach_"):
+        torch.autograd.graph.increment_version(args[0])
+    return out
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    with _counting:
+        counts[name] = counts.get(name, 0) + 1
+
+
+def _same_device(op: _Op, tensors: list[torch.Tensor]) -> None:
+    first = None
+    for t in tensors:
+        if is_npu(t):
+            index = block_of(t).device
+            if first is None:
+                first = index
+            elif index != first:
+                raise RuntimeError(
+                    f"[{op.base}] Expected all tensors to be on the same device, but found at least two devices, "
+                    f"npu:{first} and npu:{index}!"
+                )
+
+
+# ---- metadata only ---------------------------------------------------------------------------------------------------
+def _view(op: _Op, args: tuple, kwargs: dict) -> Any:
+    if op.sets:
+        return _set(*args, **kwargs)
+    if op.resizes:
+        return _resize(*args, **kwargs)
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        out = op.func(*args, **kwargs)
+    if torch.Tag.inplace_view in op.func.tags or op.base == "aten::detach_":
+        return args[0]
+    return _map(out, as_npu)
+
+
+def _set(target: NpuTensor, source: Any = None, offset: int = 0, size: Any = None, stride: Any = None) -> Any:
+    if source is None:
+        source = empty((0,), (1,), target.dtype, block_of(target).device)
+    if not is_npu(source) or block_of(source).device != block_of(target).device:
+        where = getattr(source, "device", type(source).__name__)
+        raise RuntimeError(f"[set_] expected a source tensor on {target.device}, as the target is, got {where}")
+    if size is not None:
+        stride = stride or torch.empty(size, device=_META).stride()
+        source = view_of(source, size, stride, offset, source.dtype, view_bits(source))
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return torch.ops.aten.set_.source_Tensor(target, source)
+
+
+def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
+    layout = torch.contiguous_format if memory_format in (None, torch.preserve_format) else memory_format
+    if tuple(size) != tuple(t.shape) or memory_format not in (None, torch.preserve_format):
+        restride(t, size, torch.empty(size, device=_META, memory_format=layout).stride(), t.storage_offset())
+    return t
+
+
+# ---- through the CPU -------------------------------------------------------------------------------------------------
+def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+    """Run a function that is not to be taken apart through the CPU."""
+    op = _Op(func, name, name, view=False, resizes=False, sets=False, composite=False, blind=False, random=False,
+             writes=frozenset({"out"}))
+    _count(staged_counts, name)
+    return _staged(op, args, kwargs, list(tensors_in([*args, *kwargs.values()])))
+
+
+def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
+    mine = [t for t in tensors if is_npu(t)]
+    stage = _Stage(block_of(mine[0]).device, tensors)
+    named = {**dict(enumerate(args)), **kwargs}
+    for t in mine if not op.blind else mine[1:]:
+        stage.reads(t)
+    for key in op.writes:
+        for t in tensors_in(named.get(key)):
+            if is_npu(t):
+                stage.writes(t)
+    with ExitStack() as stack:
+        quiet(stack, grad=True)
+        if op.blind:
+            first = mine[0]
+            stage.stand_in(first, torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=_CPU))
+        host_args = _map(args, stage.host)
+        host_kwargs = {k: _CPU if k == "device" and v is not None else _map(v, stage.host) for k, v in kwargs.items()}
+        if op.random and kwargs.get("generator") is None:
+            stack.enter_context(drawing(stage.device))
+        try:
+            out = op.func(*host_args, **host_kwargs)
+        finally:
+            stage.give_back()  # also what a kernel wrote, or resized, before it refused the rest
+    if op.base in _ON_CPU:
+        return stage.adopt(out[0]), out[1]
+    return _map(out, stage.adopt)
+
+
+class _Stage:
+    """The host's copies of what a call reads and writes, and the way back."""
+
+    def __init__(self, device: int, tensors: list[torch.Tensor]) -> None:
+        self.device = device
+        self._spans: dict[int, tuple[int, int]] = {}  # C++ storage -> (first byte, end) that the call can see
+        self._owners: dict[int, NpuTensor] = {}  # C++ storage -> a tensor on it
+        self._copies: dict[int, torch.UntypedStorage] = {}  # C++ storage -> the host's copy of that span
+        self._hosts: dict[int, torch.Tensor] = {}  # id of an NPU tensor -> its stand-in
+        # id of what the kernel is given, a stand-in or a CPU tensor -> what the caller gave
+        self._of: dict[int, torch.Tensor] = {id(t): t for t in tensors if not is_npu(t)}
+        self._roots: dict[int, tuple[NpuTensor, int]] = {}  # host storage -> (tensor on it, first byte)
+        self._written: dict[int, NpuTensor] = {}
+
+    def reads(self, t: NpuTensor) -> None:
+        key = _key(t)
+        first, length = span(t)
+        before = self._spans.get(key)
+        if before is None or before[0] == before[1]:
+            self._spans[key] = (first, first + length)
+        elif length:
+            self._spans[key] = (min(first, before[0]), max(first + length, before[1]))
+        self._owners.setdefault(key, t)
+
+    def writes(self, t: NpuTensor) -> None:
+        self._written[id(t)] = t
+
+    def stand_in(self, t: NpuTensor, host: torch.Tensor) -> None:
+        self._hosts[id(t)] = host
+
+    def host(self, a: Any) -> Any:
+        """The CPU tensor that stands for an NPU tensor; anything else as it is."""
+        if not is_npu(a):
+            return a
+        host = self._hosts.get(id(a))
+        if host is None:
+            key = _key(a)
+            storage = self._copies.get(key)
+            first, end = self._spans[key]
+            if storage is None:
+                storage = self._copies[key] = torch.UntypedStorage(end - first)
+                _blocks.copy_out(block_of(a), first, storage.data_ptr(), end - first)
+                self._roots[storage._cdata] = (self._owners[key], first)
+            offset = a.storage_offset() - first // a.element_size() if a.numel() else 0
+            host = torch.empty(0, dtype=a.dtype).set_(storage, offset, a.shape, a.stride())
+            if a.is_conj():
+                torch._C._set_conj(host, True)
+            if a.is_neg():
+                torch._C._set_neg(host, True)
+            self._hosts[id(a)] = host
+        self._of[id(host)] = a
+        return host
+
+    def give_back(self) -> None:
+        """Copy what was written to the device."""
+        done = set()
+        for t in self._written.values():
+            host = self._hosts.get(id(t))
+            if host is None:
+                continue  # the call failed before
+            storage = host.untyped_storage()
+            _owner, first = self._roots.get(storage._cdata, (None, 0))
+            # The stand-in's storage starts at the first byte that the call could see.
+            moved = (host.shape, host.stride()) != (t.shape, t.stride())
+            if moved or storage._cdata not in self._roots or storage.nbytes() > self._length(t):
+                restride(t, host.shape, host.stride(), host.storage_offset() + first // t.element_size())
+            if storage._cdata in done:
+                continue
+            done.add(storage._cdata)
+            if storage.nbytes():
+                _blocks.copy_in(block_of(t), first, storage.data_ptr(), storage.nbytes())
+
+    def _length(self, t: NpuTensor) -> int:
+        first, end = self._spans[_key(t)]
+        return end - first
+
+    def adopt(self, out: Any) -> Any:
+        """A result of the CPU kernel as an NPU tensor that shares memory as the result does."""
+        if not isinstance(out, torch.Tensor):
+            return out
+        if id(out) in self._of:
+            return self._of[id(out)]
+        if out.layout is not torch.strided or out.is_nested or out.is_quantized or out.device != _CPU:
+            return out  # sparse, nested and quantized results stay torch's own
+        storage = out.untyped_storage()
+        root = self._roots.get(storage._cdata)
+        if root is None:
+            if storage.nbytes() == span(out)[1] or storage.nbytes() == 0:
+                t = empty(out.shape, out.stride(), out.dtype, self.device)
+            else:  # part of a larger result, of which there may be other parts
+                t = empty((storage.nbytes(),), (1,), torch.uint8, self.device)
+            if storage.nbytes():
+                _blocks.copy_in(block_of(t), 0, storage.data_ptr(), storage.nbytes())
+            self._roots[storage._cdata] = (t, 0)
+            self._owners[storage._cdata] = t
+            if t.dtype is out.dtype and t.shape == out.shape and not view_bits(out):
+                return t
+            root = (t, 0)
+        t, first = root
+        return view_of(t, out.shape, out.stride(), out.storage_offset() + first // out.element_size(), out.dtype,
+                       view_bits(out))
+
+
+def _key(t: NpuTensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.untyped_storage(t)._cdata
+
+
+_META = torch.device("meta")
+
+
+def _as_meta(a: Any) -> Any:
+    if not is_npu(a):
+        return _META if isinstance(a, torch.device) else a
+    return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
+
+
+def _map(a: Any, change: Any) -> Any:
+    """``change`` of every tensor, in sequences too."""
+    if isinstance(a, torch.Tensor):
+        return change(a)
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        items = [_map(item, change) for item in a]
+        return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
+    return a
+
+
+def _map_kwargs(kwargs: dict, change: Any) -> dict:
+    return {k: _META if k == "device" else _map(v, change) for k, v in kwargs.items()}

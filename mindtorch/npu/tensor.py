@@ -1,0 +1,236 @@
+"""NpuTensor: a torch.Tensor whose data is in the memory of an Ascend device (SPEC D5, N4, N5).
+
+Its C++ side is a CPU tensor whose storage has a size but no host memory, so views, aliasing, autograd, version
+counters and the argument checks are torch's own. The block of device memory hangs on the C++ storage: whatever shares
+the storage shares the block, and the block goes when the storage does. ``.device`` is overridden on the class.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from .._ext import blocks as _blocks
+from ..devices import device as mindtorch_device
+from ..errors import LazyTensorError
+from ..recorded import Copied, formatted
+
+_base = torch._C.TensorBase
+_subclass = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+_torch_storage = _base.untyped_storage
+_torch_empty = torch.empty  # before it is hooked
+_storage = torch._C._construct_storage_from_data_pointer
+_CPU = torch.device("cpu")
+_ALIGN = 16  # of spans copied to the host: the widest element
+
+
+class _Meta(torch.nn.parameter._ParameterMeta):
+    """Refuses to make tensors from data: torch's functions make them."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise LazyTensorError(f"{cls.__name__} is made by torch functions: use device='npu' or .to('npu')")
+
+
+class NpuStorage:
+    """What an NPU tensor's storage says of itself. The data is reached through tensors only."""
+
+    def __init__(self, t: NpuTensor) -> None:
+        with torch._C.DisableTorchFunction():
+            self._torch = _torch_storage(t)
+        self._block = self._torch._npu
+        self._cdata = self._torch._cdata
+        self.device = t.device
+
+    def nbytes(self) -> int:
+        """Bytes of the whole storage."""
+        return self._torch.nbytes()
+
+    size = __len__ = nbytes
+
+    def element_size(self) -> int:
+        return 1
+
+    def data_ptr(self) -> int:
+        """Address in device memory; 0 without memory."""
+        return int(self._block.ptr)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NpuStorage) and other._cdata == self._cdata
+
+    def __hash__(self) -> int:
+        return hash(self._cdata)
+
+    def __repr__(self) -> str:
+        return f"NpuStorage(device='{self.device}', nbytes={self.nbytes()})"
+
+
+class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
+    """A tensor on ``npu:i``, made by ``device="npu:i"`` and ``.to("npu:i")``; calls run on the current stream there."""
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return mindtorch_device("npu", block_of(self).device)
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def is_npu(self) -> bool:
+        return True
+
+    def get_device(self) -> int:
+        return int(block_of(self).device)
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                            "tensor to host memory first.")
+        return self.detach().cpu().numpy(force=True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return formatted(self, self.detach().cpu())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise BufferError(f"[dlpack] expected a tensor in host memory, got one on {self.device}: use .cpu()")
+
+    def __dlpack_device__(self) -> NoReturn:
+        self.__dlpack__()
+
+    def data_ptr(self) -> int:
+        """Address of the first element in device memory."""
+        block = block_of(self)
+        return int(block.ptr) + self.storage_offset() * self.element_size() if block.ptr else 0
+
+    def untyped_storage(self) -> Any:
+        return NpuStorage(self)
+
+    storage = untyped_storage
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A saved NPU tensor loads as a plain one, as a lazy one does.
+        plain = _saved(self).requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+    def _copied(self, memo: dict) -> Any:
+        """A copy of the tensor and of all its storage, one per memo, as torch's deepcopy makes."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            storage = _torch_storage(self)
+            key = ("mindtorch npu storage", storage._cdata)
+            if key not in memo:
+                memo[key] = empty((storage.nbytes(),), (1,), torch.uint8, storage._npu.device)
+                _blocks.copy_within(block_of(memo[key]), 0, storage._npu, 0, storage.nbytes())
+            return view_of(memo[key], self.shape, self.stride(), self.storage_offset(), self.dtype, view_bits(self))
+
+
+class NpuParameter(NpuTensor, torch.nn.Parameter):
+    """What ``Module.to("npu")`` turns a module's parameter into, in place."""
+
+
+def block_of(t: torch.Tensor) -> Any:
+    """The block of device memory behind an NPU tensor (`mindtorch._ext.blocks.Block`)."""
+    with torch._C.DisableTorchFunction():
+        return _torch_storage(t)._npu  # type: ignore[attr-defined]
+
+
+def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index: int) -> NpuTensor:
+    """A tensor of these sizes and strides in fresh, uninitialized memory of ``npu:index``."""
+    length = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if 0 not in size else 0
+    with torch._C.DisableTorchFunction():
+        storage = _storage(0, _CPU, length * dtype.itemsize)
+        plain = _torch_empty(0, dtype=dtype, device=_CPU)
+        _base.set_(plain, storage, 0, tuple(size), tuple(stride))
+        torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
+        storage._npu = _blocks.allocate(index, storage.nbytes())
+    return _subclass(NpuTensor, plain)
+
+
+def as_npu(out: torch.Tensor, cls: Any = NpuTensor) -> NpuTensor:
+    """A tensor of C++ on an NPU tensor's storage, or an NPU tensor, as another object of class ``cls``."""
+    with torch._C._DisableTorchDispatch():
+        return _subclass(cls, out)
+
+
+def view_of(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype,
+            bits: int = 0) -> NpuTensor:
+    """A tensor of other sizes, strides, dtype and lazy bits (see `view_bits`) on the storage of ``t``."""
+    aten = torch.ops.aten
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+        out: Any = t
+        if t.dtype is not dtype:
+            whole = _torch_storage(t).nbytes()
+            flat = aten.as_strided.default(t, (whole // t.element_size(),), (1,), 0)
+            out = aten.view.dtype(flat, dtype)
+        out = aten.as_strided.default(out, tuple(size), tuple(stride), offset)
+        if bits & 1 and not out.is_conj():
+            out = aten._conj.default(out)
+        if bits & 2 and not out.is_neg():
+            out = aten._neg_view.default(out)
+    return as_npu(out)
+
+
+def view_bits(t: torch.Tensor) -> int:
+    """1: lazily conjugated, 2: lazily negated, as torch's views of complex tensors are."""
+    return int(t.is_conj()) | int(t.is_neg()) << 1
+
+
+def _saved(t: NpuTensor) -> torch.Tensor:
+    """``t`` on a host copy of its whole storage: one copy for all that are saved together, which share it as here."""
+    with torch._C.DisableTorchFunction():
+        storage = _torch_storage(t)
+        version, made = getattr(storage, "_npu_saved", (None, None))
+        host = made() if version == t._version and made is not None else None
+        if host is None:
+            host = torch.UntypedStorage(storage.nbytes())
+            _blocks.copy_out(storage._npu, 0, host.data_ptr(), storage.nbytes())
+            storage._npu_saved = (t._version, weakref.ref(host))  # the pickler keeps it until all is saved
+        plain = _base.set_(_torch_empty(0, dtype=t.dtype), host, t.storage_offset(), t.shape, t.stride())
+        torch._C._set_conj(plain, t.is_conj())
+        torch._C._set_neg(plain, t.is_neg())
+    return plain
+
+
+def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
+    """Give ``t`` other sizes and strides; more memory too, with the old contents, where its storage is too small.
+
+    Unlike torch's ``resize_`` on the CPU, other tensors on the storage then keep the old one.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        length = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 + offset if 0 not in size else 0
+        old = _torch_storage(t)
+        if length * t.element_size() > old.nbytes():
+            grown = empty((length,), (1,), t.dtype, old._npu.device)
+            _blocks.copy_within(block_of(grown), 0, old._npu, 0, old.nbytes())
+            torch.ops.aten.set_.source_Tensor(t, grown)
+        torch.ops.aten.as_strided_.default(t, tuple(size), tuple(stride), offset)
+
+
+def span(t: torch.Tensor) -> tuple[int, int]:
+    """(first byte, bytes) of the storage that a tensor's elements lie in; the first is a multiple of 16."""
+    if t.numel() == 0:
+        return 0, 0
+    itemsize = t.element_size()
+    first = t.storage_offset() * itemsize
+    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) * itemsize + itemsize
+    first -= first % _ALIGN
+    return first, last - first
+
+
+def is_npu(t: object) -> bool:
+    """Is this one of our NPU tensors?"""
+    return isinstance(t, NpuTensor)
