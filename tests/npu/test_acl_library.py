@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,12 @@ class Npu:
         found = self.library.violations()
         assert len(found) == 1 and words in found[0], found
         self.library.clear()
+
+
+@pytest.fixture(scope="session")
+def acl_path(acl_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, with a state of its own: what other tests have open in the library is not disturbed."""
+    return Path(shutil.copy(acl_path, tmp_path_factory.mktemp("copy")))
 
 
 @pytest.fixture

@@ -1,0 +1,437 @@
+"""Operations of the NPU's own library (``aclnn…``), called in two phases.
+
+The first phase checks the parameters and says how much workspace it wants, the second queues the work on a stream.
+Tensors are described by tuples ``(address, sizes, strides, offset, storage, dtype)``: the address of the storage's
+first byte, sizes and strides and the offset in elements, how many elements the storage has, AscendCL's dtype. Every
+function returns True when the work is queued, False when the first phase does not take such parameters (nothing has
+happened then). Other failures raise what ``acl`` raises. Workspace comes from a callable that is given a number of
+bytes and returns an object with the address in ``ptr``, dropped once the work is queued: it must be memory that the
+same stream uses next. Whatever is created is destroyed on every path.
+"""
+cimport cython
+from libc.stdint cimport int8_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from mindtorch._ext cimport acl
+
+cdef extern from *:
+    ctypedef unsigned char bint8 "_Bool"
+
+ctypedef void *Handle
+ctypedef int (*Second)(Handle workspace, uint64_t size, Handle executor, Handle stream) noexcept nogil
+# First phases, by what comes before the size and the executor: P a handle, L int64, I int, C int8, B bool, D double.
+ctypedef int (*PP)(Handle, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPP)(Handle, Handle, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPPP)(Handle, Handle, Handle, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PLP)(Handle, int64_t, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PIP)(Handle, int, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PLPP)(Handle, int64_t, Handle, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PLBPP)(Handle, int64_t, bint8, Handle, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPBIP)(Handle, Handle, bint8, int, Handle, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPPC)(Handle, Handle, Handle, int8_t, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPPPPPC)(Handle, Handle, Handle, Handle, Handle, Handle, int8_t, uint64_t *, Handle *) noexcept nogil
+ctypedef int (*PPPPDPPP)(Handle, Handle, Handle, Handle, double, Handle, Handle, Handle, uint64_t *,
+                         Handle *) noexcept nogil
+
+cdef struct Makers:
+    Handle (*tensor)(const int64_t *sizes, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
+                     const int64_t *storage_sizes, uint64_t storage_rank, Handle data) noexcept nogil
+    Handle (*scalar)(Handle value, int dtype) noexcept nogil
+    Handle (*array)(const int64_t *values, uint64_t count) noexcept nogil
+    Handle (*tensor_list)(const Handle *tensors, uint64_t count) noexcept nogil
+    int (*end_tensor)(Handle) noexcept nogil
+    int (*end_scalar)(Handle) noexcept nogil
+    int (*end_array)(Handle) noexcept nogil
+    int (*end_list)(Handle) noexcept nogil
+    int (*repeatable)(Handle) noexcept nogil    # these two are optional
+    int (*end_executor)(Handle) noexcept nogil
+
+cdef enum:
+    MAX_RANK = 8
+    MAX_HELD = 10
+    FORMAT_ND = 2
+    INT64 = 9
+    DOUBLE = 11
+    BOOL = 12
+    NO_POINTER = 161001     # ACLNN_ERR_PARAM_NULLPTR
+    NOT_TAKEN = 161002      # ACLNN_ERR_PARAM_INVALID
+    NOT_MADE = 561103       # ACLNN_ERR_INNER_NULLPTR
+
+cdef Makers _makers
+cdef bint _makers_found = False
+
+
+@cython.final
+cdef class _Operation:
+    """Both functions of one operation; NULL where the library has not both. The names outlive all calls."""
+    cdef void *first
+    cdef Second second
+    cdef bytes first_name, second_name
+
+
+cdef dict _operations = {}
+
+
+cdef int _find_makers() except -1:
+    global _makers_found
+    _makers.tensor = <Handle (*)(const int64_t *, uint64_t, int, const int64_t *, int64_t, int, const int64_t *,
+                                 uint64_t, Handle) noexcept nogil>acl.find(b"aclCreateTensor")
+    _makers.scalar = <Handle (*)(Handle, int) noexcept nogil>acl.find(b"aclCreateScalar")
+    _makers.array = <Handle (*)(const int64_t *, uint64_t) noexcept nogil>acl.find(b"aclCreateIntArray")
+    _makers.tensor_list = <Handle (*)(const Handle *, uint64_t) noexcept nogil>acl.find(b"aclCreateTensorList")
+    _makers.end_tensor = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyTensor")
+    _makers.end_scalar = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyScalar")
+    _makers.end_array = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyIntArray")
+    _makers.end_list = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyTensorList")
+    _makers.repeatable = <int (*)(Handle) noexcept nogil>acl.find(b"aclSetAclOpExecutorRepeatable")
+    _makers.end_executor = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyAclOpExecutor")
+    _makers_found = (_makers.tensor != NULL and _makers.scalar != NULL and _makers.array != NULL
+                     and _makers.tensor_list != NULL and _makers.end_tensor != NULL and _makers.end_scalar != NULL
+                     and _makers.end_array != NULL and _makers.end_list != NULL)
+    return 0
+
+
+cdef _Operation _operation(str name):
+    cdef _Operation operation = _operations.get(name)
+    if operation is not None:
+        return operation
+    operation = _Operation()
+    operation.first_name = f"aclnn{name}GetWorkspaceSize".encode()
+    operation.second_name = f"aclnn{name}".encode()
+    if not _makers_found:
+        _find_makers()
+    if _makers_found:
+        operation.first = acl.find(operation.first_name)
+        operation.second = <Second>acl.find(operation.second_name)
+    if operation.first == NULL or operation.second == NULL:
+        operation.first = NULL
+        if not _makers_found and not acl_is_loaded():
+            return operation  # not remembered: a library may still be loaded
+    _operations[name] = operation
+    return operation
+
+
+cdef bint acl_is_loaded() except -1:
+    return acl.api.aclInit != NULL
+
+
+cdef _Operation _needed(str name):
+    cdef _Operation operation = _operation(name)
+    if operation.first == NULL:
+        raise NotImplementedError(f"[aclnn{name}] the operators' library does not have it")
+    return operation
+
+
+def available(str name):
+    """Whether the library has the operation (``Add``, for aclnnAdd and aclnnAddGetWorkspaceSize)."""
+    return _operation(name).first != NULL
+
+
+@cython.final
+cdef class _Held:
+    """What one call has created, destroyed in any case: by `end` with errors told, else when it is collected."""
+    cdef Handle handles[MAX_HELD]
+    cdef char kinds[MAX_HELD]
+    cdef int count
+    cdef Handle *listed     # tensors on their way into a list, which then owns them
+    cdef Py_ssize_t listed_count
+
+    def __dealloc__(self):
+        self.destroy()
+
+    cdef int destroy(self) noexcept nogil:
+        """Returns the first error's code, noted."""
+        cdef int code = 0, failed
+        cdef char kind
+        while self.count > 0:
+            self.count -= 1
+            kind = self.kinds[self.count]
+            if kind == c't':
+                failed = _makers.end_tensor(self.handles[self.count])
+            elif kind == c's':
+                failed = _makers.end_scalar(self.handles[self.count])
+            elif kind == c'a':
+                failed = _makers.end_array(self.handles[self.count])
+            else:
+                failed = _makers.end_list(self.handles[self.count])
+            if failed and not code:
+                code = acl.note(b"aclDestroyTensor", failed)
+        while self.listed_count > 0:
+            self.listed_count -= 1
+            failed = _makers.end_tensor(self.listed[self.listed_count])
+            if failed and not code:
+                code = acl.note(b"aclDestroyTensor", failed)
+        free(self.listed)
+        self.listed = NULL
+        return code
+
+    cdef bint end(self, bint queued) except -1:
+        if self.destroy():
+            acl.throw()
+        return queued
+
+    cdef Handle keep(self, Handle handle, char kind, const char *function) except NULL:
+        if handle == NULL:
+            acl.check(function, NOT_MADE)
+        self.handles[self.count] = handle
+        self.kinds[self.count] = kind
+        self.count += 1
+        return handle
+
+    cdef Handle tensor(self, tuple description) except NULL:
+        return self.keep(_make_tensor(description), c't', b"aclCreateTensor")
+
+    cdef Handle optional(self, description) except? NULL:
+        return NULL if description is None else self.tensor(description)
+
+    cdef Handle scalar(self, value) except NULL:
+        cdef double real
+        cdef int64_t whole
+        cdef bint8 truth
+        if isinstance(value, bool):
+            truth = 1 if value else 0
+            return self.keep(_makers.scalar(&truth, BOOL), c's', b"aclCreateScalar")
+        if isinstance(value, int):
+            whole = value
+            return self.keep(_makers.scalar(&whole, INT64), c's', b"aclCreateScalar")
+        real = value
+        return self.keep(_makers.scalar(&real, DOUBLE), c's', b"aclCreateScalar")
+
+    cdef Handle array(self, tuple values) except NULL:
+        cdef int64_t numbers[MAX_RANK]
+        cdef int i
+        if len(values) > MAX_RANK:
+            raise ValueError(f"expected at most {MAX_RANK} dimensions, got {len(values)}")
+        for i in range(len(values)):
+            numbers[i] = values[i]
+        return self.keep(_makers.array(numbers, len(values)), c'a', b"aclCreateIntArray")
+
+    cdef Handle tensor_list(self, list descriptions) except NULL:
+        cdef Handle handle
+        self.listed = <Handle *>calloc(len(descriptions) + 1, sizeof(Handle))
+        if self.listed == NULL:
+            raise MemoryError("no memory for a list of tensors")
+        for description in descriptions:
+            handle = _make_tensor(description)
+            if handle == NULL:
+                acl.check(b"aclCreateTensor", NOT_MADE)
+            self.listed[self.listed_count] = handle
+            self.listed_count += 1
+        handle = self.keep(_makers.tensor_list(self.listed, self.listed_count), c'l', b"aclCreateTensorList")
+        self.listed_count = 0
+        return handle
+
+
+cdef Handle _make_tensor(tuple description) except? NULL:
+    cdef int64_t sizes[MAX_RANK]
+    cdef int64_t strides[MAX_RANK]
+    cdef int64_t storage = description[4]
+    cdef size_t address = description[0]
+    cdef tuple given_sizes = description[1], given_strides = description[2]
+    cdef int i, rank = len(given_sizes)
+    if rank > MAX_RANK or len(given_strides) != rank:
+        raise ValueError(f"expected at most {MAX_RANK} dimensions, got sizes {given_sizes}, strides {given_strides}")
+    for i in range(rank):
+        sizes[i] = given_sizes[i]
+        strides[i] = given_strides[i]
+    return _makers.tensor(sizes, rank, description[5], strides, description[3], FORMAT_ND, &storage, 1, <Handle>address)
+
+
+cdef int _abandon(Handle executor) except -1:
+    """An executor that no second phase will have: only repeatable ones can be destroyed."""
+    if _makers.repeatable != NULL and _makers.end_executor != NULL and _makers.repeatable(executor) == 0:
+        _makers.end_executor(executor)
+    return 0
+
+
+cdef bint _queue(_Operation operation, int code, uint64_t size, Handle executor, size_t stream, workspace,
+                 _Held held) except -1:
+    """What follows every first phase: `code` is what that returned."""
+    cdef size_t address = 0
+    cdef const char *name = operation.second_name
+    if code == NO_POINTER or code == NOT_TAKEN:
+        return held.end(False)
+    if code:
+        acl.check(operation.first_name, code)
+    block = None
+    if size:
+        try:
+            block = workspace(size)
+            address = block.ptr
+        except BaseException:
+            _abandon(executor)
+            raise
+    with nogil:
+        code = acl.note(name, operation.second(<Handle>address, size, executor, <Handle>stream))
+    if code:
+        acl.throw()
+    return held.end(True)
+
+
+def unary(str name, tuple self, tuple out, size_t stream, workspace):
+    """``out = name(self)``, of the same shape; also Max, whose result is one number, and InplaceCopy, where ``self``
+    is what is written and ``out`` what is read."""
+    cdef _Operation operation = _needed(name)
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PP>operation.first)(source, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def binary(str name, tuple self, other, alpha, tuple out, size_t stream, workspace):
+    """``out = name(self, alpha * other)``, broadcast. ``other`` is a tensor or a number, for which the operation
+    called is ``name`` with an s. ``alpha`` is None for the operations without one."""
+    cdef bint number = not isinstance(other, tuple)
+    cdef _Operation operation = _needed(name + "s" if number else name)
+    cdef _Held held = _Held()
+    cdef Handle left = held.tensor(self), executor = NULL
+    cdef Handle right = held.scalar(other) if number else held.tensor(other)
+    cdef Handle factor = NULL if alpha is None else held.scalar(alpha)
+    cdef Handle target = held.tensor(out)
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        if factor == NULL:
+            code = (<PPP>operation.first)(left, right, target, &size, &executor)
+        else:
+            code = (<PPPP>operation.first)(left, right, factor, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def product(str name, tuple self, tuple other, tuple out, size_t stream, workspace, int8_t mode=0):
+    """``out = self @ other``: Mm of two matrices, BatchMatMul of two stacks, Matmul of any. ``mode``: what float32 may
+    be computed in; 0 is float32."""
+    cdef _Operation operation = _needed(name)
+    cdef _Held held = _Held()
+    cdef Handle left = held.tensor(self), right = held.tensor(other), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PPPC>operation.first)(left, right, target, mode, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def addmm(tuple self, tuple mat1, tuple mat2, beta, alpha, tuple out, size_t stream, workspace, int8_t mode=0):
+    """``out = beta * self + alpha * (mat1 @ mat2)``, ``self`` broadcast."""
+    cdef _Operation operation = _needed("Addmm")
+    cdef _Held held = _Held()
+    cdef Handle added = held.tensor(self), left = held.tensor(mat1), right = held.tensor(mat2), executor = NULL
+    cdef Handle of_added = held.scalar(beta), of_product = held.scalar(alpha), target = held.tensor(out)
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PPPPPPC>operation.first)(added, left, right, of_added, of_product, target, mode, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def reduction(str name, tuple self, tuple dims, bint keepdim, tuple out, size_t stream, workspace):
+    """ReduceSum or Mean over ``dims``, which must be named all."""
+    cdef _Operation operation = _needed(name)
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), over = held.array(dims), target = held.tensor(out), executor = NULL
+    cdef int code, dtype = out[5]
+    cdef uint64_t size = 0
+    with nogil:
+        code = (<PPBIP>operation.first)(source, over, <bint8>keepdim, dtype, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def max_dim(tuple self, int64_t dim, bint keepdim, tuple out, tuple indices, size_t stream, workspace):
+    """The largest along ``dim`` and, in int64, where they are."""
+    cdef _Operation operation = _needed("MaxDim")
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), target = held.tensor(out), places = held.tensor(indices), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PLBPP>operation.first)(source, dim, <bint8>keepdim, target, places, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def with_number(str name, tuple self, int64_t number, tuple out, size_t stream, workspace):
+    """Softmax along dimension ``number``; GeluV2, exact for 0 and by tanh for 1."""
+    cdef _Operation operation = _needed(name)
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PLP>operation.first)(source, number, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def layer_norm(tuple self, tuple shape, weight, bias, double eps, tuple out, mean, rstd, size_t stream, workspace):
+    """Normalizes over the last dimensions, sized ``shape``. ``weight``, ``bias``, ``mean`` and ``rstd`` may be None."""
+    cdef _Operation operation = _needed("LayerNorm")
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), over = held.array(shape), scale = held.optional(weight)
+    cdef Handle shift = held.optional(bias), target = held.tensor(out), means = held.optional(mean)
+    cdef Handle scales = held.optional(rstd), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PPPPDPPP>operation.first)(source, over, scale, shift, eps, target, means, scales, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def cast(tuple self, tuple out, size_t stream, workspace):
+    """``out = self`` in ``out``'s dtype, of the same shape."""
+    cdef _Operation operation = _needed("Cast")
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef int code, dtype = out[5]
+    cdef uint64_t size = 0
+    with nogil:
+        code = (<PIP>operation.first)(source, dtype, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def fill(tuple self, value, size_t stream, workspace):
+    """Every element of ``self`` becomes the number ``value``."""
+    cdef _Operation operation = _needed("InplaceFillScalar")
+    cdef _Held held = _Held()
+    cdef Handle target = held.tensor(self), number = held.scalar(value), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PP>operation.first)(target, number, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def cat(list tensors, int64_t dim, tuple out, size_t stream, workspace):
+    """The tensors one after the other along ``dim``."""
+    cdef _Operation operation = _needed("Cat")
+    cdef _Held held = _Held()
+    cdef Handle parts = held.tensor_list(tensors), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PLP>operation.first)(parts, dim, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def index_select(tuple self, int64_t dim, tuple index, tuple out, size_t stream, workspace):
+    """The slices of ``self`` along ``dim`` that ``index`` names."""
+    cdef _Operation operation = _needed("IndexSelect")
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(self), chosen = held.tensor(index), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PLPP>operation.first)(source, dim, chosen, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
+
+
+def embedding(tuple weight, tuple indices, tuple out, size_t stream, workspace):
+    """The rows of ``weight`` that ``indices`` name."""
+    cdef _Operation operation = _needed("Embedding")
+    cdef _Held held = _Held()
+    cdef Handle source = held.tensor(weight), chosen = held.tensor(indices), target = held.tensor(out), executor = NULL
+    cdef uint64_t size = 0
+    cdef int code
+    with nogil:
+        code = (<PPP>operation.first)(source, chosen, target, &size, &executor)
+    return _queue(operation, code, size, executor, stream, workspace, held)
