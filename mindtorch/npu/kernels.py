@@ -10,129 +10,34 @@ through the CPU. ``float32``, ``float16`` and ``bfloat16`` are computed with; wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from mindtorch._ext import aclnn
+from mindtorch.npu.calls import (
+    DTYPES,
+    FLOATS,
+    INDICES,
+    MAX_RANK,
+    TORCH,
+    Block,
+    Calls,
+    Description,
+    broadcast,
+    contiguous,
+    describe,
+    dimension,
+    is_number,
+    make,
+    overlap,
+    result_strides,
+)
 
-__all__ = ["DTYPES", "NATIVE", "Calls", "Description"]
+__all__ = ["DTYPES", "NATIVE", "Calls"]
 
-# AscendCL's codes.
-DTYPES: dict[torch.dtype, int] = {
-    torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.uint8: 4, torch.int16: 6, torch.int64: 9,
-    torch.float64: 11, torch.bool: 12, torch.bfloat16: 27,
-}  # fmt: skip
-_TORCH = {code: dtype for dtype, code in DTYPES.items()}
-_FLOATS = {DTYPES[torch.float32], DTYPES[torch.float16], DTYPES[torch.bfloat16]}
-_INDICES = {DTYPES[torch.int64], DTYPES[torch.int32]}
-_MAX_RANK = 8
-
-# Address of the storage's first byte, sizes, strides, offset and size of the storage in elements, code of the dtype.
-Description = tuple[int, tuple[int, ...], tuple[int, ...], int, int, int]
-Kernel = Callable[["Calls", tuple, dict], Any]
-
-
-class Block(Protocol):
-    """Workspace: device memory that is the stream's next use of it."""
-
-    ptr: int
-
-
-@dataclass(frozen=True)
-class Calls:
-    """What kernels need from the tensors' layer, for one device and one stream.
-
-    ``describe(x)`` is the description of a tensor on this device with a dtype of ``DTYPES``, and None for anything
-    else; ``empty(sizes, dtype, strides)`` a new tensor here, contiguous where ``strides`` is None; ``workspace(n)``
-    a block of n bytes that is kept as long as the object, and given back in the stream's order.
-    """
-
-    describe: Callable[[object], Description | None]
-    empty: Callable[[tuple[int, ...], torch.dtype, tuple[int, ...] | None], Any]
-    stream: int
-    workspace: Callable[[int], Block]
-
-
-# Shapes and strides
-
-
-def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill a stretch of memory, each once."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides) if size != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _result_strides(sizes: tuple[int, ...], inputs: Sequence[Description]) -> tuple[int, ...] | None:
-    """The strides that torch gives the result of an elementwise operation; None: contiguous."""
-    first = inputs[0][2]
-    if all(each[1] == sizes and each[2] == first for each in inputs) and _is_dense(sizes, first):
-        return first
-    if all(each[2] == _contiguous(each[1]) for each in inputs):
-        return None
-    like = [torch.empty_strided(each[1], each[2], device="meta").expand(sizes) for each in inputs]
-    return tuple(torch._prims_common.compute_elementwise_output_strides(*like))
-
-
-def _broadcast(inputs: Sequence[Description]) -> tuple[int, ...] | None:
-    """The common shape; None where there is none."""
-    sizes = inputs[0][1]
-    if all(each[1] == sizes for each in inputs):
-        return sizes
-    try:
-        return tuple(torch.broadcast_shapes(*(each[1] for each in inputs)))
-    except RuntimeError:
-        return None
-
-
-def _overlap(out: Description, source: Description) -> bool:
-    """Whether writing ``out`` may change what is still to be read of ``source``, or ``out`` overlaps itself."""
-    if any(stride == 0 and size > 1 for size, stride in zip(out[1], out[2])):
-        return True
-    return out[0] == source[0] and out[1:4] != source[1:4]
-
-
-def _dimension(dim: Any, rank: int) -> int | None:
-    if not isinstance(dim, int) or not -rank <= dim < rank:
-        return None
-    return dim % rank
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-
-
-def _describe(calls: Calls, *values: object, floats: bool = True) -> list[Description] | None:
-    """The descriptions, all of one dtype that is computed with; else None."""
-    found = []
-    for value in values:
-        each = calls.describe(value)
-        if each is None or len(each[1]) > _MAX_RANK or (floats and each[5] not in _FLOATS):
-            return None
-        if found and each[5] != found[0][5]:
-            return None
-        found.append(each)
-    return found
-
-
-def _make(calls: Calls, sizes: tuple[int, ...], code: int, strides: tuple[int, ...] | None = None) -> Any:
-    """A new tensor and its description."""
-    made = calls.empty(sizes, _TORCH[code], strides)
-    return made, calls.describe(made)
+Kernel = Callable[[Calls, tuple, dict], Any]
 
 
 # Elementwise
@@ -152,11 +57,11 @@ def _place(calls: Calls) -> tuple[int, Callable[[int], Block]]:
 
 
 def _run_unary(calls: Calls, value: Any, in_place: bool, run: Callable[[Description, Description], bool]) -> Any:
-    described = _describe(calls, value)
-    if described is None or (in_place and _overlap(described[0], described[0])):
+    described = describe(calls, value)
+    if described is None or (in_place and overlap(described[0], described[0])):
         return NotImplemented
     one = described[0]
-    result, out = (value, one) if in_place else _make(calls, one[1], one[5], _result_strides(one[1], described))
+    result, out = (value, one) if in_place else make(calls, one[1], one[5], result_strides(one[1], described))
     return result if not math.prod(one[1]) or run(one, out) else NotImplemented
 
 
@@ -178,19 +83,19 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
         if not 2 <= len(args) <= 2 + alpha or kwargs.keys() - ({"alpha"} if alpha else set()):
             return NotImplemented
         scale = (args[2] if len(args) > 2 else kwargs.get("alpha", 1)) if alpha else None
-        number = _is_number(args[1])
+        number = is_number(args[1])
         if isinstance(scale, bool) or (name == "Sub" and isinstance(args[1], bool)):
             return NotImplemented
-        described = _describe(calls, args[0]) if number else _describe(calls, *args[:2])
-        if described is None or (alpha and not _is_number(scale)) or not aclnn.available(name + "s" * number):
+        described = describe(calls, args[0]) if number else describe(calls, *args[:2])
+        if described is None or (alpha and not is_number(scale)) or not aclnn.available(name + "s" * number):
             return NotImplemented
         one = described[0]
-        sizes = _broadcast(described)
-        if sizes is None or len(sizes) > _MAX_RANK:
+        sizes = broadcast(described)
+        if sizes is None or len(sizes) > MAX_RANK:
             return NotImplemented
-        if in_place and (sizes != one[1] or any(_overlap(one, each) for each in described)):
+        if in_place and (sizes != one[1] or any(overlap(one, each) for each in described)):
             return NotImplemented
-        result, out = (args[0], one) if in_place else _make(calls, sizes, one[5], _result_strides(sizes, described))
+        result, out = (args[0], one) if in_place else make(calls, sizes, one[5], result_strides(sizes, described))
         other = args[1] if number else described[1]
         done = not math.prod(sizes) or aclnn.binary(name, one, other, scale, out, *_place(calls))
         return result if done else NotImplemented
@@ -203,7 +108,7 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
 
 def _product(name: str, rank: int | None) -> Kernel:
     def kernel(calls: Calls, args: tuple, kwargs: dict) -> Any:
-        described = _describe(calls, *args) if len(args) == 2 and not kwargs and aclnn.available(name) else None
+        described = describe(calls, *args) if len(args) == 2 and not kwargs and aclnn.available(name) else None
         if described is None:
             return NotImplemented
         one, other = described[0][1], described[1][1]
@@ -218,8 +123,8 @@ def _product(name: str, rank: int | None) -> Kernel:
         if one[-1] != other[-2 if len(other) > 1 else 0] or not one[-1]:
             return NotImplemented
         sizes = batch + one[-2:-1] + (other[-1:] if len(other) > 1 else ())
-        result, out = _make(calls, sizes, described[0][5])
-        done = not math.prod(sizes) or aclnn.product(name, *described, out, *_place(calls))
+        result, out = make(calls, sizes, described[0][5])
+        done = not math.prod(sizes) or aclnn.product(name, described[0], described[1], out, *_place(calls))
         return result if done else NotImplemented
 
     return kernel
@@ -228,18 +133,19 @@ def _product(name: str, rank: int | None) -> Kernel:
 def _addmm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if len(args) != 3 or kwargs.keys() - {"beta", "alpha"} or not aclnn.available("Addmm"):
         return NotImplemented
-    described = _describe(calls, *args)
+    described = describe(calls, *args)
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    if described is None or not _is_number(beta) or not _is_number(alpha):
+    if described is None or not is_number(beta) or not is_number(alpha):
         return NotImplemented
-    added, one, other = (each[1] for each in described)
-    if len(one) != 2 or len(other) != 2 or one[1] != other[0] or not one[1] or len(added) > 2:
+    added, left, right = (each[1] for each in described)
+    if len(left) != 2 or len(right) != 2 or left[1] != right[0] or not left[1] or len(added) > 2:
         return NotImplemented
-    sizes = (one[0], other[1])
+    sizes = (left[0], right[1])
     if any(size not in (1, wanted) for size, wanted in zip(reversed(added), reversed(sizes))):
         return NotImplemented
-    result, out = _make(calls, sizes, described[0][5])
-    done = not math.prod(sizes) or aclnn.addmm(*described, beta, alpha, out, *_place(calls))
+    result, out = make(calls, sizes, described[0][5])
+    one, mat1, mat2 = described
+    done = not math.prod(sizes) or aclnn.addmm(one, mat1, mat2, beta, alpha, out, *_place(calls))
     return result if done else NotImplemented
 
 
@@ -257,29 +163,29 @@ def _reduction(name: str) -> Kernel:
         named = dict(zip(("self", "dim", "keepdim"), args), **kwargs)
         if len(args) > 3 or named.keys() - {"self", "dim", "keepdim", "dtype"} or not aclnn.available(name):
             return NotImplemented
-        described = _describe(calls, named["self"])
+        described = describe(calls, named["self"])
         if described is None or not described[0][1] or not math.prod(described[0][1]):
             return NotImplemented
         one = described[0]
-        if named.get("dtype") not in (None, _TORCH[one[5]]):
+        if named.get("dtype") not in (None, TORCH[one[5]]):
             return NotImplemented
         rank, dim = len(one[1]), named.get("dim")
         given = list(range(rank)) if dim is None or dim == [] or dim == () else [dim] if isinstance(dim, int) else dim
-        dims = tuple(_dimension(each, rank) for each in given)
-        if None in dims or len(set(dims)) < len(dims):
+        dims = tuple(at for at in (dimension(each, rank) for each in given) if at is not None)
+        if len(dims) < len(given) or len(set(dims)) < len(dims):
             return NotImplemented
         keepdim = bool(named.get("keepdim", False))
-        result, out = _make(calls, _reduced(one[1], dims, keepdim), one[5])
+        result, out = make(calls, _reduced(one[1], dims, keepdim), one[5])
         return result if aclnn.reduction(name, one, dims, keepdim, out, *_place(calls)) else NotImplemented
 
     return kernel
 
 
 def _max(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    described = _describe(calls, *args) if len(args) == 1 and not kwargs and aclnn.available("Max") else None
+    described = describe(calls, *args) if len(args) == 1 and not kwargs and aclnn.available("Max") else None
     if described is None or not described[0][1] or not math.prod(described[0][1]):
         return NotImplemented
-    result, out = _make(calls, (), described[0][5])
+    result, out = make(calls, (), described[0][5])
     return result if aclnn.unary("Max", described[0], out, *_place(calls)) else NotImplemented
 
 
@@ -287,30 +193,30 @@ def _max_dim(calls: Calls, args: tuple, kwargs: dict) -> Any:
     named = dict(zip(("self", "dim", "keepdim"), args), **kwargs)
     if len(args) > 3 or named.keys() - {"self", "dim", "keepdim"} or not aclnn.available("MaxDim"):
         return NotImplemented
-    described = _describe(calls, named["self"])
+    described = describe(calls, named["self"])
     if described is None or not math.prod(described[0][1]):
         return NotImplemented
     one = described[0]
-    dim, keepdim = _dimension(named["dim"], len(one[1])), bool(named.get("keepdim", False))
+    dim, keepdim = dimension(named["dim"], len(one[1])), bool(named.get("keepdim", False))
     if dim is None:
         return NotImplemented
     sizes = _reduced(one[1], (dim,), keepdim)
-    values, out = _make(calls, sizes, one[5])
-    indices, places = _make(calls, sizes, DTYPES[torch.int64])
+    values, out = make(calls, sizes, one[5])
+    indices, places = make(calls, sizes, DTYPES[torch.int64])
     done = aclnn.max_dim(one, dim, keepdim, out, places, *_place(calls))
     return (values, indices) if done else NotImplemented
 
 
 def _softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
     """``_softmax(self, dim, half_to_float)`` and ``softmax.int(self, dim, dtype)``."""
-    described = _describe(calls, args[0]) if len(args) > 1 and aclnn.available("Softmax") else None
+    described = describe(calls, args[0]) if len(args) > 1 and aclnn.available("Softmax") else None
     if described is None or any(args[2:]) or any(value is not None for value in kwargs.values()):
         return NotImplemented
     one = described[0]
-    dim = _dimension(args[1], len(one[1]))
+    dim = dimension(args[1], len(one[1]))
     if dim is None:
         return NotImplemented
-    result, out = _make(calls, one[1], one[5])
+    result, out = make(calls, one[1], one[5])
     done = not math.prod(one[1]) or aclnn.with_number("Softmax", one, dim, out, *_place(calls))
     return result if done else NotImplemented
 
@@ -320,7 +226,7 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if len(args) != 5 or kwargs or not aclnn.available("LayerNorm"):
         return NotImplemented
     given = [args[0], *(value for value in args[2:4] if value is not None)]
-    described = _describe(calls, *given)
+    described = describe(calls, *given)
     shape = tuple(args[1])
     if described is None or described[0][5] != DTYPES[torch.float32] or not shape or not math.prod(described[0][1]):
         return NotImplemented
@@ -331,7 +237,7 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     weight = others.pop(0) if args[2] is not None else None
     bias = others.pop(0) if args[3] is not None else None
     rows = one[1][:outer] + (1,) * len(shape)
-    (result, out), (mean, means), (rstd, scales) = (_make(calls, sizes, one[5]) for sizes in (one[1], rows, rows))
+    (result, out), (mean, means), (rstd, scales) = (make(calls, sizes, one[5]) for sizes in (one[1], rows, rows))
     done = aclnn.layer_norm(one, shape, weight, bias, args[4], out, means, scales, *_place(calls))
     return (result, mean, rstd) if done else NotImplemented
 
@@ -340,12 +246,12 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
 
 
 def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    described = _describe(calls, args[0], floats=False)
+    described = describe(calls, args[0], floats=False)
     value = args[1] if len(args) > 1 else 0  # zero_
-    if described is None or kwargs or not _is_number(value) or not aclnn.available("InplaceFillScalar"):
+    if described is None or kwargs or not is_number(value) or not aclnn.available("InplaceFillScalar"):
         return NotImplemented
     whole = not isinstance(value, float)
-    if not (whole or described[0][5] in _FLOATS) or _overlap(described[0], described[0]):
+    if not (whole or described[0][5] in FLOATS) or overlap(described[0], described[0]):
         return NotImplemented
     done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, *_place(calls))
     return args[0] if done else NotImplemented
@@ -362,13 +268,13 @@ def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if len(args) < 2 or kwargs.keys() - {"non_blocking"}:
         return NotImplemented
     out, source = calls.describe(args[0]), calls.describe(args[1])
-    if out is None or source is None or max(len(out[1]), len(source[1])) > _MAX_RANK:
+    if out is None or source is None or max(len(out[1]), len(source[1])) > MAX_RANK:
         return NotImplemented
     if out == source:
         return args[0]
-    if _broadcast((out, source)) != out[1] or _overlap(out, source):
+    if broadcast((out, source)) != out[1] or overlap(out, source):
         return NotImplemented
-    if out[5] != source[5] and not {out[5], source[5]} <= _FLOATS:
+    if out[5] != source[5] and not {out[5], source[5]} <= FLOATS:
         return NotImplemented  # how a float becomes an integer differs between chips where it does not fit
     return args[0] if _copy_into(calls, out, source) else NotImplemented
 
@@ -378,15 +284,15 @@ def _clone(calls: Calls, args: tuple, kwargs: dict) -> Any:
     named = {name: value for name, value in kwargs.items() if value is not None}
     layout = named.pop("memory_format", torch.preserve_format)
     dtype = named.pop("dtype", None)
-    described = _describe(calls, *args, floats=False) if len(args) == 1 else None
+    described = describe(calls, *args, floats=False) if len(args) == 1 else None
     if described is None or any(named.values()) or layout not in (torch.preserve_format, torch.contiguous_format):
         return NotImplemented
     one = described[0]
     code = one[5] if dtype is None else DTYPES.get(dtype)
-    if code is None or (code != one[5] and not {code, one[5]} <= _FLOATS):
+    if code is None or (code != one[5] and not {code, one[5]} <= FLOATS):
         return NotImplemented
-    strides = _result_strides(one[1], described) if layout is torch.preserve_format else None
-    result, out = _make(calls, one[1], code, strides)
+    strides = result_strides(one[1], described) if layout is torch.preserve_format else None
+    result, out = make(calls, one[1], code, strides)
     if code == one[5]:
         return result if _copy_into(calls, out, one) else NotImplemented
     done = not math.prod(one[1]) or (aclnn.available("Cast") and aclnn.cast(one, out, *_place(calls)))
@@ -397,20 +303,20 @@ def _cat(calls: Calls, args: tuple, kwargs: dict) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if kwargs.keys() - {"dim"} or not args[0] or not aclnn.available("Cat"):
         return NotImplemented
-    described = _describe(calls, *args[0], floats=False)
+    described = describe(calls, *args[0], floats=False)
     if described is None:
         return NotImplemented
     parts = [each for each in described if each[1] != (0,)]  # torch passes these over, whatever the others' rank is
-    if not parts or (at := _dimension(dim, len(parts[0][1]))) is None:
+    if not parts or (at := dimension(dim, len(parts[0][1]))) is None:
         return NotImplemented
     first = parts[0][1]
     if any(len(each[1]) != len(first) or _reduced(each[1], (at,), False) != _reduced(first, (at,), False)
            for each in parts):  # fmt: skip
         return NotImplemented
     sizes = first[:at] + (sum(each[1][at] for each in parts),) + first[at + 1 :]
-    if any(each[2] != _contiguous(each[1]) for each in parts):
+    if any(each[2] != contiguous(each[1]) for each in parts):
         return NotImplemented  # the result of others may have another memory format
-    result, out = _make(calls, sizes, parts[0][5])
+    result, out = make(calls, sizes, parts[0][5])
     parts = [each for each in parts if math.prod(each[1])]
     return result if not parts or aclnn.cat(parts, at, out, *_place(calls)) else NotImplemented
 
@@ -419,13 +325,13 @@ def _index_select(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if len(args) != 3 or kwargs or not aclnn.available("IndexSelect"):
         return NotImplemented
     one, index = calls.describe(args[0]), calls.describe(args[2])
-    if one is None or index is None or len(index[1]) != 1 or index[5] not in _INDICES or len(one[1]) > _MAX_RANK:
+    if one is None or index is None or len(index[1]) != 1 or index[5] not in INDICES or len(one[1]) > MAX_RANK:
         return NotImplemented
-    dim = _dimension(args[1], len(one[1]))
+    dim = dimension(args[1], len(one[1]))
     if dim is None or not math.prod(one[1]):
         return NotImplemented
     sizes = one[1][:dim] + index[1] + one[1][dim + 1 :]
-    result, out = _make(calls, sizes, one[5])
+    result, out = make(calls, sizes, one[5])
     done = not math.prod(sizes) or aclnn.index_select(one, dim, index, out, *_place(calls))
     return result if done else NotImplemented
 
@@ -435,12 +341,12 @@ def _embedding(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if len(args) < 2 or not aclnn.available("Embedding"):
         return NotImplemented
     weight, indices = calls.describe(args[0]), calls.describe(args[1])
-    if weight is None or indices is None or indices[5] not in _INDICES:
+    if weight is None or indices is None or indices[5] not in INDICES:
         return NotImplemented
-    if len(weight[1]) != 2 or not math.prod(weight[1]) or len(indices[1]) >= _MAX_RANK:
+    if len(weight[1]) != 2 or not math.prod(weight[1]) or len(indices[1]) >= MAX_RANK:
         return NotImplemented
     sizes = indices[1] + weight[1][1:]
-    result, out = _make(calls, sizes, weight[5])
+    result, out = make(calls, sizes, weight[5])
     done = not math.prod(sizes) or aclnn.embedding(weight, indices, out, *_place(calls))
     return result if done else NotImplemented
 

@@ -1,0 +1,124 @@
+"""What kernels know of tensors: descriptions, and what the shapes and strides of results follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+# AscendCL's codes.
+DTYPES: dict[torch.dtype, int] = {
+    torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.uint8: 4, torch.int16: 6, torch.int64: 9,
+    torch.float64: 11, torch.bool: 12, torch.bfloat16: 27,
+}  # fmt: skip
+TORCH = {code: dtype for dtype, code in DTYPES.items()}
+FLOATS = {DTYPES[torch.float32], DTYPES[torch.float16], DTYPES[torch.bfloat16]}
+INDICES = {DTYPES[torch.int64], DTYPES[torch.int32]}
+MAX_RANK = 8
+
+# Address of the storage's first byte, sizes, strides, offset and size of the storage in elements, code of the dtype.
+Description = tuple[int, tuple[int, ...], tuple[int, ...], int, int, int]
+
+
+class Block(Protocol):
+    """Workspace: device memory that is the stream's next use of it."""
+
+    ptr: int
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What kernels need from the tensors' layer, for one device and one stream.
+
+    ``describe(x)`` is the description of a tensor on this device with a dtype of ``DTYPES``, and None for anything
+    else; ``empty(sizes, dtype, strides)`` a new tensor here, contiguous where ``strides`` is None; ``workspace(n)``
+    a block of n bytes that is kept as long as the object, and given back in the stream's order.
+    """
+
+    describe: Callable[[object], Description | None]
+    empty: Callable[[tuple[int, ...], torch.dtype, tuple[int, ...] | None], Any]
+    stream: int
+    workspace: Callable[[int], Block]
+
+
+# Shapes and strides
+
+
+def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory, each once."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def result_strides(sizes: tuple[int, ...], inputs: Sequence[Description]) -> tuple[int, ...] | None:
+    """The strides that torch gives the result of an elementwise operation; None: contiguous."""
+    first = inputs[0][2]
+    if all(each[1] == sizes and each[2] == first for each in inputs) and is_dense(sizes, first):
+        return first
+    if all(each[2] == contiguous(each[1]) for each in inputs):
+        return None
+    like = [torch.empty_strided(each[1], each[2], device="meta").expand(sizes) for each in inputs]
+    return tuple(torch._prims_common.compute_elementwise_output_strides(*like))
+
+
+def broadcast(inputs: Sequence[Description]) -> tuple[int, ...] | None:
+    """The common shape; None where there is none."""
+    sizes = inputs[0][1]
+    if all(each[1] == sizes for each in inputs):
+        return sizes
+    try:
+        return tuple(torch.broadcast_shapes(*(each[1] for each in inputs)))
+    except RuntimeError:
+        return None
+
+
+def overlap(out: Description, source: Description) -> bool:
+    """Whether writing ``out`` may change what is still to be read of ``source``, or ``out`` overlaps itself."""
+    if any(stride == 0 and size > 1 for size, stride in zip(out[1], out[2])):
+        return True
+    return out[0] == source[0] and out[1:4] != source[1:4]
+
+
+def dimension(dim: Any, rank: int) -> int | None:
+    if not isinstance(dim, int) or not -rank <= dim < rank:
+        return None
+    return dim % rank
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+
+
+def describe(calls: Calls, *values: object, floats: bool = True) -> list[Description] | None:
+    """The descriptions, all of one dtype that is computed with; else None."""
+    found: list[Description] = []
+    for value in values:
+        each = calls.describe(value)
+        if each is None or len(each[1]) > MAX_RANK or (floats and each[5] not in FLOATS):
+            return None
+        if found and each[5] != found[0][5]:
+            return None
+        found.append(each)
+    return found
+
+
+def make(calls: Calls, sizes: tuple[int, ...], code: int, strides: tuple[int, ...] | None = None) -> Any:
+    """A new tensor and its description."""
+    made = calls.empty(sizes, TORCH[code], strides)
+    return made, calls.describe(made)
+
+
