@@ -244,6 +244,55 @@ def test_N7_a_wait_means_the_record_before_it(npu: Npu) -> None:
         npu("aclrtDestroyStream", stream)
 
 
+def test_N7_a_reset_event_is_as_never_recorded(npu: Npu) -> None:
+    event, status = npu.made("aclrtCreateEvent"), c_int()
+    npu("aclrtRecordEvent", event, None)
+    npu("aclrtResetEvent", event, None)
+    npu("aclrtSynchronizeStream", None)
+    assert npu.code("aclrtEventElapsedTime", byref(c_float()), event, event) == 107006
+    npu("aclrtQueryEventStatus", event, byref(status))
+    assert status.value == COMPLETE_STATUS
+    npu("aclrtDestroyEvent", event)
+
+
+def test_N7_a_forced_end_gives_up_what_is_queued(npu: Npu) -> None:
+    one, other = npu.made("aclrtCreateStream"), npu.made("aclrtCreateStream")
+    event, pointer = npu.made("aclrtCreateEvent"), npu.malloc(8)
+    npu.library.hold(one.value)
+    npu("aclrtRecordEvent", event, one)
+    npu("aclrtStreamWaitEvent", other, event)
+    npu("aclrtMemsetAsync", pointer, c_size_t(8), 1, c_size_t(8), other)
+    npu("aclrtDestroyStreamForce", other)  # does not wait for the event
+    assert npu.library.peek(pointer.value or 0, 8) == b"\xff" * 8
+    npu("aclrtDestroyStream", one)
+    npu("aclrtFree", pointer)
+    npu("aclrtDestroyEvent", event)
+
+
+def test_N7_what_outlives_its_device_is_found(npu: Npu) -> None:
+    npu.made("aclrtCreateStream")
+    npu.made("aclrtCreateEvent")
+    npu.malloc(8)
+    npu.made("aclrtCreateContext", 0)
+    npu("aclrtResetDevice", 0)
+    assert {line.split(" 0x")[0] for line in npu.library.violations()} == {
+        f"aclrtResetDevice: {kind}" for kind in ("stream", "event", "block", "context")
+    }
+    npu.library.clear()
+    assert npu.library.leaks() == []
+
+
+def test_N7_messages_are_told_once_and_per_thread(npu: Npu) -> None:
+    messages: list[bytes | None] = []
+    assert npu.code("aclrtSetDevice", 99) == 107001
+    thread = threading.Thread(target=lambda: messages.append(npu.library.c.aclGetRecentErrMsg()))
+    thread.start()
+    thread.join()
+    assert messages == [None]
+    assert npu.library.c.aclGetRecentErrMsg() == b"aclrtSetDevice: device 99 of 2"
+    assert npu.library.c.aclGetRecentErrMsg() is None
+
+
 def test_N7_unordered_uses_of_memory_are_found_when_queued(npu: Npu) -> None:
     one, other, pointer = npu.made("aclrtCreateStream"), npu.made("aclrtCreateStream"), npu.malloc(128)
     event, n = npu.made("aclrtCreateEvent"), c_size_t(64)

@@ -99,11 +99,19 @@ API int aclrtGetDevice(int32_t *device) {
     return leave(OK);
 }
 
+static int visit_context(struct object *object, void *device) {
+    if (object->kind != CONTEXT || !object->alive || object->device != *(int32_t *)device) return 0;
+    violation("context %p outlives its device", (void *)object);
+    destroy_context((struct context *)object);
+    return 1;
+}
+
 API int aclrtResetDevice(int32_t device) {
     ENTER_RELEASE(INITIALIZED);
     if (!valid(device)) return leave(bad_device(device));
     if (!devices[device].default_context) return leave(fail(NO_CONTEXT, "device %d was not set", device));
     destroy_context(devices[device].default_context);
+    each_object(visit_context, &device);
     for (size_t i = 0; i < devices[device].count; i++)
         if (!devices[device].blocks[i]->freed)
             violation("block %p outlives its device", (void *)devices[device].blocks[i]->address);

@@ -186,7 +186,7 @@ void end_executor(struct object *executor);
 
 #define CLOCKS 1024
 extern uint64_t host_clock[CLOCKS];
-extern int order_checked;
+extern int order_checked, clocks; /* how many clocks were ever used */
 uint64_t *new_clock(void);
 void order_after(uint64_t *clock, const uint64_t *other);
 void check_order(struct stream *stream, struct work *work); /* NULL: the host itself, now */

@@ -87,10 +87,11 @@ static void free_block(struct block *block) {
 
 void drop_blocks(int index) {
     struct device *device = &devices[index];
-    while (device->count) {
-        struct block *block = device->blocks[device->count - 1];
+    for (size_t i = device->count; i-- > 0;) {
+        struct block *block = device->blocks[i];
         if (!block->freed) device->used -= block->size;
-        remove_block(block);
+        block->freed = 1;
+        if (!block->pending) remove_block(block); /* another device's stream may be copying it */
     }
 }
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 uint64_t host_clock[CLOCKS];
-int order_checked;
+int order_checked, clocks;
 
 struct access {
     char *start, *end;
@@ -18,7 +18,7 @@ struct access {
 uint64_t *new_clock(void) { return calloc(CLOCKS, sizeof(uint64_t)); }
 
 void order_after(uint64_t *clock, const uint64_t *other) {
-    for (int i = 0; i < CLOCKS; i++)
+    for (int i = 0; i < clocks; i++)
         if (clock[i] < other[i]) clock[i] = other[i];
 }
 

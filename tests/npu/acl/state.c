@@ -126,7 +126,14 @@ int misuse(int code, const char *format, ...) {
     return code;
 }
 
-API const char *aclGetRecentErrMsg(void) { return recent[0] ? recent : NULL; }
+/* Also forgets it: whoever asks twice gets nothing. */
+API const char *aclGetRecentErrMsg(void) {
+    static _Thread_local char told[sizeof recent];
+    if (!recent[0]) return NULL;
+    memcpy(told, recent, sizeof recent);
+    recent[0] = 0;
+    return told;
+}
 
 /* Calls */
 
@@ -282,6 +289,7 @@ static int visit_context(struct object *object, void *data) {
 }
 
 static void destroy_everything(void) {
+    for (struct stream *stream = streams; stream; stream = stream->next) stream->held = 0;
     each_object(visit_context, NULL);
     each_object(visit_destroy, NULL);
     for (int device = 0; device < MAX_DEVICES; device++) drop_blocks(device);

@@ -54,6 +54,7 @@ struct stream *new_stream(struct context *context, int is_default) {
     stream->is_default = is_default;
     int number = 0;
     while (number < CLOCKS - 1 && numbers[number] && numbers[number]->base.alive) number++;
+    if (number >= clocks) clocks = number + 1;
     if (numbers[number]) stream->submitted = stream->completed = numbers[number]->submitted;
     numbers[number] = stream;
     stream->number = number;
@@ -71,6 +72,8 @@ void stop_stream(struct stream *stream, int force) {
     stream->base.alive = 0;
     stream->stopping = force ? 2 : 1;
     pthread_cond_broadcast(&stream->wake);
+    if (force && stream->running && stream->running->recording)
+        pthread_cond_broadcast(&stream->running->recording->changed); /* it may be waiting for an event */
     struct stream **at = &streams;
     while (*at != stream) at = &(*at)->next;
     *at = stream->next;
