@@ -12,6 +12,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove
 
 import atexit
+import os
 
 from mindtorch._ext.acl cimport (
     ERROR_REPEATED_INITIALIZE,
@@ -227,14 +228,16 @@ def device_count():
     global _count
     cdef uint32_t count = 0
     cdef int number = 0, code
+    cdef bint driver
     if _count < 0:
         _prepare()
+        # The driver knows nothing of the devices that this process may not see.
+        driver = api.drvGetDevNum != NULL and "ASCEND_RT_VISIBLE_DEVICES" not in os.environ
         with nogil:
             pthread_mutex_lock(&mt_init_lock)
             code = api.aclrtGetDeviceCount(&count)
-            if code == ERROR_UNINITIALIZED and api.drvGetDevNum != NULL:
-                if api.drvGetDevNum(&number) == 0:
-                    code, count = 0, <uint32_t>number
+            if code == ERROR_UNINITIALIZED and driver and api.drvGetDevNum(&number) == 0:
+                code, count = 0, <uint32_t>number
             if code == ERROR_UNINITIALIZED:
                 code = _initialize()
                 if code == 0:

@@ -129,6 +129,7 @@ _ENABLE_NPU = (
     "install the Ascend driver and CANN toolkit and source /usr/local/Ascend/ascend-toolkit/set_env.sh, "
     "or set GENIE_ACL_LIBRARY to libascendcl.so"
 )
+_VISIBLE_NPU = "see npu-smi info and ASCEND_RT_VISIBLE_DEVICES"
 
 
 def _npu(index: int | None) -> _Answer:
@@ -140,16 +141,41 @@ def _npu(index: int | None) -> _Answer:
     }
     if details["torch_npu"] is not None:
         return _torch_npu(index, details)
-    if library is None:
-        named = os.environ.get("GENIE_ACL_LIBRARY")
-        reason = f"GENIE_ACL_LIBRARY names {named}, which is not a file" if named else "libascendcl.so not found"
+    return _ascend(index, details)
+
+
+def _ascend(index: int | None, details: dict[str, Any]) -> _Answer:
+    """What AscendCL itself says, asked without torch."""
+    from mindtorch import npu
+    from mindtorch._ext import acl
+    from mindtorch.npu import api
+
+    reason = npu.why_unavailable() if details["library"] else npu.library.not_found()
+    details["runtime"] = acl.version()
+    if reason is not None:
         return False, reason, _ENABLE_NPU, details
-    return (
-        False,
-        f"{library} is here, but this version of mindtorch does not drive it yet",
-        "install torch_npu, which does",
-        details,
-    )
+    count = api.device_count()
+    details["devices"] = [_ascend_device(i) for i in range(count) if index in (None, i)]
+    if npu.is_test_library():
+        why = f"{details['library']} is a test library over host memory, not hardware"
+        return False, why, _ENABLE_NPU, details
+    if index is not None and index >= count:
+        return False, f"npu:{index} does not exist: {count} device(s), counted from 0", _VISIBLE_NPU, details
+    errors = [found["error"] for found in details["devices"] if "error" in found]
+    if len(errors) == len(details["devices"]):
+        return False, errors[0], "see npu-smi info", details
+    return True, None, None, details
+
+
+def _ascend_device(index: int) -> dict[str, Any]:
+    from mindtorch.npu import api
+
+    try:
+        found = api.get_device_properties(index)
+        free, total = api.mem_get_info(index)
+    except RuntimeError as error:
+        return {"index": index, "name": None, "error": str(error)}
+    return {"index": index, "name": found.name, "memory": total, "free": free}
 
 
 def _torch_npu(index: int | None, details: dict[str, Any]) -> _Answer:
@@ -163,7 +189,7 @@ def _torch_npu(index: int | None, details: dict[str, Any]) -> _Answer:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         return False, f"torch_npu {details['torch_npu']} does not start: {why}", _ENABLE_NPU, details
     if count == 0:
-        return False, "torch_npu sees no device", "see npu-smi info and ASCEND_RT_VISIBLE_DEVICES", details
+        return False, "torch_npu sees no device", _VISIBLE_NPU, details
     if index is not None and index >= count:
         return False, f"npu:{index} does not exist: {count} device(s), counted from 0", None, details
     return True, None, None, details

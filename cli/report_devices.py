@@ -35,8 +35,6 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
     details = row["details"]
     if row["reason"]:
         yield "why", row["reason"]
-    if row["type"] == "npu" and not row["available"] and details["library"] is None:
-        yield "looked in", ", ".join([*details["searched"], "the loader's own path"])
     if row["enable"]:
         yield "to enable", row["enable"]
     if row["type"] == "cpu":
@@ -44,8 +42,12 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
     elif row["type"] == "cuda":
         yield from _cuda_facts(details, canvas)
     elif row["type"] == "npu":
+        if details.get("runtime"):
+            yield "runtime", f"AscendCL {details['runtime']}"
         for found in details.get("devices") or []:
-            yield f"npu:{found['index']}", found["name"]
+            yield f"npu:{found['index']}", found["name"] or f"cannot be used: {found['error']}"
+            if found.get("memory"):
+                yield "", _memory(found.get("free"), found["memory"], canvas)
         if details["torch_npu"]:
             yield "torch_npu", details["torch_npu"]
     elif row["type"] == "remote_accelerator":

@@ -31,7 +31,8 @@ class UsageError(ValueError):
 
 
 class NPUError(RuntimeError):
-    """An AscendCL function failed: ``function``, ``code``, the code's ``name`` in the headers, the library's ``detail``."""
+    """An AscendCL function failed: ``function``, ``code``, the code's ``name`` in the headers, ``detail`` as the
+    library puts it."""
 
     def __init__(self, function: str, code: int, name: str, detail: str) -> None:
         super().__init__(f"[{function}] error {code} ({name})" + (f": {detail}" if detail else ""))

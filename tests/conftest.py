@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption("--conformance", choices=("slice", "full"), default="slice",
                      help="how much of torch's operator database to compare with eager (tests/conformance)")
+    parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
+    parser.addoption("--npu-load", choices=("slice", "full"), default="slice",
+                     help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)")
     parser.addoption("--sanitize", default=None, metavar="'PYTEST ARGUMENTS'",
                      help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)")
 

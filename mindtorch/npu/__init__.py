@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .library import is_test_library, stands_aside, why_unavailable
+from .library import is_test_library as is_test_library
+from .library import stands_aside as stands_aside
+from .library import why_unavailable as why_unavailable
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
-
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from mindtorch import devices, hardware
 from mindtorch._ext import acl, pool, streams
 from mindtorch.errors import NPUError, NPUOutOfMemoryError
 
-__all__ = ["device_index", "ensure_loaded", "is_test_library", "stands_aside", "why_unavailable"]
+__all__ = ["device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
 
 _lock = threading.Lock()
 
@@ -28,7 +28,8 @@ def _out_of_memory(*values: Any) -> NPUOutOfMemoryError:
     return (_out_of_memory_class(theirs) if isinstance(theirs, type) else NPUOutOfMemoryError)(*values)
 
 
-def _not_found() -> str:
+def not_found() -> str:
+    """That there is no library, and where it was looked for."""
     named = os.environ.get("GENIE_ACL_LIBRARY")
     if named:
         return f"GENIE_ACL_LIBRARY names {named}, which is not a file"
@@ -45,7 +46,7 @@ def _load() -> str | None:
             return None
         path = hardware.find_ascendcl()
         if path is None:
-            return _not_found()
+            return not_found()
         try:
             acl.load(path)
         except OSError as error:
@@ -89,8 +90,8 @@ def stands_aside() -> bool:
     import importlib
 
     try:
-        torch: Any = importlib.import_module("torch")
         importlib.import_module("torch_npu")
+        torch: Any = importlib.import_module("torch")
         return bool(torch.npu.is_available())
     except (ImportError, OSError, RuntimeError, AttributeError):  # `genie devices` says which
         return False

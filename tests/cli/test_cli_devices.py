@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -207,3 +209,74 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
     row = probe.describe("remote_accelerator")
     assert row["available"] is usable and row["details"]["runs_on"] == value
     assert usable or "GENIE_EXECUTOR_DEVICE" in row["reason"]
+
+
+@pytest.fixture(scope="module")
+def acl_test_library(tmp_path_factory):
+    if shutil.which("cc") is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler")
+    spec = importlib.util.spec_from_file_location("acl_library", Path(__file__).parents[1] / "npu" / "acl_library.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.build(tmp_path_factory.getbasetemp()))
+
+
+def genie_process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The library is loaded once per process, so each of these has its own."""
+    code = "import sys; sys.argv[0] = 'genie'\nfrom mindtorch.cli.main import entry\nentry()"
+    command = [sys.executable, "-c", code, "devices", *args]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+
+
+def test_C7_a_test_library_is_not_hardware(acl_test_library):
+    done = genie_process("npu:1", "--json", GENIE_ACL_LIBRARY=acl_test_library)
+    assert done.returncode == 3, done.stderr
+    row = json.loads(done.stdout)["devices"][0]
+    assert row["available"] is False
+    assert row["reason"] == f"{acl_test_library} is a test library over host memory, not hardware"
+    assert row["details"]["runtime"] == "1.15.0"
+    size = 1 << 30
+    assert row["details"]["devices"] == [{"index": 1, "name": "GenieTestNPU", "memory": size, "free": size}]
+    text = genie_process("npu", GENIE_ACL_LIBRARY=acl_test_library, GENIE_TEST_NPU_DEVICES="3")
+    assert text.returncode == 3
+    shown = " ".join(text.stdout.split())
+    assert "is a test library over host memory, not hardware" in shown
+    assert "runtime AscendCL 1.15.0" in shown and "npu:2 GenieTestNPU" in shown
+    assert "1.00 GiB available of 1.00" in shown
+
+
+def test_C7_npu_reasons(acl_test_library):
+    said = genie_process("npu", GENIE_ACL_LIBRARY=acl_test_library, GENIE_TEST_NPU_DEVICES="0")
+    assert said.returncode == 3 and "sees no device" in " ".join(said.stdout.split())
+    said = genie_process("npu", "--json", GENIE_ACL_LIBRARY=shutil.which("cc") or "")
+    assert said.returncode == 3 and "cc" in json.loads(said.stdout)["devices"][0]["reason"]
+
+
+def test_C7_npu_that_is_hardware(monkeypatch, acl_test_library):
+    """What is told of a library that is no test library; one device of the two cannot be set up."""
+    from mindtorch import npu
+    from mindtorch._ext import acl
+    from mindtorch.npu import api
+
+    def properties(index):
+        if index == 1:
+            raise RuntimeError("[aclrtSetDevice] error 507033 (ACL_ERROR_RT_DEV_SETUP_ERROR): busy")
+        return api.DeviceProperties("Ascend910B1", 64 << 30, 24, 48, 1)
+
+    monkeypatch.setenv("GENIE_ACL_LIBRARY", acl_test_library)
+    monkeypatch.setattr(npu, "why_unavailable", lambda: None)
+    monkeypatch.setattr(npu, "is_test_library", lambda: False)
+    monkeypatch.setattr(acl, "version", lambda: "1.13.0")
+    monkeypatch.setattr(api, "device_count", lambda: 2)
+    monkeypatch.setattr(api, "get_device_properties", properties)
+    monkeypatch.setattr(api, "mem_get_info", lambda index: (60 << 30, 64 << 30))
+    row = probe.describe("npu")
+    assert row["available"] and row["details"]["devices"][0]["name"] == "Ascend910B1"
+    shown = " ".join(genie("npu").stdout.split())
+    assert "npu:0 Ascend910B1" in shown and "60.0 GiB available of 64.0" in shown
+    assert "npu:1 cannot be used: [aclrtSetDevice] error 507033" in shown
+    assert genie("npu").exit_code == 0 and genie("npu:0").exit_code == 0
+    row = probe.describe("npu", 1)
+    assert not row["available"] and "507033" in row["reason"]
+    row = probe.describe("npu", 2)
+    assert not row["available"] and row["reason"] == "npu:2 does not exist: 2 device(s), counted from 0"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,9 +45,84 @@ def acl(acl_copy: Path) -> Iterator[acl_library.Library]:
 
 
 @pytest.fixture
-def npu(acl: acl_library.Library) -> Npu:
+def bare(acl: acl_library.Library) -> Npu:
     """Calls of the copy, initialized, with device 0 set."""
-    npu = Npu(acl)
-    npu("aclInit", None)
-    npu("aclrtSetDevice", 0)
-    return npu
+    bare = Npu(acl)
+    bare("aclInit", None)
+    bare("aclrtSetDevice", 0)
+    return bare
+
+
+@pytest.fixture(scope="session")
+def npu_library(acl_path: Path, pytestconfig: pytest.Config) -> acl_library.Library:
+    """The test library that mindtorch has loaded in this process. A copy: nothing resets it, as the tests of the
+    library do with theirs."""
+    path = shutil.copy(acl_path, acl_path.with_name("libascendcl-bound.so"))
+    os.environ["GENIE_TEST_NPU_DEVICES"] = str(pytestconfig.getoption("--npu-devices"))
+    os.environ["GENIE_ACL_LIBRARY"] = str(path)
+    try:
+        from mindtorch.npu import library
+
+        library.ensure_loaded()
+        return acl_library.Library(path)
+    finally:
+        del os.environ["GENIE_ACL_LIBRARY"], os.environ["GENIE_TEST_NPU_DEVICES"]
+
+
+@pytest.fixture
+def library(npu_library: acl_library.Library) -> Iterator[acl_library.Library]:
+    """The same; afterwards, what was on the devices is over, and nothing was done wrong."""
+    import mindtorch
+
+    npu_library.clear()
+    before = mindtorch.npu.current_device()
+    yield npu_library
+    npu_library.release()
+    mindtorch.npu.set_device(before)
+    for index in range(mindtorch.npu.device_count()):
+        mindtorch.npu.set_stream(mindtorch.npu.default_stream(index))
+        mindtorch.npu.synchronize(index)
+    mindtorch.npu.set_device(before)
+    gc.collect()
+    assert npu_library.violations() == []
+
+
+@pytest.fixture
+def npu(library: acl_library.Library) -> ModuleType:
+    """``mindtorch.npu`` on the test library."""
+    import mindtorch
+
+    return mindtorch.npu
+
+
+@pytest.fixture
+def devices(npu: ModuleType) -> Callable[[int], None]:
+    """Skips the test where there are fewer NPUs."""
+
+    def need(count: int) -> None:
+        if npu.device_count() < count:
+            pytest.skip(f"needs {count} devices")
+
+    return need
+
+
+@pytest.fixture(scope="session")
+def in_npu_process(
+    in_python: Callable[..., Any], acl_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
+    """Runs code in a process of its own on the test library; what it printed. Nothing may be left or wrong at its end.
+
+    torch is only imported where the code asks for it: ``import mindtorch`` behaves as under ``genie``.
+    """
+
+    def run(code: str, devices: int = 2, path: Path = acl_path, **environment: str) -> str:
+        report = tmp_path_factory.mktemp("report") / "report.txt"
+        done = in_python(
+            "import sys; sys.argv = ['genie']\n" + textwrap.dedent(code), GENIE_ACL_LIBRARY=str(path),
+            GENIE_TEST_NPU_DEVICES=str(devices), GENIE_TEST_NPU_REPORT=str(report),
+            PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]), **environment,
+        )  # fmt: skip
+        assert report.read_text() == "end of process\n", report.read_text()
+        return done.stdout
+
+    return run

@@ -16,15 +16,15 @@ def floats(*values: float) -> bytes:
 class Nn:
     """Tensors of float32 in device memory and the two phases of an aclnn call."""
 
-    def __init__(self, npu: Npu) -> None:
-        self.npu, self.c = npu, npu.library.c
+    def __init__(self, bare: Npu) -> None:
+        self.bare, self.c = bare, bare.library.c
         self.c.aclCreateTensor.restype = self.c.aclCreateScalar.restype = c_void_p
         self.blocks: list[c_void_p] = []
         self.handles: list[tuple[str, c_void_p]] = []
 
     def tensor(self, sizes: tuple[int, ...], values: bytes, dtype: int = 0) -> c_void_p:
-        pointer = self.npu.malloc(max(len(values), 1))
-        self.npu.put(pointer, values)
+        pointer = self.bare.malloc(max(len(values), 1))
+        self.bare.put(pointer, values)
         self.blocks.append(pointer)
         array, n = (ctypes.c_int64 * len(sizes))(*sizes), c_uint64(len(sizes))
         handle = c_void_p(self.c.aclCreateTensor(array, n, dtype, None, ctypes.c_int64(0), 2, array, n, pointer))
@@ -42,32 +42,32 @@ class Nn:
         return code, size, executor
 
     def close(self) -> None:
-        self.npu("aclrtSynchronizeDevice")
+        self.bare("aclrtSynchronizeDevice")
         for destroy, handle in self.handles:
-            self.npu(destroy, handle)
+            self.bare(destroy, handle)
         for block in self.blocks:
-            self.npu("aclrtFree", block)
+            self.bare("aclrtFree", block)
 
 
 @pytest.fixture
-def nn(npu: Npu) -> Nn:
-    return Nn(npu)
+def nn(bare: Npu) -> Nn:
+    return Nn(bare)
 
 
 def test_N7_two_phases_add_on_a_stream(nn: Nn) -> None:
-    npu = nn.npu
+    bare = nn.npu
     one, other = nn.tensor((2, 2), floats(1, 2, 3, 4)), nn.tensor((2,), floats(10, 20))
     out = nn.tensor((2, 2), bytes(16))
     code, size, executor = nn.first("Add", one, other, nn.scalar(2), out)
     assert code == 0 and size.value == 0
-    npu.library.hold()
-    npu("aclnnAdd", None, size, executor, None)
-    assert npu.library.peek(nn.blocks[2].value or 0, 16) == bytes(16)
-    npu.library.release()
-    npu("aclrtSynchronizeStream", None)
-    assert npu.get(nn.blocks[2], 16) == floats(21, 42, 23, 44)
-    assert npu.code("aclnnAdd", None, size, executor, None) == 561102
-    npu.violated("was destroyed before")  # an executor is for once
+    bare.library.hold()
+    bare("aclnnAdd", None, size, executor, None)
+    assert bare.library.peek(nn.blocks[2].value or 0, 16) == bytes(16)
+    bare.library.release()
+    bare("aclrtSynchronizeStream", None)
+    assert bare.get(nn.blocks[2], 16) == floats(21, 42, 23, 44)
+    assert bare.code("aclnnAdd", None, size, executor, None) == 561102
+    bare.violated("was destroyed before")  # an executor is for once
     nn.close()
 
 
@@ -81,41 +81,41 @@ def test_N7_first_phases_refuse_wrong_parameters(nn: Nn) -> None:
 
 
 def test_N7_workspaces_must_be_given(nn: Nn) -> None:
-    npu, one, out = nn.npu, nn.tensor((4,), floats(0, 0, 0, 0)), nn.tensor((4,), bytes(16))
+    bare, one, out = nn.bare, nn.tensor((4,), floats(0, 0, 0, 0)), nn.tensor((4,), bytes(16))
     code, size, executor = nn.first("Softmax", one, ctypes.c_int64(-1), out)
     assert code == 0 and size.value > 0
-    assert npu.code("aclnnSoftmax", None, size, executor, None) == 161002
-    npu.violated("the workspace")
+    assert bare.code("aclnnSoftmax", None, size, executor, None) == 161002
+    bare.violated("the workspace")
     _, size, executor = nn.first("Softmax", one, ctypes.c_int64(-1), out)
-    nn.blocks.append(npu.malloc(size.value))
-    npu("aclnnSoftmax", nn.blocks[-1], size, executor, None)
-    npu("aclrtSynchronizeStream", None)
-    assert npu.get(nn.blocks[1], 16) == floats(0.25, 0.25, 0.25, 0.25)
+    nn.blocks.append(bare.malloc(size.value))
+    bare("aclnnSoftmax", nn.blocks[-1], size, executor, None)
+    bare("aclrtSynchronizeStream", None)
+    assert bare.get(nn.blocks[1], 16) == floats(0.25, 0.25, 0.25, 0.25)
     nn.close()
 
 
 def test_N7_freed_or_foreign_tensors_are_found(nn: Nn) -> None:
-    npu, one, out = nn.npu, nn.tensor((4,), bytes(16)), nn.tensor((4,), bytes(16))
+    bare, one, out = nn.bare, nn.tensor((4,), bytes(16)), nn.tensor((4,), bytes(16))
     _, size, executor = nn.first("Exp", one, out)
-    npu("aclrtFree", nn.blocks.pop())
-    assert npu.code("aclnnExp", None, size, executor, None) == 161002
-    npu.violated("not inside a live device block")
-    npu("aclrtSetDevice", 1)
+    bare("aclrtFree", nn.blocks.pop())
+    assert bare.code("aclnnExp", None, size, executor, None) == 161002
+    bare.violated("not inside a live device block")
+    bare("aclrtSetDevice", 1)
     away = nn.tensor((4,), bytes(16))
     _, size, executor = nn.first("Exp", one, away)
-    assert npu.code("aclnnExp", None, size, executor, None) == 161002
-    npu.violated("a tensor of device 0 is used on device 1")
+    assert bare.code("aclnnExp", None, size, executor, None) == 161002
+    bare.violated("a tensor of device 0 is used on device 1")
     _, size, executor = nn.first("Exp", away, away)
-    assert any("aclOpExecutor" in line for line in npu.library.leaks())
-    npu("aclnnExp", None, size, executor, None)
+    assert any("aclOpExecutor" in line for line in bare.library.leaks())
+    bare("aclnnExp", None, size, executor, None)
     nn.close()
 
 
 def test_N7_an_index_out_of_range_fails_the_stream(nn: Nn) -> None:
-    npu, weight, index = nn.npu, nn.tensor((2, 2), bytes(16)), nn.tensor((1,), (5).to_bytes(8, "little"), 9)
+    bare, weight, index = nn.bare, nn.tensor((2, 2), bytes(16)), nn.tensor((1,), (5).to_bytes(8, "little"), 9)
     out = nn.tensor((1, 2), bytes(8))
     _, size, executor = nn.first("Embedding", weight, index, out)
-    npu("aclnnEmbedding", None, size, executor, None)
-    assert npu.code("aclrtSynchronizeStream", None) == 507015
-    npu("aclrtSynchronizeStream", None)  # told once
+    bare("aclnnEmbedding", None, size, executor, None)
+    assert bare.code("aclrtSynchronizeStream", None) == 507015
+    bare("aclrtSynchronizeStream", None)  # told once
     nn.close()
