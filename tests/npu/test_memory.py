@@ -1,0 +1,521 @@
+"""N2-N4: the caching allocator, pinned memory, and copies of bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+
+import pytest
+from device_memory import block_of, get, pattern, put
+
+from mindtorch._ext import blocks
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def empty(npu):
+    """Nothing is kept of what earlier tests had."""
+    gc.collect()
+    npu.empty_cache()
+    return npu
+
+
+# Allocation.
+
+def test_N2_sizes_are_rounded_to_512_bytes(empty):
+    before = empty.memory_allocated(0)
+    held = [blocks.allocate(0, size) for size in (1, 512, 513, 100_000)]
+    assert [block.nbytes for block in held] == [1, 512, 513, 100_000]
+    assert empty.memory_allocated(0) - before == 512 + 512 + 1024 + 100_352
+    assert all(block.ptr % 512 == 0 for block in held) and len({block.ptr for block in held}) == 4
+    held.clear()
+    assert empty.memory_allocated(0) == before
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
+     (33 * MIB + 1, 34 * MIB)],
+)  # fmt: skip
+def test_N2_segments(empty, size, segment):
+    before = empty.memory_reserved(0)
+    with empty.Stream(0):  # a stream that has nothing
+        block = blocks.allocate(0, size)
+    assert empty.memory_reserved(0) - before == segment
+    del block
+    assert empty.memory_reserved(0) - before == segment
+    empty.empty_cache()
+    assert empty.memory_reserved(0) == before
+
+
+def test_N2_memory_is_used_again_split_and_merged(empty):
+    with empty.Stream(0):
+        first = blocks.allocate(0, 300 * KIB)
+        start = first.ptr
+        second, third = blocks.allocate(0, 300 * KIB), blocks.allocate(0, 300 * KIB)
+        assert [second.ptr - start, third.ptr - start] == [300 * KIB, 600 * KIB]
+        del first
+        assert blocks.allocate(0, 200 * KIB).ptr == start  # split, and given back at once
+        del second
+        whole = blocks.allocate(0, 600 * KIB)  # the two as one
+        assert whole.ptr == start
+        reserved = empty.memory_reserved(0)
+        del third, whole
+        assert blocks.allocate(0, MIB).ptr == start
+        assert empty.memory_reserved(0) == reserved
+
+
+def test_N2_the_best_fit_is_taken(empty):
+    with empty.Stream(0):
+        held = [blocks.allocate(0, size * KIB) for size in (100, 1, 40, 1, 60, 1)]
+        places = [block.ptr for block in held]
+        held[0] = held[2] = held[4] = None
+        assert blocks.allocate(0, 50 * KIB).ptr == places[4]
+        assert blocks.allocate(0, 40 * KIB).ptr == places[2]
+        assert blocks.allocate(0, 61 * KIB).ptr == places[0]
+
+
+def test_N2_no_bytes_need_no_memory(empty):
+    before = empty.memory_allocated(0)
+    block = blocks.allocate(0, 0)
+    assert (block.ptr, block.nbytes, block.device) == (0, 0, 0) and empty.memory_allocated(0) == before
+    blocks.copy_in(block, 0, 0, 0)
+    blocks.copy_out(block, 0, 0, 0)
+    blocks.fill(block, 0, 1, 0)
+    blocks.copy_within(block, 0, block, 0, 0)
+    blocks.used_by(block)
+    block.record_stream(empty.Stream(0))
+    with pytest.raises(ValueError, match="not negative, got -1"):
+        blocks.allocate(0, -1)
+    with pytest.raises(TypeError, match="made by allocate"):
+        blocks.Block()
+
+
+def test_N2_blocks_say_what_they_are(npu):
+    with npu.Stream(0) as stream:
+        block = blocks.allocate(0, 100)
+    assert block.owner_stream == block.stream == stream
+    assert repr(block) == f"<npu block of 100 bytes at {block.ptr:#x} on npu:0>"
+
+
+def test_N3_each_device_has_its_own_memory(empty, devices):
+    devices(2)
+    before = [empty.memory_allocated(index) for index in (0, 1)]
+    free = empty.mem_get_info(1)[0]
+    with empty.Stream(1):
+        block = blocks.allocate(1, 30 * MIB)
+    assert [empty.memory_allocated(index) - was for index, was in zip((0, 1), before)] == [0, 30 * MIB]
+    assert empty.mem_get_info("npu:1") == (free - 30 * MIB, empty.mem_get_info(0)[1])
+    with empty.device(1):
+        assert empty.memory_allocated() == empty.memory_allocated(1)
+    del block
+
+
+# Streams and reuse.
+
+def test_N2_memory_of_one_stream_is_not_handed_to_another(empty, library):
+    one, two = empty.Stream(0), empty.Stream(0)
+    library.hold(one.npu_stream)
+    with one:
+        block = blocks.allocate(0, 700 * KIB)
+        blocks.fill(block, 0, 1, block.nbytes)
+        place = block.ptr
+        del block
+    with two:
+        other = blocks.allocate(0, 700 * KIB)
+        assert other.ptr != place
+    with one:
+        assert blocks.allocate(0, 700 * KIB).ptr == place  # its own order is enough
+
+
+def test_N2_what_another_stream_used_is_reused_behind_an_event(empty, library):
+    owner, user = empty.Stream(0), empty.Stream(0)
+    with owner:
+        block = block_of(0, b"v" * 700 * KIB)
+        owner.synchronize()
+        place = block.ptr
+    library.hold(user.npu_stream)
+    with user:
+        target = blocks.allocate(0, block.nbytes)
+        blocks.copy_within(target, 0, block, 0, block.nbytes)  # notes its use itself
+    del block
+    with owner:
+        other = blocks.allocate(0, 700 * KIB)
+        assert other.ptr != place
+        blocks.fill(other, 0, 1, other.nbytes)
+        library.release()
+        user.synchronize()
+        again = blocks.allocate(0, 700 * KIB)
+        assert again.ptr == place
+    assert get(target) == b"v" * 700 * KIB
+
+
+@pytest.mark.parametrize("how", ["record_stream", "used_by"])
+def test_N2_record_stream(empty, library, how):
+    owner, user = empty.Stream(0), empty.Stream(0)
+    with owner:
+        block = blocks.allocate(0, 700 * KIB)
+    place = block.ptr
+    for _ in range(2):
+        if how == "record_stream":
+            block.record_stream(user)
+        else:
+            with user:
+                blocks.used_by(block)
+    library.hold(user.npu_stream)
+    active = empty.memory_stats(0)["active_bytes.all.current"]
+    allocated = empty.memory_allocated(0)
+    del block  # the event that tells is recorded now
+    assert empty.memory_allocated(0) == allocated - 700 * KIB
+    assert empty.memory_stats(0)["active_bytes.all.current"] == active
+    with owner:
+        assert blocks.allocate(0, 700 * KIB).ptr != place
+    library.release()
+    user.synchronize()
+    with owner:
+        held = [blocks.allocate(0, 700 * KIB) for _ in range(2)]
+        assert place in [each.ptr for each in held]
+    assert library.violations() == []
+
+
+def test_N2_record_stream_of_another_device_is_refused(npu, devices):
+    devices(2)
+    block = blocks.allocate(0, 10)
+    with pytest.raises(RuntimeError, match="block on npu:0 cannot be used by a stream of npu:1"):
+        block.record_stream(npu.Stream(1))
+
+
+def test_N2_a_block_may_die_in_any_thread(empty):
+    before = empty.memory_allocated(0)
+    held = [blocks.allocate(0, 1000) for _ in range(1000)]
+    lock = threading.Lock()
+
+    def drop():
+        while True:
+            with lock:
+                if not held:
+                    return
+                block = held.pop()
+            del block
+
+    threads = [threading.Thread(target=drop) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert empty.memory_allocated(0) == before
+
+
+# Out of memory.
+
+def test_N2_what_is_cached_is_given_back_before_giving_up(empty):
+    free, total = empty.mem_get_info(0)
+    before = empty.memory_stats(0)
+    half = total // 5 * 3 // MIB * MIB
+    first = blocks.allocate(0, half)
+    del first
+    with empty.Stream(0):
+        second = blocks.allocate(0, half)  # of another stream: only fits when the first one's segment is gone
+    after = empty.memory_stats(0)
+    assert after["num_alloc_retries"] == before["num_alloc_retries"] + 1
+    assert after["num_ooms"] == before["num_ooms"]
+    assert free > half and second.nbytes == half
+
+
+def test_N2_out_of_memory_says_what_was_asked_and_what_there_is(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        held = [blocks.allocate(1, 100 << 20), blocks.allocate(1, 5 << 20)]
+        try:
+            blocks.allocate(1, 1 << 30)
+        except RuntimeError as error:
+            print(error.detail)
+        print(npu.memory_stats(1)["num_ooms"], blocks.allocate(1, 1 << 20).nbytes)
+        """
+    )
+    assert said.splitlines() == [
+        (
+            "NPU out of memory. Tried to allocate 1.00 GiB (1073741824 bytes). npu:1 has a total capacity of 1.00 GiB "
+            "of which 904.00 MiB is free. Of the memory reserved here, 120.00 MiB, 105.00 MiB is allocated and "
+            "15.00 MiB is reserved but unallocated."
+        ),
+        "1 1048576",
+    ]
+
+
+def test_N2_another_streams_free_memory_is_used_before_giving_up(empty, library):
+    """Segments that are partly in use cannot be given back; what is free in them serves, in the right order."""
+    owner, taker = empty.Stream(0), empty.Stream(0)
+    kept, sizes = [], []
+    with owner:
+        while True:  # every other piece of the device's memory stays in use
+            try:
+                piece, gap = blocks.allocate(0, 2 * MIB), blocks.allocate(0, 8 * MIB)
+            except RuntimeError:
+                break
+            kept.append(piece)
+            sizes.append(gap)
+    library.stall(owner.npu_stream, 20)
+    with owner:
+        for gap in sizes:
+            blocks.fill(gap, 0, 1, gap.nbytes)
+    del gap
+    sizes.clear()
+    failures = empty.memory_stats(0)["num_ooms"]
+    with taker:
+        taken = [blocks.allocate(0, 8 * MIB) for _ in range(10)]
+        for block in taken:
+            blocks.fill(block, 0, 2, block.nbytes)
+    assert empty.memory_stats(0)["num_ooms"] == failures
+    taker.synchronize()
+    assert {get(block, 0, 100) for block in taken} == {b"\2" * 100}
+    taken.clear()
+    kept.clear()
+    owner.synchronize()
+    empty.empty_cache()
+
+
+def test_N3_peaks(empty):
+    empty.reset_peak_memory_stats(0)
+    base = empty.memory_allocated(0)
+    with empty.Stream(0):
+        block = blocks.allocate(0, 30 * MIB)
+        reserved = empty.memory_reserved(0)
+    del block
+    empty.empty_cache(0)
+    assert empty.memory_allocated(0) == base and empty.max_memory_allocated(0) == base + 30 * MIB
+    assert empty.memory_reserved(0) == reserved - 30 * MIB and empty.max_memory_reserved(0) == reserved
+    stats = empty.memory_stats(0)
+    assert stats["allocated_bytes.all.peak"] == base + 30 * MIB
+    assert stats["allocated_bytes.all.allocated"] - stats["allocated_bytes.all.freed"] == base
+    empty.reset_peak_memory_stats(0)
+    assert empty.max_memory_allocated(0) == base
+    assert empty.max_memory_reserved(0) == empty.memory_reserved(0)
+
+
+def test_N3_empty_cache_waits_for_what_is_queued(empty, library):
+    stream = empty.Stream(0)
+    library.stall(stream.npu_stream, 30)
+    with stream:
+        block = blocks.allocate(0, 30 * MIB)
+        blocks.fill(block, 0, 1, block.nbytes)
+        del block
+    empty.empty_cache()  # the library remembers what is freed while queued work uses it
+    assert library.violations() == []
+
+
+# Copies.
+
+@pytest.mark.parametrize("size", [1, 63, 64, 1000, MIB, MIB + 1, 9 * MIB + 5])
+def test_N4_bytes_arrive(npu, size):
+    data = pattern(size)
+    block = block_of(0, data)
+    assert get(block) == data
+    assert get(block, size // 2) == data[size // 2:]
+    put(block, b"#", size - 1)
+    assert get(block, size - 1) == b"#"
+
+
+def test_N4_the_host_goes_on_while_small_copies_are_queued(npu, library):
+    with npu.Stream(0) as stream:
+        library.hold(stream.npu_stream)
+        block = block_of(0, b"one")  # staged: nobody waits
+        put(block, b"2", 1)
+        assert not stream.query()
+        library.release()
+        assert get(block) == b"o2e"
+
+
+def test_N4_a_host_that_runs_far_ahead_waits(npu, library):
+    """What is staged in pinned memory has a limit."""
+    before = library.calls("aclrtMallocHost")
+    with npu.Stream(0) as stream:
+        library.stall(stream.npu_stream, 50)
+        block = blocks.allocate(0, MIB)
+        for _ in range(200):
+            put(block, b"x" * MIB)
+        assert get(block) == b"x" * MIB
+    assert library.calls("aclrtMallocHost") - before < 100
+
+
+@pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize("size", [1, 100, 4 * MIB, 4 * MIB + 1, 13 * MIB])
+def test_N4_between_blocks(npu, library, devices, target, size):
+    devices(target + 1)
+    library.delay_copies(3)  # nothing works because it was quick
+    data = pattern(size + 128)
+    source, block = block_of(0, data), block_of(target, b"." * (size + 128))
+    copy = blocks.copy_across if target else blocks.copy_within
+    copy(block, 64, source, 64, size)
+    assert get(block) == b"." * 64 + data[64 : 64 + size] + b"." * 64
+    copy(block, 3, source, 5, size)  # not aligned
+    assert get(block, 3, size) == data[5 : 5 + size]
+    blocks.copy_across(block, 0, source, 0, size)  # also on one device
+    assert get(block, 0, size) == data[:size]
+
+
+@pytest.mark.parametrize(("to", "source"), [(0, 1000), (1000, 0), (0, 64), (64, 0), (1, 2), (7, 7)])
+def test_N4_within_a_block_ranges_may_overlap(npu, to, source):
+    data = bytearray(pattern(10_000))
+    block = block_of(0, bytes(data))
+    blocks.copy_within(block, to, block, source, 5000)
+    data[to : to + 5000] = data[source : source + 5000]
+    assert get(block) == data
+
+
+def test_N4_between_devices_both_streams_orders_hold(npu, library, devices):
+    devices(2)
+    for hold in (0, 1):
+        one, two = npu.Stream(0), npu.Stream(1)
+        with one, two:
+            source, target = blocks.allocate(0, 5 * MIB), blocks.allocate(1, 5 * MIB)
+            library.hold((one, two)[hold].npu_stream)
+            blocks.fill(source, 0, 1, source.nbytes)
+            blocks.fill(target, 0, 2, target.nbytes)
+            blocks.copy_across(target, 0, source, 0, source.nbytes)
+            blocks.fill(source, 0, 3, source.nbytes)  # after it was read
+            before = blocks.allocate(1, 5 * MIB)
+            blocks.copy_within(before, 0, target, 0, target.nbytes)
+            blocks.fill(target, 0, 4, target.nbytes)  # after it was written
+            library.release()
+            assert get(before) == b"\1" * 5 * MIB
+            assert get(target) == b"\4" * 5 * MIB and get(source) == b"\3" * 5 * MIB
+
+
+def test_N4_between_devices_without_access_to_each_other(in_npu_process):
+    in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        from device_memory import block_of, get
+        source, target = block_of(0, b"abc" * 4_000_000), blocks.allocate(1, 12_000_000)
+        blocks.copy_across(target, 0, source, 0, 12_000_000)
+        assert get(target) == b"abc" * 4_000_000 and not npu.can_device_access_peer(0, 1)
+        """,
+        GENIE_TEST_NPU_PEER="0",
+    )
+
+
+def test_N4_bounds(npu, devices):
+    block = blocks.allocate(0, 100)
+    for offset, size in ((0, 101), (100, 1), (-1, 5), (101, 0), (3, -1), (2**62, 2**62)):
+        for use in (lambda o, n: blocks.copy_in(block, o, 1 << 20, n),
+                    lambda o, n: blocks.copy_out(block, o, 1 << 20, n),
+                    lambda o, n: blocks.fill(block, o, 0, n), lambda o, n: blocks.copy_within(block, o, block, 0, n),
+                    lambda o, n: blocks.copy_across(block, o, block, o, n)):  # fmt: skip
+            with pytest.raises(ValueError, match=f"within a block of 100, got {size} from byte {offset}"):
+                use(offset, size)
+    with pytest.raises(ValueError, match="address of 5 bytes of host memory, got 0"):
+        blocks.copy_in(block, 0, 0, 5)
+    for wrong in (-1, 256):
+        with pytest.raises(ValueError, match=f"a byte from 0 to 255, got {wrong}"):
+            blocks.fill(block, 0, wrong, 1)
+    with pytest.raises(TypeError):
+        blocks.copy_in(None, 0, 1 << 20, 5)
+    devices(2)
+    with pytest.raises(RuntimeError, match="blocks of one device, got npu:0 and npu:1"):
+        blocks.copy_within(blocks.allocate(1, 10), 0, block, 0, 10)
+
+
+def test_N4_fill(npu):
+    block = block_of(0, b"." * 1000)
+    blocks.fill(block, 3, 0xFF, 500)
+    assert get(block) == b"..." + b"\xff" * 500 + b"." * 497
+
+
+# Pinned memory.
+
+def test_N4_pinned_memory_is_a_buffer(npu):
+    pinned = blocks.Pinned(1000)
+    view = memoryview(pinned)
+    assert (view.nbytes, view.readonly, pinned.nbytes) == (1000, False, 1000)
+    view[:3] = b"abc"
+    assert ctypes.string_at(pinned.address, 3) == b"abc"
+    assert blocks.is_pinned(pinned.address) and blocks.is_pinned(pinned.address + 999)
+    assert not blocks.is_pinned(0) and not blocks.is_pinned(id(pinned))
+    with pytest.raises(ValueError, match="not negative"):
+        blocks.Pinned(-1)
+    with pytest.raises(RuntimeError, match="allocated before"):
+        pinned.__init__(5)
+    assert memoryview(blocks.Pinned(0)).nbytes == 0
+
+
+def test_N4_copies_with_pinned_memory_need_not_wait(npu, library):
+    source, target = blocks.Pinned(5000), blocks.Pinned(5000)
+    memoryview(source)[:] = data = pattern(5000)
+    with npu.Stream(0) as stream:
+        library.hold(stream.npu_stream)
+        block = blocks.allocate(0, 5000)
+        blocks.copy_in(block, 0, source.address, 5000, wait=False)
+        blocks.copy_out(block, 100, target.address + 10, 4900, wait=False)
+        event = stream.record_event()
+        assert not event.query()
+        library.release()
+        event.synchronize()
+        assert bytes(target)[10:4910] == data[100:]
+        blocks.copy_out(block, 0, target.address, 5000)
+        assert bytes(target) == data
+        blocks.copy_in(block, 0, target.address + 1, 10)
+        assert get(block, 0, 10) == data[1:11]
+
+
+def test_N4_other_memory_is_copied_at_once_also_without_wait(npu, library):
+    data = ctypes.create_string_buffer(b"a" * 5000, 5000)
+    out = ctypes.create_string_buffer(5000)
+    library.delay_copies(5)
+    block = blocks.allocate(0, 5000)
+    blocks.copy_in(block, 0, ctypes.addressof(data), 5000, wait=False)
+    ctypes.memset(data, 0, 5000)
+    blocks.copy_out(block, 0, ctypes.addressof(out), 5000, wait=False)
+    assert out.raw == b"a" * 5000
+
+
+def test_N4_pinned_memory_is_reused_behind_what_used_it(npu, library):
+    with npu.Stream(0) as stream:
+        block = blocks.allocate(0, 3 * MIB)
+        pinned = blocks.Pinned(3 * MIB)
+        place = pinned.address
+        memoryview(pinned)[:] = b"p" * 3 * MIB
+        library.hold(stream.npu_stream)
+        blocks.copy_in(block, 0, place, 3 * MIB, wait=False)
+        del pinned
+        assert not blocks.is_pinned(place)
+        other = blocks.Pinned(3 * MIB)
+        assert other.address != place
+        memoryview(other)[:] = b"q" * 3 * MIB
+        library.release()
+        assert get(block) == b"p" * 3 * MIB
+        assert blocks.Pinned(3 * MIB).address == place
+
+
+# Other numbers of devices.
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_N7_every_device_with_each_other(in_npu_process, count):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        from device_memory import block_of, get, pattern
+        count, size = npu.device_count(), 100_000
+        for index in range(count):
+            npu.set_device(index)
+            assert npu.current_device() == index == npu.current_stream().device_index
+            with npu.Stream() as stream:
+                block = block_of(index, pattern(size, index))
+                for other in range(count):
+                    with npu.Stream(other) as there:
+                        there.wait_stream(stream)
+                        copy = blocks.allocate(other, size)
+                        blocks.copy_across(copy, 0, block, 0, size)
+                        assert get(copy) == pattern(size, index), (index, other)
+            assert npu.memory_allocated(index) > 0 and npu.mem_get_info()[1] == 1 << 30
+        print(count, [npu.get_runtime(index).device_index for index in range(count)] == list(range(count)))
+        """,
+        devices=count,
+    )
+    assert said == f"{count} True\n"
