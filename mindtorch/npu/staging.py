@@ -7,6 +7,7 @@ it wrote and gave is copied back, sharing memory as it does there. All of it is 
 
 from __future__ import annotations
 
+import functools
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ import torch
 from .. import ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
+from .._ext import streams
 from ..predict import BLIND, quiet, tensors_in
+from .calls import DTYPES, Calls, Description, contiguous
+from .kernels import NATIVE
 from .random import drawing
 from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, restride, span, view_bits, view_of
 
-_DEVICE = "npu"
 _CPU = torch.device("cpu")
 #: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
 native_counts: dict[str, int] = {}
@@ -92,9 +95,10 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
-    kernel = _dispatch.lookup(op.name, _DEVICE)
+    kernel = _dispatch.lookup(op.name, "npu")
     if kernel is not None:
-        out = kernel(*args, **kwargs)
+        device = next(block_of(t).device for t in tensors if is_npu(t))
+        out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
             _count(native_counts, op.base)
             return out
@@ -103,6 +107,38 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     if op.writes and op.base.startswith("aten::_foreach_"):
         torch.autograd.graph.increment_version(args[0])
     return out
+
+
+def _calls(index: int) -> Calls:
+    """What a native kernel needs of ``npu:index`` and its current stream."""
+    made = _per_device.get(index)
+    if made is None:
+        made = _per_device[index] = (
+            functools.partial(_description, index), functools.partial(_result, index),
+            functools.partial(_blocks.allocate, index),
+        )
+    describe, new, workspace = made
+    return Calls(describe, new, streams.current_stream(index).npu_stream, workspace)
+
+
+_per_device: dict[int, tuple[Any, Any, Any]] = {}
+
+
+def _description(index: int, a: object) -> Description | None:
+    if not isinstance(a, NpuTensor) or a.dtype not in DTYPES or view_bits(a):
+        return None
+    with torch._C.DisableTorchFunction():
+        storage: Any = torch._C.TensorBase.untyped_storage(a)
+    block = storage._npu
+    if block.device != index:
+        return None
+    _blocks.used_by(block)
+    length = storage.nbytes() // a.element_size()
+    return block.ptr, tuple(a.shape), a.stride(), a.storage_offset(), length, DTYPES[a.dtype]
+
+
+def _result(index: int, size: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None) -> NpuTensor:
+    return empty(size, contiguous(size) if stride is None else stride, dtype, index)
 
 
 def _count(counts: dict[str, int], name: str) -> None:
@@ -323,3 +359,7 @@ def _map(a: Any, change: Any) -> Any:
 
 def _map_kwargs(kwargs: dict, change: Any) -> dict:
     return {k: _META if k == "device" else _map(v, change) for k, v in kwargs.items()}
+
+
+for _name, _kernel in NATIVE.items():
+    _dispatch.register(_name, "npu", _kernel)
