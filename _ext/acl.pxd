@@ -68,12 +68,17 @@ cdef Api api
 # Keeps what failed, with aclGetRecentErrMsg's text, for `throw`; returns `code`. `function` must be a literal.
 # Both are the calling thread's, so a failure noted without the GIL can be raised once it is back.
 cdef int note(const char *function, int code) noexcept nogil
+# Between these, what fails in this thread is not kept: it is not what will be raised. May be nested.
+cdef void hush() noexcept nogil
+cdef void speak() noexcept nogil
 # Raises what the calling thread noted last.
 cdef int throw() except -1
 # Raises unless `code` is 0.
 cdef int check(const char *function, int code) except -1
 cdef bint is_memory_error(int code) noexcept nogil
-# As `throw`, with the out-of-memory exception and `text` in place of the library's.
+# Whether what was noted last is that the device has not enough memory.
+cdef bint is_device_full(int code) noexcept nogil
+# As `throw` after `is_device_full`, with the out-of-memory exception and `text` in place of the library's.
 cdef int throw_memory(str text) except -1
 # The address of any other function of the library, or of libopapi.so beside it; NULL without.
 cdef void *find(const char *name)

@@ -3,6 +3,8 @@
 Functions are called through `api` by the modules beside this one; a code other than 0 becomes the exception class that
 `configure` was handed, with the function, the code, its name and the library's own last message.
 """
+from libc.string cimport strncmp
+
 import os
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -16,7 +18,7 @@ cdef extern from "<dlfcn.h>" nogil:
 cdef extern from *:
     """
     #include <string.h>
-    typedef struct mt_failure { const char *function; int code; char text[1024]; } mt_failure;
+    typedef struct mt_failure { const char *function; int code, hushed; char text[1024]; } mt_failure;
     static __thread mt_failure mt_last;
     static inline mt_failure *mt_failed(void) { return &mt_last; }
     static inline void mt_keep(const char *function, int code, const char *text) {
@@ -29,6 +31,7 @@ cdef extern from *:
     ctypedef struct mt_failure:
         const char *function
         int code
+        int hushed
         char *text
     mt_failure *mt_failed() noexcept nogil
     void mt_keep(const char *function, int code, const char *text) noexcept nogil
@@ -75,9 +78,17 @@ def error_name(int code):
 
 
 cdef int note(const char *function, int code) noexcept nogil:
-    if code != 0:
+    if code != 0 and mt_failed().hushed == 0:
         mt_keep(function, code, api.aclGetRecentErrMsg() if api.aclGetRecentErrMsg != NULL else NULL)
     return code
+
+
+cdef void hush() noexcept nogil:
+    mt_failed().hushed += 1
+
+
+cdef void speak() noexcept nogil:
+    mt_failed().hushed -= 1
 
 
 cdef int throw() except -1:
@@ -92,10 +103,10 @@ cdef int throw() except -1:
 
 cdef int throw_memory(str text) except -1:
     cdef mt_failure *failed = mt_failed()
-    code = failed.code if is_memory_error(failed.code) else ERROR_MEMORY_ALLOCATION
+    function = (<bytes>failed.function).decode()
     if _out_of_memory is None:
         raise MemoryError(text)
-    raise _out_of_memory("aclrtMalloc", code, error_name(code), text)
+    raise _out_of_memory(function, failed.code, error_name(failed.code), text)
 
 
 cdef int check(const char *function, int code) except -1:
@@ -107,6 +118,11 @@ cdef int check(const char *function, int code) except -1:
 
 cdef bint is_memory_error(int code) noexcept nogil:
     return code == ERROR_MEMORY_ALLOCATION or code == ERROR_DEVICE_OUT_OF_MEMORY
+
+
+cdef bint is_device_full(int code) noexcept nogil:
+    cdef const char *function = mt_failed().function
+    return is_memory_error(code) and function != NULL and strncmp(function, b"aclrtMalloc", 11) == 0
 
 
 cdef class _Binder:

@@ -1,18 +1,19 @@
 """Operations of the NPU's own library (``aclnn…``), called in two phases.
 
-The first phase checks the parameters and says how much workspace it wants, the second queues the work on a stream.
-Tensors are described by tuples ``(address, sizes, strides, offset, storage, dtype)``: the address of the storage's
-first byte, sizes and strides and the offset in elements, how many elements the storage has, AscendCL's dtype. Every
-function returns True when the work is queued, False when the first phase does not take such parameters (nothing has
-happened then). Other failures raise what ``acl`` raises. Workspace comes from a callable that is given a number of
-bytes and returns an object with the address in ``ptr``, dropped once the work is queued: it must be memory that the
-same stream uses next. Whatever is created is destroyed on every path.
+The first phase checks the parameters and says how much workspace it wants, the second queues the work on the device's
+current stream; the workspace comes from the allocator, in that stream's order. Tensors are described by tuples
+``(address, sizes, strides, offset, storage, dtype)``: the address of the storage's first byte, sizes and strides and
+the offset in elements, how many elements the storage has, AscendCL's dtype. Every function returns True when the work
+is queued, False when the first phase does not take such parameters (nothing has happened then). Other failures raise
+what ``acl`` raises. Whatever is created is destroyed on every path.
 """
 cimport cython
 from libc.stdint cimport int8_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from mindtorch._ext cimport acl
+from mindtorch._ext.memory cimport Piece, give, take
+from mindtorch._ext.pool cimport Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
 
 cdef extern from *:
     ctypedef unsigned char bint8 "_Bool"
@@ -115,29 +116,42 @@ cdef bint acl_is_loaded() except -1:
     return acl.api.aclInit != NULL
 
 
-cdef _Operation _needed(str name):
-    cdef _Operation operation = _operation(name)
-    if operation.first == NULL:
-        raise NotImplementedError(f"[aclnn{name}] the operators' library does not have it")
-    return operation
-
-
 def available(str name):
     """Whether the library has the operation (``Add``, for aclnnAdd and aclnnAddGetWorkspaceSize)."""
     return _operation(name).first != NULL
 
 
 @cython.final
-cdef class _Held:
-    """What one call has created, destroyed in any case: by `end` with errors told, else when it is collected."""
+cdef class _Call:
+    """One call on one device, and what it has created: destroyed by `end` with errors told, else when collected."""
+    cdef Unit *unit
+    cdef _Operation operation
+    cdef bint entered
     cdef Handle handles[MAX_HELD]
     cdef char kinds[MAX_HELD]
     cdef int count
     cdef Handle *listed     # tensors on their way into a list, which then owns them
     cdef Py_ssize_t listed_count
 
+    def __cinit__(self, int device, str name):
+        cdef int code
+        self.unit = unit_of(device)
+        self.operation = _operation(name)
+        if self.operation.first == NULL:
+            raise NotImplementedError(f"[aclnn{name}] the operators' library does not have it")
+        with nogil:
+            code = enter(self.unit)
+        stop(code)
+        self.entered = True
+
     def __dealloc__(self):
         self.destroy()
+        if self.entered:
+            leave()
+
+    cdef int ready(self) except -1:
+        """Right before the first phase: what has run since `enter` may have bound another context."""
+        return stop(bind(self.unit))
 
     cdef int destroy(self) noexcept nogil:
         """Returns the first error's code, noted."""
@@ -165,7 +179,29 @@ cdef class _Held:
         self.listed = NULL
         return code
 
-    cdef bint end(self, bint queued) except -1:
+    cdef bint end(self, int code, uint64_t size, Handle executor) except -1:
+        """What follows every first phase: `code` is what that returned. The call is over."""
+        cdef Lane *lane = current_lane(self.unit)
+        cdef Piece *piece = NULL
+        cdef bint queued = False
+        cdef const char *name = self.operation.second_name
+        cdef Second second = self.operation.second
+        if code != NO_POINTER and code != NOT_TAKEN:
+            acl.check(self.operation.first_name, code)
+            with nogil:
+                if size > 0:
+                    code = take(lane, size, &piece)
+                if code != 0:
+                    _abandon(executor)
+                else:
+                    code = acl.note(name, second(piece.address if piece != NULL else NULL, size, executor, lane.stream))
+                    if piece != NULL:
+                        give(piece)
+            if acl.is_memory_error(code) and piece == NULL and size > 0:
+                acl.throw_memory(f"NPU out of memory. Tried to allocate {size} bytes of workspace for {name.decode()} "
+                                 f"on npu:{self.unit.device}")
+            stop(code)
+            queued = True
         if self.destroy():
             acl.throw()
         return queued
@@ -237,201 +273,177 @@ cdef Handle _make_tensor(tuple description) except? NULL:
     return _makers.tensor(sizes, rank, description[5], strides, description[3], FORMAT_ND, &storage, 1, <Handle>address)
 
 
-cdef int _abandon(Handle executor) except -1:
+cdef void _abandon(Handle executor) noexcept nogil:
     """An executor that no second phase will have: only repeatable ones can be destroyed."""
     if _makers.repeatable != NULL and _makers.end_executor != NULL and _makers.repeatable(executor) == 0:
         _makers.end_executor(executor)
-    return 0
 
 
-cdef bint _queue(_Operation operation, int code, uint64_t size, Handle executor, size_t stream, workspace,
-                 _Held held) except -1:
-    """What follows every first phase: `code` is what that returned."""
-    cdef size_t address = 0
-    cdef const char *name = operation.second_name
-    if code == NO_POINTER or code == NOT_TAKEN:
-        return held.end(False)
-    if code:
-        acl.check(operation.first_name, code)
-    block = None
-    if size:
-        try:
-            block = workspace(size)
-            address = block.ptr
-        except BaseException:
-            _abandon(executor)
-            raise
-    with nogil:
-        code = acl.note(name, operation.second(<Handle>address, size, executor, <Handle>stream))
-    if code:
-        acl.throw()
-    return held.end(True)
-
-
-def unary(str name, tuple self, tuple out, size_t stream, workspace):
+def unary(str name, tuple self, tuple out, int device):
     """``out = name(self)``, of the same shape; also Max, whose result is one number, and InplaceCopy, where ``self``
     is what is written and ``out`` what is read."""
-    cdef _Operation operation = _needed(name)
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, name)
+    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PP>operation.first)(source, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PP>call.operation.first)(source, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def binary(str name, tuple self, other, alpha, tuple out, size_t stream, workspace):
+def binary(str name, tuple self, other, alpha, tuple out, int device):
     """``out = name(self, alpha * other)``, broadcast. ``other`` is a tensor or a number, for which the operation
     called is ``name`` with an s. ``alpha`` is None for the operations without one."""
     cdef bint number = not isinstance(other, tuple)
-    cdef _Operation operation = _needed(name + "s" if number else name)
-    cdef _Held held = _Held()
-    cdef Handle left = held.tensor(self), executor = NULL
-    cdef Handle right = held.scalar(other) if number else held.tensor(other)
-    cdef Handle factor = NULL if alpha is None else held.scalar(alpha)
-    cdef Handle target = held.tensor(out)
+    cdef _Call call = _Call(device, name + "s" if number else name)
+    cdef Handle left = call.tensor(self), executor = NULL
+    cdef Handle right = call.scalar(other) if number else call.tensor(other)
+    cdef Handle factor = NULL if alpha is None else call.scalar(alpha)
+    cdef Handle target = call.tensor(out)
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
         if factor == NULL:
-            code = (<PPP>operation.first)(left, right, target, &size, &executor)
+            code = (<PPP>call.operation.first)(left, right, target, &size, &executor)
         else:
-            code = (<PPPP>operation.first)(left, right, factor, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+            code = (<PPPP>call.operation.first)(left, right, factor, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def product(str name, tuple self, tuple other, tuple out, size_t stream, workspace, int8_t mode=0):
+def product(str name, tuple self, tuple other, tuple out, int device, int8_t mode=0):
     """``out = self @ other``: Mm of two matrices, BatchMatMul of two stacks, Matmul of any. ``mode``: what float32 may
     be computed in; 0 is float32."""
-    cdef _Operation operation = _needed(name)
-    cdef _Held held = _Held()
-    cdef Handle left = held.tensor(self), right = held.tensor(other), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, name)
+    cdef Handle left = call.tensor(self), right = call.tensor(other), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PPPC>operation.first)(left, right, target, mode, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PPPC>call.operation.first)(left, right, target, mode, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def addmm(tuple self, tuple mat1, tuple mat2, beta, alpha, tuple out, size_t stream, workspace, int8_t mode=0):
+def addmm(tuple self, tuple mat1, tuple mat2, beta, alpha, tuple out, int device, int8_t mode=0):
     """``out = beta * self + alpha * (mat1 @ mat2)``, ``self`` broadcast."""
-    cdef _Operation operation = _needed("Addmm")
-    cdef _Held held = _Held()
-    cdef Handle added = held.tensor(self), left = held.tensor(mat1), right = held.tensor(mat2), executor = NULL
-    cdef Handle of_added = held.scalar(beta), of_product = held.scalar(alpha), target = held.tensor(out)
+    cdef _Call call = _Call(device, "Addmm")
+    cdef Handle added = call.tensor(self), left = call.tensor(mat1), right = call.tensor(mat2), executor = NULL
+    cdef Handle of_added = call.scalar(beta), of_product = call.scalar(alpha), target = call.tensor(out)
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PPPPPPC>operation.first)(added, left, right, of_added, of_product, target, mode, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PPPPPPC>call.operation.first)(added, left, right, of_added, of_product, target, mode, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def reduction(str name, tuple self, tuple dims, bint keepdim, tuple out, size_t stream, workspace):
+def reduction(str name, tuple self, tuple dims, bint keepdim, tuple out, int device):
     """ReduceSum or Mean over ``dims``, which must be named all."""
-    cdef _Operation operation = _needed(name)
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), over = held.array(dims), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, name)
+    cdef Handle source = call.tensor(self), over = call.array(dims), target = call.tensor(out), executor = NULL
     cdef int code, dtype = out[5]
     cdef uint64_t size = 0
+    call.ready()
     with nogil:
-        code = (<PPBIP>operation.first)(source, over, <bint8>keepdim, dtype, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PPBIP>call.operation.first)(source, over, <bint8>keepdim, dtype, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def max_dim(tuple self, int64_t dim, bint keepdim, tuple out, tuple indices, size_t stream, workspace):
+def max_dim(tuple self, int64_t dim, bint keepdim, tuple out, tuple indices, int device):
     """The largest along ``dim`` and, in int64, where they are."""
-    cdef _Operation operation = _needed("MaxDim")
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), target = held.tensor(out), places = held.tensor(indices), executor = NULL
+    cdef _Call call = _Call(device, "MaxDim")
+    cdef Handle source = call.tensor(self), target = call.tensor(out), places = call.tensor(indices), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PLBPP>operation.first)(source, dim, <bint8>keepdim, target, places, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PLBPP>call.operation.first)(source, dim, <bint8>keepdim, target, places, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def with_number(str name, tuple self, int64_t number, tuple out, size_t stream, workspace):
+def with_number(str name, tuple self, int64_t number, tuple out, int device):
     """Softmax along dimension ``number``; GeluV2, exact for 0 and by tanh for 1."""
-    cdef _Operation operation = _needed(name)
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, name)
+    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PLP>operation.first)(source, number, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PLP>call.operation.first)(source, number, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def layer_norm(tuple self, tuple shape, weight, bias, double eps, tuple out, mean, rstd, size_t stream, workspace):
+def layer_norm(tuple self, tuple shape, weight, bias, double eps, tuple out, mean, rstd, int device):
     """Normalizes over the last dimensions, sized ``shape``. ``weight``, ``bias``, ``mean`` and ``rstd`` may be None."""
-    cdef _Operation operation = _needed("LayerNorm")
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), over = held.array(shape), scale = held.optional(weight)
-    cdef Handle shift = held.optional(bias), target = held.tensor(out), means = held.optional(mean)
-    cdef Handle scales = held.optional(rstd), executor = NULL
+    cdef _Call call = _Call(device, "LayerNorm")
+    cdef Handle source = call.tensor(self), over = call.array(shape), scale = call.optional(weight)
+    cdef Handle shift = call.optional(bias), target = call.tensor(out), means = call.optional(mean)
+    cdef Handle scales = call.optional(rstd), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PPPPDPPP>operation.first)(source, over, scale, shift, eps, target, means, scales, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PPPPDPPP>call.operation.first)(source, over, scale, shift, eps, target, means, scales, &size,
+                                                &executor)
+    return call.end(code, size, executor)
 
 
-def cast(tuple self, tuple out, size_t stream, workspace):
+def cast(tuple self, tuple out, int device):
     """``out = self`` in ``out``'s dtype, of the same shape."""
-    cdef _Operation operation = _needed("Cast")
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, "Cast")
+    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef int code, dtype = out[5]
     cdef uint64_t size = 0
+    call.ready()
     with nogil:
-        code = (<PIP>operation.first)(source, dtype, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PIP>call.operation.first)(source, dtype, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def fill(tuple self, value, size_t stream, workspace):
+def fill(tuple self, value, int device):
     """Every element of ``self`` becomes the number ``value``."""
-    cdef _Operation operation = _needed("InplaceFillScalar")
-    cdef _Held held = _Held()
-    cdef Handle target = held.tensor(self), number = held.scalar(value), executor = NULL
+    cdef _Call call = _Call(device, "InplaceFillScalar")
+    cdef Handle target = call.tensor(self), number = call.scalar(value), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PP>operation.first)(target, number, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PP>call.operation.first)(target, number, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def cat(list tensors, int64_t dim, tuple out, size_t stream, workspace):
+def cat(list tensors, int64_t dim, tuple out, int device):
     """The tensors one after the other along ``dim``."""
-    cdef _Operation operation = _needed("Cat")
-    cdef _Held held = _Held()
-    cdef Handle parts = held.tensor_list(tensors), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, "Cat")
+    cdef Handle parts = call.tensor_list(tensors), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PLP>operation.first)(parts, dim, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PLP>call.operation.first)(parts, dim, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def index_select(tuple self, int64_t dim, tuple index, tuple out, size_t stream, workspace):
+def index_select(tuple self, int64_t dim, tuple index, tuple out, int device):
     """The slices of ``self`` along ``dim`` that ``index`` names."""
-    cdef _Operation operation = _needed("IndexSelect")
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(self), chosen = held.tensor(index), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, "IndexSelect")
+    cdef Handle source = call.tensor(self), chosen = call.tensor(index), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PLPP>operation.first)(source, dim, chosen, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PLPP>call.operation.first)(source, dim, chosen, target, &size, &executor)
+    return call.end(code, size, executor)
 
 
-def embedding(tuple weight, tuple indices, tuple out, size_t stream, workspace):
+def embedding(tuple weight, tuple indices, tuple out, int device):
     """The rows of ``weight`` that ``indices`` name."""
-    cdef _Operation operation = _needed("Embedding")
-    cdef _Held held = _Held()
-    cdef Handle source = held.tensor(weight), chosen = held.tensor(indices), target = held.tensor(out), executor = NULL
+    cdef _Call call = _Call(device, "Embedding")
+    cdef Handle source = call.tensor(weight), chosen = call.tensor(indices), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
+    call.ready()
     with nogil:
-        code = (<PPP>operation.first)(source, chosen, target, &size, &executor)
-    return _queue(operation, code, size, executor, stream, workspace, held)
+        code = (<PPP>call.operation.first)(source, chosen, target, &size, &executor)
+    return call.end(code, size, executor)

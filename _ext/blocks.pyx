@@ -15,8 +15,10 @@ from mindtorch._ext.acl cimport (
     MEMORY_DDR,
     MEMORY_HBM,
     api,
-    is_memory_error,
+    hush,
+    is_device_full,
     note,
+    speak,
     throw_memory,
 )
 from mindtorch._ext.memory cimport (
@@ -131,7 +133,7 @@ def allocate(int device, Py_ssize_t nbytes):
         if code == 0:
             code = take(lane, nbytes, &piece)
             leave()
-    if is_memory_error(code):
+    if is_device_full(code):
         _raise_memory(unit, nbytes)
     stop(code)
     block.piece, block.address = piece, piece.address
@@ -148,12 +150,12 @@ cdef str _human(int64_t size):
 cdef int _raise_memory(Unit *unit, Py_ssize_t asked) except -1:
     cdef Memory *memory = memory_of(unit)
     cdef size_t left = 0, total = 0
-    cdef int code
     with nogil:
-        code = enter(unit)
-        if code == 0:
+        hush()
+        if enter(unit) == 0:
             _memory_info(&left, &total)
             leave()
+        speak()
     allocated, reserved = memory.allocated.current, memory.reserved.current
     throw_memory(
         f"NPU out of memory. Tried to allocate {_human(asked)} ({asked} bytes). npu:{unit.device} has a total capacity "
@@ -166,7 +168,8 @@ cdef int _memory_info(size_t *left, size_t *total) noexcept nogil:
     """Of the device whose context is bound. Chips without HBM answer for DDR."""
     cdef int code = note(b"aclrtGetMemInfo", api.aclrtGetMemInfo(MEMORY_HBM, left, total))
     if code != 0 or total[0] == 0:
-        code = note(b"aclrtGetMemInfo", api.aclrtGetMemInfo(MEMORY_DDR, left, total))
+        if api.aclrtGetMemInfo(MEMORY_DDR, left, total) == 0 and total[0] > 0:
+            code = 0
     return code
 
 
@@ -321,7 +324,7 @@ def copy_within(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
                 else:
                     code = _on_device(lane, to, source, nbytes)
             leave()
-    if is_memory_error(code):
+    if is_device_full(code):
         _raise_memory(dst.unit, nbytes)
     stop(code)
 
@@ -460,7 +463,7 @@ cdef class Pinned:
             if code == 0:
                 code = take_pin(unit, nbytes, &pin)
                 leave()
-        if is_memory_error(code):
+        if is_device_full(code):
             throw_memory(f"out of pinned host memory. Tried to allocate {_human(nbytes)} ({nbytes} bytes)")
         stop(code)
         self.pin, self.nbytes = pin, nbytes

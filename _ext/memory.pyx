@@ -7,7 +7,15 @@ streams used it, an event on each tells when it may be reused. Nothing here need
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
 
-from mindtorch._ext.acl cimport ERROR_MEMORY_ALLOCATION, HUGE_FIRST, api, is_memory_error, note
+from mindtorch._ext.acl cimport (
+    ERROR_MEMORY_ALLOCATION,
+    HUGE_FIRST,
+    api,
+    hush,
+    is_device_full,
+    note,
+    speak,
+)
 from mindtorch._ext cimport pool
 from mindtorch._ext.pool cimport (
     NO_MEMORY,
@@ -311,7 +319,7 @@ cdef int _find_more(Lane *lane, bint large, size_t size, Piece **found) noexcept
     if found[0] != NULL:
         return 0
     code = _new_segment(lane, large, size, True, found)
-    if is_memory_error(code):
+    if is_device_full(code):
         code = _borrow(lane, size, found)
         if code == 0 and found[0] == NULL:
             pthread_mutex_lock(&unit.lock)
@@ -340,8 +348,11 @@ cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
     piece = _cached(lane, large, size)
     if piece == NULL:
         code = _new_segment(lane, large, size, False, &piece)
-        if is_memory_error(code):
+        if is_device_full(code):
+            # What another thread is just giving back would be missed.
+            pthread_mutex_lock(&unit.scarce)
             code = _find_more(lane, large, size, &piece)
+            pthread_mutex_unlock(&unit.scarce)
         if code != 0:
             return code
     pthread_mutex_lock(&unit.lock)
@@ -390,8 +401,10 @@ cdef void _want(Use *used, bint bound) noexcept nogil:
 cdef void give(Piece *piece) noexcept nogil:
     cdef Unit *unit = piece.lane.unit
     cdef Memory *memory = memory_of(unit)
-    cdef bint bound = piece.n_uses > 0 and enter(unit) == 0
+    cdef bint bound
     cdef int i
+    hush()
+    bound = piece.n_uses > 0 and enter(unit) == 0
     pthread_mutex_lock(&unit.lock)
     piece.taken = False
     _add(&memory.allocated, -<int64_t>piece.size)
@@ -409,6 +422,7 @@ cdef void give(Piece *piece) noexcept nogil:
     pthread_mutex_unlock(&unit.lock)
     if bound:
         leave()
+    speak()
 
 
 cdef void _forget_span(Memory *memory, char *address) noexcept nogil:
@@ -605,6 +619,7 @@ cdef void give_pin(Pin *pin) noexcept nogil:
     cdef Unit *unit
     cdef bint bound
     cdef int i
+    hush()
     for i in range(pin.n_uses):
         unit = pin.uses[i].lane.unit
         bound = enter(unit) == 0
@@ -613,6 +628,7 @@ cdef void give_pin(Pin *pin) noexcept nogil:
         pthread_mutex_unlock(&unit.lock)
         if bound:
             leave()
+    speak()
     pthread_mutex_lock(&mt_pins_lock)
     _idle_pins += pin.size
     pin.taken = False

@@ -24,7 +24,9 @@ from mindtorch._ext.acl cimport (
     STREAM_FAST_LAUNCH,
     STREAM_FAST_SYNC,
     api,
+    hush,
     note,
+    speak,
     throw,
 )
 
@@ -166,6 +168,7 @@ cdef int _start(int device) noexcept nogil:
     if unit == NULL:
         return NO_MEMORY
     pthread_mutex_init(&unit.lock, NULL)
+    pthread_mutex_init(&unit.scarce, NULL)
     unit.device = device
     mt_self().bound = NULL
     code = note(b"aclrtSetDevice", api.aclrtSetDevice(device))
@@ -514,6 +517,7 @@ cdef void poll(Unit *unit) noexcept nogil:
     cdef Mark *mark
     cdef uint64_t wanted
     cdef int i, kept = 0, busy = 0
+    hush()  # what cannot be told now is asked again
     for i in range(unit.n_made):
         lane = unit.made[i]
         wanted = mt_load(&lane.wanted)
@@ -537,6 +541,7 @@ cdef void poll(Unit *unit) noexcept nogil:
             unit.retired.items[kept] = mark
             kept += 1
     unit.retired.count = kept
+    speak()
 
 
 cdef int record(Lane *lane, bint timing, Mark **made) noexcept nogil:

@@ -14,7 +14,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        _check_executor_device,
+        _check_executor_device, npu_native,
     ):  # fmt: skip
         read()
 
@@ -41,6 +41,11 @@ def log_intercepts() -> bool:
 def enable_aten_impl() -> bool:
     """``GENIE_ENABLE_ATEN_IMPL`` (default 0): also register dispatcher kernels for creation calls."""
     return _flag("GENIE_ENABLE_ATEN_IMPL", False)
+
+
+def npu_native() -> bool:
+    """``GENIE_NPU_NATIVE`` (default 1): run ops that have an NPU kernel there; 0: all through the CPU."""
+    return _flag("GENIE_NPU_NATIVE", True)
 
 
 def register_device() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from . import intercept, tensors, triggers
 from ._ext import context as _context
 from ._ext import intercept as _intercept
+from .npu import staging
 
 _zero: dict[str, Any] = {}
 
@@ -22,7 +23,10 @@ def _totals() -> dict[str, Any]:
 
 
 def _by_key() -> dict[str, dict[str, int]]:
-    return {"triggers": triggers.reasons, "trigger_lines": triggers.lines(), "fallbacks": intercept.fallback_counts}
+    return {
+        "triggers": triggers.reasons, "trigger_lines": triggers.lines(), "fallbacks": intercept.fallback_counts,
+        "npu_native": staging.native_counts, "npu_staged": staging.staged_counts,
+    }
 
 
 def stats() -> dict[str, Any]:
@@ -32,7 +36,8 @@ def stats() -> dict[str, Any]:
     (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
     ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
     ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
-    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``). Current state: ``ops_pending``,
+    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``npu_native`` / ``npu_staged`` (op
+    → calls on NPU tensors that the NPU ran itself / that went through the CPU). Current state: ``ops_pending``,
     ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
     ``record_bytes`` (size of one record).

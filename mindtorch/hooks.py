@@ -18,7 +18,20 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.utils import _device as _torch_device
 
-from . import config, creation, files, handlers, meta, predict, processes, tensors, tracing, transforms, uninitialized
+from . import (
+    config,
+    creation,
+    files,
+    handlers,
+    meta,
+    npu,
+    predict,
+    processes,
+    tensors,
+    tracing,
+    transforms,
+    uninitialized,
+)
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -69,6 +82,8 @@ def enable() -> None:
     _hooks.take_type("npu", NpuTensor)
     _patch(torch.Tensor, "npu", _tensor_npu)
     _patch(torch.nn.Module, "npu", _module_npu)
+    if not hasattr(torch, "npu"):
+        _patch(torch, "npu", npu)
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
@@ -342,13 +357,13 @@ def _new_hook(name: str) -> Any:
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     target = _target(args, kwargs)
-    npu = npu_moves.names_npu(target)
-    if target is None or not (npu or tensors.is_ours(target)):
+    on_npu = npu_moves.names_npu(target)
+    if target is None or not (on_npu or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
-    device = mindtorch_device("npu", npu_moves.index_of(target)) if npu else tensors.torch_device(
+    device = mindtorch_device("npu", npu_moves.index_of(target)) if on_npu else tensors.torch_device(
         tensors.index_of(target))
 
     def convert(t: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,11 @@ from .library import why_unavailable as why_unavailable
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
+    from .moves import is_pinned as is_pinned
+    from .moves import pin_memory as pin_memory
+
+
+_OF_TENSORS = ("is_pinned", "pin_memory")  # in a module that imports torch
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +28,8 @@ def __getattr__(name: str) -> Any:
     if stands_aside():
         torch: Any = importlib.import_module("torch")
         return getattr(torch.npu, name)
+    if name in _OF_TENSORS:
+        return getattr(importlib.import_module(".moves", __name__), name)
     if name not in api.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(api, name)
@@ -31,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *importlib.import_module(".api", __name__).__all__})
+    return sorted({*globals(), *_OF_TENSORS, *importlib.import_module(".api", __name__).__all__})

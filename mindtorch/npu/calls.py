@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,25 +22,18 @@ MAX_RANK = 8
 Description = tuple[int, tuple[int, ...], tuple[int, ...], int, int, int]
 
 
-class Block(Protocol):
-    """Workspace: device memory that is the stream's next use of it."""
-
-    ptr: int
-
-
 @dataclass(frozen=True)
 class Calls:
-    """What kernels need from the tensors' layer, for one device and one stream.
+    """What kernels need from the tensors' layer, for one device; they queue on the thread's current stream there.
 
     ``describe(x)`` is the description of a tensor on this device with a dtype of ``DTYPES``, and None for anything
-    else; ``empty(sizes, dtype, strides)`` a new tensor here, contiguous where ``strides`` is None; ``workspace(n)``
-    a block of n bytes that is kept as long as the object, and given back in the stream's order.
+    else; ``empty(sizes, dtype, strides)`` a new tensor here, contiguous where ``strides`` is None. That other streams
+    may still use a tensor's memory, or this one will (``record_stream``), is the layer's to note.
     """
 
     describe: Callable[[object], Description | None]
     empty: Callable[[tuple[int, ...], torch.dtype, tuple[int, ...] | None], Any]
-    stream: int
-    workspace: Callable[[int], Block]
+    device: int
 
 
 # Shapes and strides

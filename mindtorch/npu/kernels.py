@@ -22,7 +22,6 @@ from mindtorch.npu.calls import (
     INDICES,
     MAX_RANK,
     TORCH,
-    Block,
     Calls,
     Description,
     broadcast,
@@ -47,13 +46,9 @@ def _unary(name: str, in_place: bool = False) -> Kernel:
     def kernel(calls: Calls, args: tuple, kwargs: dict) -> Any:
         if len(args) != 1 or kwargs or not aclnn.available(name):
             return NotImplemented
-        return _run_unary(calls, args[0], in_place, lambda one, out: aclnn.unary(name, one, out, *_place(calls)))
+        return _run_unary(calls, args[0], in_place, lambda one, out: aclnn.unary(name, one, out, calls.device))
 
     return kernel
-
-
-def _place(calls: Calls) -> tuple[int, Callable[[int], Block]]:
-    return calls.stream, calls.workspace
 
 
 def _run_unary(calls: Calls, value: Any, in_place: bool, run: Callable[[Description, Description], bool]) -> Any:
@@ -72,7 +67,7 @@ def _gelu(calls: Calls, args: tuple, kwargs: dict) -> Any:
     mode = int(approximate == "tanh")
     if aclnn.available("GeluV2"):
         return _run_unary(
-            calls, args[0], False, lambda one, out: aclnn.with_number("GeluV2", one, mode, out, *_place(calls))
+            calls, args[0], False, lambda one, out: aclnn.with_number("GeluV2", one, mode, out, calls.device)
         )
     # The first version is the approximation by tanh.
     return _unary("Gelu")(calls, args, {}) if mode else NotImplemented
@@ -97,7 +92,7 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
             return NotImplemented
         result, out = (args[0], one) if in_place else make(calls, sizes, one[5], result_strides(sizes, described))
         other = args[1] if number else described[1]
-        done = not math.prod(sizes) or aclnn.binary(name, one, other, scale, out, *_place(calls))
+        done = not math.prod(sizes) or aclnn.binary(name, one, other, scale, out, calls.device)
         return result if done else NotImplemented
 
     return kernel
@@ -124,7 +119,7 @@ def _product(name: str, rank: int | None) -> Kernel:
             return NotImplemented
         sizes = batch + one[-2:-1] + (other[-1:] if len(other) > 1 else ())
         result, out = make(calls, sizes, described[0][5])
-        done = not math.prod(sizes) or aclnn.product(name, described[0], described[1], out, *_place(calls))
+        done = not math.prod(sizes) or aclnn.product(name, described[0], described[1], out, calls.device)
         return result if done else NotImplemented
 
     return kernel
@@ -145,7 +140,7 @@ def _addmm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     result, out = make(calls, sizes, described[0][5])
     one, mat1, mat2 = described
-    done = not math.prod(sizes) or aclnn.addmm(one, mat1, mat2, beta, alpha, out, *_place(calls))
+    done = not math.prod(sizes) or aclnn.addmm(one, mat1, mat2, beta, alpha, out, calls.device)
     return result if done else NotImplemented
 
 
@@ -176,7 +171,7 @@ def _reduction(name: str) -> Kernel:
             return NotImplemented
         keepdim = bool(named.get("keepdim", False))
         result, out = make(calls, _reduced(one[1], dims, keepdim), one[5])
-        return result if aclnn.reduction(name, one, dims, keepdim, out, *_place(calls)) else NotImplemented
+        return result if aclnn.reduction(name, one, dims, keepdim, out, calls.device) else NotImplemented
 
     return kernel
 
@@ -186,7 +181,7 @@ def _max(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if described is None or not described[0][1] or not math.prod(described[0][1]):
         return NotImplemented
     result, out = make(calls, (), described[0][5])
-    return result if aclnn.unary("Max", described[0], out, *_place(calls)) else NotImplemented
+    return result if aclnn.unary("Max", described[0], out, calls.device) else NotImplemented
 
 
 def _max_dim(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -203,7 +198,7 @@ def _max_dim(calls: Calls, args: tuple, kwargs: dict) -> Any:
     sizes = _reduced(one[1], (dim,), keepdim)
     values, out = make(calls, sizes, one[5])
     indices, places = make(calls, sizes, DTYPES[torch.int64])
-    done = aclnn.max_dim(one, dim, keepdim, out, places, *_place(calls))
+    done = aclnn.max_dim(one, dim, keepdim, out, places, calls.device)
     return (values, indices) if done else NotImplemented
 
 
@@ -217,7 +212,7 @@ def _softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if dim is None:
         return NotImplemented
     result, out = make(calls, one[1], one[5])
-    done = not math.prod(one[1]) or aclnn.with_number("Softmax", one, dim, out, *_place(calls))
+    done = not math.prod(one[1]) or aclnn.with_number("Softmax", one, dim, out, calls.device)
     return result if done else NotImplemented
 
 
@@ -238,7 +233,7 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     bias = others.pop(0) if args[3] is not None else None
     rows = one[1][:outer] + (1,) * len(shape)
     (result, out), (mean, means), (rstd, scales) = (make(calls, sizes, one[5]) for sizes in (one[1], rows, rows))
-    done = aclnn.layer_norm(one, shape, weight, bias, args[4], out, means, scales, *_place(calls))
+    done = aclnn.layer_norm(one, shape, weight, bias, args[4], out, means, scales, calls.device)
     return (result, mean, rstd) if done else NotImplemented
 
 
@@ -253,7 +248,7 @@ def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
     whole = not isinstance(value, float)
     if not (whole or described[0][5] in FLOATS) or overlap(described[0], described[0]):
         return NotImplemented
-    done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, *_place(calls))
+    done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, calls.device)
     return args[0] if done else NotImplemented
 
 
@@ -261,7 +256,7 @@ def _copy_into(calls: Calls, out: Description, source: Description) -> bool:
     if not math.prod(out[1]):
         return True
     # InplaceCopy's first tensor is the one that is written.
-    return aclnn.available("InplaceCopy") and aclnn.unary("InplaceCopy", out, source, *_place(calls))
+    return aclnn.available("InplaceCopy") and aclnn.unary("InplaceCopy", out, source, calls.device)
 
 
 def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -295,7 +290,7 @@ def _clone(calls: Calls, args: tuple, kwargs: dict) -> Any:
     result, out = make(calls, one[1], code, strides)
     if code == one[5]:
         return result if _copy_into(calls, out, one) else NotImplemented
-    done = not math.prod(one[1]) or (aclnn.available("Cast") and aclnn.cast(one, out, *_place(calls)))
+    done = not math.prod(one[1]) or (aclnn.available("Cast") and aclnn.cast(one, out, calls.device))
     return result if done else NotImplemented
 
 
@@ -318,7 +313,7 @@ def _cat(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented  # the result of others may have another memory format
     result, out = make(calls, sizes, parts[0][5])
     parts = [each for each in parts if math.prod(each[1])]
-    return result if not parts or aclnn.cat(parts, at, out, *_place(calls)) else NotImplemented
+    return result if not parts or aclnn.cat(parts, at, out, calls.device) else NotImplemented
 
 
 def _index_select(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -332,7 +327,7 @@ def _index_select(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     sizes = one[1][:dim] + index[1] + one[1][dim + 1 :]
     result, out = make(calls, sizes, one[5])
-    done = not math.prod(sizes) or aclnn.index_select(one, dim, index, out, *_place(calls))
+    done = not math.prod(sizes) or aclnn.index_select(one, dim, index, out, calls.device)
     return result if done else NotImplemented
 
 
@@ -347,7 +342,7 @@ def _embedding(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     sizes = indices[1] + weight[1][1:]
     result, out = make(calls, sizes, weight[5])
-    done = not math.prod(sizes) or aclnn.embedding(weight, indices, out, *_place(calls))
+    done = not math.prod(sizes) or aclnn.embedding(weight, indices, out, calls.device)
     return result if done else NotImplemented
 
 

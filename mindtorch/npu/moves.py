@@ -132,6 +132,25 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     return made
 
 
+def is_pinned(t: torch.Tensor) -> bool:
+    """Whether a CPU tensor is in page-locked memory of the NPU's library."""
+    return t.device.type == "cpu" and t.numel() > 0 and bool(_blocks.is_pinned(t.data_ptr()))
+
+
+def pin_memory(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a CPU tensor in page-locked memory of the NPU's library: ``non_blocking`` copies do not wait.
+
+    As ``torch.Tensor.pin_memory``: contiguous, itself where it is pinned already.
+    """
+    if t.device.type != "cpu" or t.layout is not torch.strided or is_npu(t):
+        raise RuntimeError(f"cannot pin a {t.dtype} tensor on {t.device}: only dense CPU tensors can be pinned")
+    if t.numel() == 0 or _blocks.is_pinned(t.data_ptr()):
+        return t
+    buffer = _blocks.Pinned(t.numel() * t.element_size())
+    made = torch.frombuffer(buffer, dtype=torch.uint8).view(t.dtype).view(t.shape)
+    return made.copy_(t.detach())
+
+
 def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``t.to(*args, **kwargs)``, from or to an NPU. An integer means the NPU of that index."""
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):

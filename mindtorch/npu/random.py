@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mindtorch._ext import pool
 
 from .library import device_index
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "drawing", "generator", "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed", "manual_seed_all",
@@ -27,6 +28,8 @@ _lock = threading.RLock()
 
 
 def _generator(index: int) -> torch.Generator:
+    import torch  # not before it must be: `genie devices` asks this package, too
+
     with _lock:
         if index not in _generators:
             _generators[index] = torch.Generator()
@@ -38,6 +41,8 @@ def _generator(index: int) -> torch.Generator:
 @contextmanager
 def drawing(index: int) -> Iterator[None]:
     """Torch's default generator goes on from where that of ``npu:index`` stands, and back."""
+    import torch
+
     with _lock:
         default, own = torch.default_generator, _generator(index)
         outside = default.get_state()
@@ -77,6 +82,8 @@ def seed() -> None:
 
 def seed_all() -> None:
     """Seed every device's generator with one random number."""
+    import torch
+
     manual_seed_all(torch.Generator().seed())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from .. import config, ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
 from .._ext import streams
@@ -30,6 +30,7 @@ _CPU = torch.device("cpu")
 native_counts: dict[str, int] = {}
 staged_counts: dict[str, int] = {}
 _counting = threading.Lock()
+_native = config.npu_native()
 # Tensors on different devices are what these are for, or they look at sizes only.
 _ANYWHERE = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::set_", "aten::is_same_size", "aten::_to_copy"})
 _ON_CPU = frozenset({"aten::_pack_padded_sequence"})  # whose second result torch wants on the CPU
@@ -77,6 +78,12 @@ def _describe(func: Any) -> _Op:
 _ops: dict[Any, _Op] = {}
 
 
+def use_native(on: bool) -> None:
+    """Run ops with a kernel of the NPU's there, or every op through the CPU."""
+    global _native
+    _native = on
+
+
 def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
     """`__torch_dispatch__` of NpuTensor."""
     op = _ops.get(func)
@@ -95,13 +102,16 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
-    kernel = _dispatch.lookup(op.name, "npu")
+    kernel = _dispatch.lookup(op.name, "npu") if _native else None
     if kernel is not None:
         device = next(block_of(t).device for t in tensors if is_npu(t))
         out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
             _count(native_counts, op.base)
             return out
+    if op.base == "aten::copy_" and _copied_as_bytes(*args, **kwargs):
+        _count(native_counts, op.base)
+        return args[0]
     _count(staged_counts, op.base)
     out = _staged(op, args, kwargs, tensors)
     if op.writes and op.base.startswith("aten::_foreach_"):
@@ -191,6 +201,28 @@ def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
     if tuple(size) != tuple(t.shape) or memory_format not in (None, torch.preserve_format):
         restride(t, size, torch.empty(size, device=_META, memory_format=layout).stride(), t.storage_offset())
     return t
+
+
+def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> bool:
+    """Do ``target.copy_(source)`` by one copy of memory, if the two are laid out alike; else False."""
+    length = target.numel() * target.element_size()
+    alike = target.dtype is source.dtype and target.shape == source.shape and target.stride() == source.stride()
+    if not (alike and length and span(target)[1] == length == span(source)[1] and not view_bits(target)):
+        return False
+    if view_bits(source) or any(t.device.type not in ("cpu", "npu") for t in (target, source)):
+        return False
+    to, start = target.storage_offset() * target.element_size(), source.storage_offset() * source.element_size()
+    if not is_npu(source):
+        pinned = non_blocking and _blocks.is_pinned(source.data_ptr())
+        _blocks.copy_in(block_of(target), to, source.data_ptr(), length, not pinned)
+    elif not is_npu(target):
+        pinned = non_blocking and _blocks.is_pinned(target.data_ptr())
+        _blocks.copy_out(block_of(source), start, target.data_ptr(), length, not pinned)
+    elif block_of(target).device != block_of(source).device:
+        _blocks.copy_across(block_of(target), to, block_of(source), start, length)
+    else:
+        return False  # may overlap
+    return True
 
 
 # ---- through the CPU -------------------------------------------------------------------------------------------------

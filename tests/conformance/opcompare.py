@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,29 @@ import mindtorch
 DEVICE = "remote_accelerator:0"
 
 
+@dataclass(frozen=True)
+class Side:
+    """The device that is compared with eager: its name, its class of tensors, and what is behind one of them."""
+
+    device: Any
+    ours: type
+    concrete: Callable[[Any], torch.Tensor]  # a plain tensor with the same values, sizes, strides and offset
+    storage: Callable[[Any], int]  # equal for tensors that share memory
+
+
+LAZY = Side(DEVICE, mindtorch.LazyTensor, lambda t: t.materialize(),
+            lambda t: t.materialize().detach().untyped_storage()._cdata)
+side = LAZY
+
+
+def compare_on(other: Side) -> None:
+    """Compare another device with eager from now on."""
+    global side
+    side = other
+
+
 def is_lazy(t: Any) -> bool:
-    return isinstance(t, mindtorch.LazyTensor)
+    return isinstance(t, side.ours)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -37,7 +59,7 @@ class Place:
 
     def _leaf(self, a: Any) -> Any:
         if isinstance(a, (torch.device, str)):
-            return torch.device(DEVICE) if self.lazy and str(a) == "cpu" else a
+            return mindtorch.device(side.device) if self.lazy and str(a) == "cpu" else a
         if not isinstance(a, torch.Tensor) or a.device.type != "cpu":
             return a
         if id(a) not in self.copies:
@@ -69,13 +91,13 @@ class Place:
         return self.storages[storage._cdata]
 
     def _send(self, t: torch.Tensor) -> torch.Tensor:
-        return t.to(DEVICE) if self.lazy else t.clone()
+        return t.to(side.device) if self.lazy else t.clone()
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------
 def concrete(t: torch.Tensor) -> torch.Tensor:
-    """The plain tensor behind a lazy one (computes it), else the tensor itself."""
-    return t.materialize() if is_lazy(t) else t
+    """The plain tensor behind one of ours (computes it), else the tensor itself."""
+    return side.concrete(t) if is_lazy(t) else t
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:
@@ -105,18 +127,18 @@ def tensor_differences(expected: torch.Tensor, got: torch.Tensor, values: bool =
         yield from _other_layout(expected, got)
         return
     if not is_lazy(got):
-        yield f"a {type(got).__name__} on {got.device} instead of a lazy tensor"
+        yield f"a {type(got).__name__} on {got.device} instead of a tensor on {side.device}"
         return
     value = concrete(got)
-    for what, side in (("", got), ("value's ", value)):
-        if side.dtype is not expected.dtype:
-            yield f"{what}dtype {side.dtype}, eager {expected.dtype}"
-        if side.shape != expected.shape:
-            yield f"{what}shape {tuple(side.shape)}, eager {tuple(expected.shape)}"
-        elif side.stride() != expected.stride():
-            yield f"{what}strides {side.stride()}, eager {expected.stride()} (shape {tuple(expected.shape)})"
-        if side.storage_offset() != expected.storage_offset():
-            yield f"{what}offset {side.storage_offset()}, eager {expected.storage_offset()}"
+    for what, one in (("", got), ("value's ", value)):
+        if one.dtype is not expected.dtype:
+            yield f"{what}dtype {one.dtype}, eager {expected.dtype}"
+        if one.shape != expected.shape:
+            yield f"{what}shape {tuple(one.shape)}, eager {tuple(expected.shape)}"
+        elif one.stride() != expected.stride():
+            yield f"{what}strides {one.stride()}, eager {expected.stride()} (shape {tuple(expected.shape)})"
+        if one.storage_offset() != expected.storage_offset():
+            yield f"{what}offset {one.storage_offset()}, eager {expected.storage_offset()}"
     for flag in ("requires_grad", "is_leaf"):
         if getattr(got, flag) != getattr(expected, flag):
             yield f"{flag} {getattr(got, flag)}, eager {getattr(expected, flag)}"
@@ -154,7 +176,7 @@ def tree_differences(expected: Any, got: Any, values: bool = True) -> Iterator[s
             for why in tensor_differences(x, y, values):
                 yield where + why
         elif isinstance(x, torch.device):
-            if str(y) not in (DEVICE, str(x)):
+            if str(y) not in (side.device, str(x)):
                 yield f"{where}{y!r}, eager {x!r}"
         elif type(x) is not type(y) or not (x == y or (x != x and y != y)):
             yield f"{where}{y!r}, eager {x!r}"
@@ -175,4 +197,4 @@ def aliasing(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[tu
 def _storage(t: torch.Tensor) -> int | None:
     if t.layout is not torch.strided or t.is_nested:
         return None
-    return concrete(t).detach().untyped_storage()._cdata
+    return side.storage(t) if is_lazy(t) else t.detach().untyped_storage()._cdata

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import sys
@@ -45,12 +44,12 @@ def acl(acl_copy: Path) -> Iterator[acl_library.Library]:
 
 
 @pytest.fixture
-def bare(acl: acl_library.Library) -> Npu:
+def calls(acl: acl_library.Library) -> Npu:
     """Calls of the copy, initialized, with device 0 set."""
-    bare = Npu(acl)
-    bare("aclInit", None)
-    bare("aclrtSetDevice", 0)
-    return bare
+    calls = Npu(acl)
+    calls("aclInit", None)
+    calls("aclrtSetDevice", 0)
+    return calls
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +82,6 @@ def library(npu_library: acl_library.Library) -> Iterator[acl_library.Library]:
         mindtorch.npu.set_stream(mindtorch.npu.default_stream(index))
         mindtorch.npu.synchronize(index)
     mindtorch.npu.set_device(before)
-    gc.collect()
     assert npu_library.violations() == []
 
 

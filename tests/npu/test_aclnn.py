@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_size_t, c_void_p
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import acl_library
 import pytest
 import torch
+from device_memory import block_of, get
 
-from mindtorch._ext import acl, aclnn
+import mindtorch
+from mindtorch._ext import aclnn
 from mindtorch.npu.kernels import DTYPES, NATIVE, Calls
 
 
 class Fake:
-    """A tensor in the test library's memory, laid out as a CPU tensor is."""
+    """A tensor on npu:0, laid out as a CPU tensor is."""
 
     def __init__(self, device: Device, like: torch.Tensor) -> None:
         self.device, self.dtype, self.sizes, self.strides = device, like.dtype, tuple(like.shape), like.stride()
         self.offset, self.numel = like.storage_offset(), like.untyped_storage().nbytes() // like.itemsize
-        self.base = device.malloc(max(self.numel * like.itemsize, 1))
-        data = bytes(like.untyped_storage())
-        if data:
-            device.library.poke(self.base, data)
+        self.block = block_of(0, bytes(like.untyped_storage()))
+        self.base = self.block.ptr
 
     @property
     def description(self) -> tuple:
         return self.base, self.sizes, self.strides, self.offset, self.numel, DTYPES[self.dtype]
 
     def back(self) -> torch.Tensor:
-        self.device("aclrtSynchronizeDevice")
-        itemsize = torch.empty(0, dtype=self.dtype).itemsize
-        flat = torch.frombuffer(bytearray(self.device.library.peek(self.base, max(self.numel * itemsize, 1))),
-                                dtype=torch.uint8)  # fmt: skip
-        return flat[: self.numel * itemsize].view(self.dtype).as_strided(self.sizes, self.strides, self.offset)
+        flat = torch.frombuffer(bytearray(get(self.block)) or bytearray(1), dtype=torch.uint8)[: self.block.nbytes]
+        return flat.view(self.dtype).as_strided(self.sizes, self.strides, self.offset)
 
 
 class Device:
-    """What the tensors' layer gives kernels, with every block freed at the end."""
+    """What the tensors' layer gives kernels."""
 
     def __init__(self, library: acl_library.Library) -> None:
         self.library = library
-        self.blocks: list[int] = []
-        self.workspaces: list[int] = []
-        self.calls = Calls(self.describe, self.empty, 0, self.workspace)
-
-    def __call__(self, function: str, *arguments: object) -> None:
-        code = getattr(self.library.c, function)(*arguments)
-        assert code == 0, f"{function}: {code}: {self.library.c.aclGetRecentErrMsg()}"
-
-    def malloc(self, size: int) -> int:
-        pointer = c_void_p()
-        self("aclrtMalloc", byref(pointer), c_size_t(size), 0)
-        self.blocks.append(pointer.value or 0)
-        return self.blocks[-1]
+        self.calls = Calls(self.describe, self.empty, 0)
 
     def describe(self, value: object) -> tuple | None:
         return value.description if isinstance(value, Fake) else None
@@ -63,11 +47,6 @@ class Device:
     def empty(self, sizes: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None) -> Fake:
         made = torch.empty(sizes, dtype=dtype) if strides is None else torch.empty_strided(sizes, strides, dtype=dtype)
         return Fake(self, made)
-
-    def workspace(self, size: int) -> Any:
-        self.workspaces.append(size)
-        pointer = self.malloc(size)
-        return type("Block", (), {"ptr": pointer})()
 
     def give(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -80,26 +59,26 @@ class Device:
             return tuple(each.back() for each in result)
         return result.back() if isinstance(result, Fake) else result
 
-    def close(self) -> None:
-        self("aclrtSynchronizeDevice")
-        for block in self.blocks:
-            self("aclrtFree", c_void_p(block))
+    def queued(self, name: str) -> int:
+        """How many second phases there were."""
+        return self.library.calls(f"aclnn{name}")
 
 
 @pytest.fixture
-def device(acl_path: Path) -> Iterator[Device]:
-    """The library that the product has open stays as it is: nothing here is reset or finalized."""
-    acl.load(str(acl_path))
-    library = acl_library.Library(acl_path)
-    device = Device(library)
-    device("aclInit", None)
-    device("aclrtSetDevice", 0)
-    library.clear()
-    before = library.leaks()
-    yield device
-    device.close()
-    assert library.violations() == []
-    assert [line for line in library.leaks() if line not in before] == []
+def device(npu_library: acl_library.Library) -> Iterator[Device]:
+    """npu:0 with the product's own pool and allocator; no description or executor may be left at the end."""
+    npu_library.clear()
+    yield Device(npu_library)
+    npu_library.release()
+    for index in range(mindtorch.npu.device_count()):
+        mindtorch.npu.synchronize(index)
+    assert npu_library.violations() == []
+    assert [line for line in npu_library.leaks() if " acl" in line] == []
+
+
+@pytest.fixture
+def npu(device: Device) -> ModuleType:
+    return mindtorch.npu
 
 
 def eager(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -214,8 +193,6 @@ def test_N5_matrix_products(device: Device, one: tuple[int, ...], other: tuple[i
         same(device.run("aten::addmm", added, a, b), torch.addmm(added, a, b), False)
         same(device.run("aten::addmm", added, a, b, beta=0.5, alpha=2),
              torch.addmm(added, a, b, beta=0.5, alpha=2), False)  # fmt: skip
-    if one[0]:
-        assert device.workspaces and set(device.workspaces) == {512}
 
 
 def test_N5_addmm_with_beta_0_does_not_look_at_what_is_added(device: Device) -> None:
@@ -263,7 +240,7 @@ def test_N5_softmax(device: Device, layout: int) -> None:
     one = layouts(2, 3, 4)[layout] * 10
     for dim in (0, 1, -1):
         same(device.run("aten::_softmax", one, dim, False), eager("aten::_softmax", one, dim, False), False)
-    assert device.workspaces == [1024] * 3
+    assert device.queued("Softmax") == 3
     assert device.run("aten::softmax.int", one, 0, torch.float64) is NotImplemented
 
 
@@ -373,35 +350,64 @@ def test_N5_a_tensor_elsewhere_is_not_taken(device: Device) -> None:
         assert NATIVE[f"aten::{name}"](device.calls, args, {}) is NotImplemented
 
 
-def test_N5_work_is_queued_on_the_stream_it_is_given(device: Device) -> None:
-    stream = c_void_p()
-    device("aclrtCreateStream", byref(stream))
+def test_N5_work_is_queued_on_the_current_stream(device: Device, npu: ModuleType) -> None:
     one, target = device.give(torch.ones(4)), device.give(torch.zeros(4))
-    device.library.hold(stream.value)
-    assert aclnn.unary("Neg", one.description, target.description, stream.value or 0, device.workspace)
-    assert device.library.peek(target.base, 16) == bytes(16)
+    npu.synchronize(0)
+    stream = npu.Stream(0)
+    device.library.hold(stream.npu_stream)
+    with npu.stream(stream):
+        assert aclnn.unary("Neg", one.description, target.description, 0)
+    npu.default_stream(0).synchronize()
+    assert not stream.query() and device.library.peek(target.base, 16) == bytes(16)
     device.library.release()
-    device("aclrtSynchronizeStream", stream)
+    stream.synchronize()
     assert torch.equal(target.back(), -torch.ones(4))
-    device("aclrtDestroyStream", stream)
+
+
+def test_N5_each_device_has_its_own_calls(device: Device, npu: ModuleType, devices: Callable[[int], None]) -> None:
+    devices(2)
+    blocks = [block_of(index, bytes(torch.full((4,), index + 1.0).untyped_storage())) for index in (0, 1)]
+    for index, block in [(1, blocks[1]), (0, blocks[0]), (1, blocks[1])]:
+        description = (block.ptr, (4,), (1,), 0, 4, 0)
+        assert aclnn.binary("Add", description, description, 1, description, index)
+    assert [torch.frombuffer(bytearray(get(block)), dtype=torch.float32)[0].item() for block in blocks] == [2.0, 8.0]
+    assert npu.current_device() == 0
+    with pytest.raises(RuntimeError, match="99"):
+        aclnn.binary("Add", description, description, 1, description, 99)
 
 
 def test_N5_a_refusal_of_the_library_is_no_error(device: Device) -> None:
     integers = device.give(torch.ones(4, dtype=torch.int64))
-    assert aclnn.unary("Exp", integers.description, integers.description, 0, device.workspace) is False
+    assert aclnn.unary("Exp", integers.description, integers.description, 0) is False
     assert not aclnn.available("NoSuchOperation")
     with pytest.raises(NotImplementedError, match="aclnnNoSuchOperation"):
-        aclnn.unary("NoSuchOperation", integers.description, integers.description, 0, device.workspace)
+        aclnn.unary("NoSuchOperation", integers.description, integers.description, 0)
 
 
-def test_N5_a_failing_workspace_leaves_nothing_behind(device: Device) -> None:
-    one = device.give(torch.ones(2, 2))
-
-    def refuse(size: int) -> Any:
-        raise MemoryError(f"no {size} bytes")
-
-    with pytest.raises(MemoryError, match="no 512 bytes"):
-        aclnn.product("Mm", one.description, one.description, device.give(one.back()).description, 0, refuse)
+def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Callable[..., str]) -> None:
+    out = in_npu_process("""
+        import mindtorch
+        from mindtorch._ext import aclnn, blocks
+        from device_memory import block_of
+        mindtorch.npu.init()
+        held = []
+        data = block_of(0, bytes(16))
+        description = (data.ptr, (2, 2), (2, 1), 0, 4, 0)
+        target = block_of(0, bytes(16))
+        try:
+            while True:
+                held.append(blocks.allocate(0, 512))
+        except RuntimeError as error:
+            print(str(error)[:100])
+        try:
+            aclnn.product("Mm", description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
+        except RuntimeError as error:
+            print(error)
+        held.clear()
+        assert aclnn.product("Mm", description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
+    """, GENIE_TEST_NPU_MEMORY=str(5 << 20))
+    first, second = out.splitlines()
+    assert "out of memory" in first and "512 bytes of workspace for aclnnMm on npu:0" in second
 
 
 def every_call(device: Device) -> list[Callable[[], Any]]:
@@ -420,28 +426,25 @@ def every_call(device: Device) -> list[Callable[[], Any]]:
     return calls
 
 
-def test_N5_every_call_may_fail_once_and_leaves_nothing_behind(device: Device) -> None:
+def test_N5_every_call_may_fail_once_and_leaves_nothing_behind(device: Device, npu: ModuleType) -> None:
     """Each library call of each operation: an exception with the function and the code; the next try works."""
     for call in every_call(device):
         device.library.clear()
         call()
-        device("aclrtSynchronizeDevice")
+        npu.synchronize(0)
         for nth in range(1, device.library.calls()):
             device.library.fail("*", nth)
             try:
                 result = call()
-            except AssertionError as error:  # this test's own aclrtMalloc
-                assert "507899" in str(error)
-            except Exception as error:
-                assert "507899" in str(error) or "561103" in str(error)
-                assert "acl" in str(error)
+            except (RuntimeError, MemoryError) as error:
+                assert "acl" in str(error) and ("507899" in str(error) or "561103" in str(error))
             else:
                 assert result is not NotImplemented
             device.library.clear()
-            device("aclrtSynchronizeDevice")
+            npu.synchronize(0)
             assert not [line for line in device.library.leaks() if " acl" in line], nth
             assert call() is not NotImplemented
-            device("aclrtSynchronizeDevice")
+            npu.synchronize(0)
 
 
 def test_N5_names_are_overloads_of_torch() -> None:

@@ -1,0 +1,299 @@
+"""Tensors on NPUs: where they are, how they move, what they share, what is refused (SPEC D4, D5, D6, N4, N5)."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.npu import staging
+from mindtorch.npu.tensor import NpuParameter, NpuTensor, block_of
+
+pytestmark = pytest.mark.usefixtures("npu")
+
+
+def on(index: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size).to(f"npu:{index}")
+
+
+# ---- where a tensor is ----------------------------------------------------------------------------------------------
+def test_D5_index_of_creation(npu: ModuleType) -> None:
+    assert mindtorch.ones(2, device="npu:0").device.index == 0
+    assert torch.ones(2, device="npu:1").device == mindtorch.device("npu", 1)
+    assert torch.zeros(2, device=mindtorch.device("npu:1")).device.index == 1
+    for like in (torch.zeros_like, torch.empty_like, torch.rand_like):
+        assert like(torch.ones(2, device="npu:1")).device.index == 1
+    x = torch.ones(2, device="npu:1")
+    assert x.new_zeros(3).device == x.new_tensor([1.0]).device == x.device
+    assert torch.zeros_like(x, device="cpu").device.type == torch.tensor(x.detach(), device="cpu").device.type == "cpu"
+    assert torch.as_tensor(x) is x
+    assert x.get_device() == 1 and x.is_npu and not x.is_cpu and not x.is_meta
+
+
+def test_D5_bare_name_is_the_threads_current_device(npu: ModuleType) -> None:
+    npu.set_device(1)
+    assert torch.ones(2, device="npu").device.index == 1
+    assert torch.ones(2, device="npu:0").device.index == 0  # 0 is an index, not "none"
+    assert torch.ones(2).npu().device.index == 1 and torch.ones(2).npu(0).device.index == 0
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="npu").device))
+    thread.start()
+    thread.join()
+    assert found == [mindtorch.device("npu:0")]  # a new thread inherits nothing
+
+
+def test_D3_default_device(npu: ModuleType) -> None:
+    with mindtorch.device("npu:1"):
+        assert torch.ones(2).device == mindtorch.ones(2).device == mindtorch.device("npu:1")
+        assert torch.nn.Linear(2, 2).weight.device.index == 1
+    mindtorch.set_default_device("npu:1")
+    try:
+        assert torch.zeros(1).device.index == 1
+    finally:
+        mindtorch.set_default_device(None)
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_D5_index_travels_through_ops() -> None:
+    x = on(1, 3, 4)
+    for made in (x + 1, x.t() @ x, x.sum(), x[0], x.max(0).values, torch.cat([x, x]), x.double(), x.view(-1)):
+        assert made.device == x.device and isinstance(made, NpuTensor)
+    assert torch.nn.functional.one_hot(torch.tensor([1, 2]).to("npu:1")).device == x.device
+    assert torch.nn.utils.rnn.pad_sequence([x[0], x[1][:2]]).device == x.device
+
+
+def test_D2_no_such_device(npu: ModuleType) -> None:
+    count = npu.device_count()
+    with pytest.raises(RuntimeError, match=f"{count} NPU"):
+        torch.ones(2, device=f"npu:{count}")
+    with pytest.raises(RuntimeError, match=f"{count} NPU"):
+        torch.ones(2).to(f"npu:{count}")
+
+
+# ---- mixing ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("other", [lambda: on(0, 2), lambda: torch.ones(2),
+                                   lambda: torch.ones(2, device="remote_accelerator:0")])
+def test_D4_mixed_devices_are_named(other: Callable[[], torch.Tensor]) -> None:
+    x, y = on(1, 2), other()
+    for pair in ((x, y), (y, x)):
+        with pytest.raises(RuntimeError, match="same device") as error:
+            torch.add(*pair)
+        assert "npu:1" in str(error.value) and str(y.device) in str(error.value)
+
+
+def test_D4_scalars_and_meta_join() -> None:
+    x = on(1, 2)
+    assert (x + torch.tensor(1.0)).device == (torch.tensor(1.0) * x).device == x.device
+    assert (x + torch.ones(2, device="meta")).device.type == "meta"
+    assert (x + mindtorch.ones(2, device="meta")).device.type == "meta"
+    assert isinstance(x[torch.tensor([0, 1])], NpuTensor)  # indices may be on the CPU
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+def test_N4_values_survive_a_round() -> None:
+    a = torch.randn(4, 5)
+    for plain in (a, a.t(), a[1:3, ::2], a[:0], torch.tensor(3.5), a.to(torch.bfloat16), a > 0, a.long(),
+                  torch.complex(a, a).conj(), a.expand(3, 4, 5)):
+        there = plain.to("npu:0")
+        back = there.to("npu:1").cpu()
+        assert torch.equal(back, plain) and back.dtype is plain.dtype
+        assert there.stride() == plain.to("cpu", copy=True).stride()
+
+
+def test_N4_same_index_is_the_same_tensor() -> None:
+    x = on(1, 3)
+    assert x.to("npu:1") is x and x.npu(1) is x and x.to(1) is x
+    assert x.to("npu:0") is not x and x.to("npu:1", copy=True) is not x
+
+
+def test_N4_moves_are_differentiable() -> None:
+    a = torch.randn(3, requires_grad=True)
+    (a.to("npu:0").to("npu:1") * 2).cpu().sum().backward()
+    assert torch.equal(a.grad, torch.full((3,), 2.0))
+    x = on(1, 3).requires_grad_()
+    x.cpu().sum().backward()
+    assert x.grad.device == x.device and x.grad.tolist() == [1.0] * 3
+
+
+def test_N4_copy_between_kinds_of_tensors() -> None:
+    a, x, y = torch.randn(3), on(0, 3), on(1, 3)
+    x.copy_(a)
+    y.copy_(x)
+    b = torch.empty(3)
+    b.copy_(y)
+    assert torch.equal(a, b)
+    lazy = torch.ones(3, device="remote_accelerator").to("npu:1")
+    assert lazy.tolist() == [1.0] * 3 and lazy.to("remote_accelerator").device.type == "remote_accelerator"
+
+
+def test_N4_pinned_memory_does_not_wait(npu: ModuleType, library: Any) -> None:
+    a = torch.arange(1000.0)
+    pinned = npu.pin_memory(a)
+    assert npu.is_pinned(pinned) and not npu.is_pinned(a) and npu.pin_memory(pinned) is pinned
+    assert torch.equal(pinned, a)
+    x, back = torch.zeros(1000, device="npu:1"), npu.pin_memory(torch.zeros(1000))
+    npu.synchronize(1)
+    stream = npu.default_stream(1)
+    library.hold(stream.npu_stream)
+    y = pinned.to("npu:1", non_blocking=True)
+    x.copy_(pinned, non_blocking=True)
+    back.copy_(y, non_blocking=True)
+    assert not stream.query()
+    library.release()
+    stream.synchronize()
+    assert torch.equal(back, a) and torch.equal(x.cpu(), a)
+
+
+def test_M4_meta_to_npu_gives_memory() -> None:
+    for meta in (torch.empty(2, 3, device="meta"), mindtorch.empty(2, 3, device="meta")):
+        made = mindtorch.zeros_like(meta, device="npu:1") if type(meta) is torch.Tensor else meta.to("npu:1")
+        assert made.device == mindtorch.device("npu:1") and made.shape == (2, 3)
+    assert on(1, 2).to("meta").is_meta
+
+
+# ---- memory that is shared ------------------------------------------------------------------------------------------
+def test_N5_views_and_writes() -> None:
+    a = torch.randn(3, 4)
+    x = a.to("npu:1")
+    x.t()[1:3].add_(5)
+    a.t()[1:3].add_(5)
+    x[0] = 7
+    a[0] = 7
+    x.view(-1)[::2].mul_(x.view(-1)[1::2])
+    a.view(-1)[::2].mul_(a.view(-1)[1::2])
+    assert torch.equal(x.cpu(), a)
+    assert block_of(x[1]) is block_of(x) and x._version == a._version
+    x.t_()
+    assert x.shape == (4, 3) and torch.equal(x.cpu(), a.t())
+    assert x.data.zero_().sum() == 0 and x.sum() == 0
+
+
+def test_N5_out_and_resize() -> None:
+    x, out = on(1, 3), torch.empty(0, device="npu:1")
+    assert torch.add(x, x, out=out) is out and torch.equal(out.cpu(), (x + x).cpu())
+    x.resize_(2, 5)
+    assert x.shape == (2, 5) and block_of(x).nbytes >= 40
+    x.set_(out)
+    assert block_of(x) is block_of(out)
+    with pytest.raises(RuntimeError, match="npu:1"):
+        x.set_(on(0, 3))
+
+
+def test_N5_deepcopy_and_files_keep_what_is_shared() -> None:
+    x = on(1, 4)
+    both = {"whole": x, "part": x[1:]}
+    file = io.BytesIO()
+    torch.save(both, file)
+    for made in (copy.deepcopy(both), _loaded(file), _loaded(file, map_location="npu:0")):
+        made["whole"].zero_()
+        assert made["part"].sum() == 0 and x.abs().sum() != 0
+    assert _loaded(file, map_location="npu:0")["part"].device == mindtorch.device("npu:0")
+    assert type(_loaded(file)["whole"]) is torch.Tensor  # loads without us
+    assert torch.equal(pickle.loads(pickle.dumps(x)), x.cpu())
+
+
+def _loaded(file: io.BytesIO, **options: Any) -> Any:
+    file.seek(0)
+    return torch.load(file, weights_only=True, **options)
+
+
+# ---- reads ----------------------------------------------------------------------------------------------------------
+def test_N5_reads() -> None:
+    x = torch.tensor([[1.0, 2.0]]).to("npu:1")
+    assert repr(x) == "tensor([[1., 2.]], device='npu:1')"
+    assert x.tolist() == [[1.0, 2.0]] and x[0, 1].item() == 2.0 and f"{x.sum():.1f}" == "3.0" and bool(x.any())
+    assert x.numpy(force=True).tolist() == [[1.0, 2.0]] and x.data_ptr() != x[:, 1].data_ptr() != 0
+    for read in (x.numpy, lambda: numpy.asarray(x)):
+        with pytest.raises(TypeError, match=r"npu:1.*cpu\(\)"):
+            read()
+    for read in (x.share_memory_, x.pin_memory):
+        with pytest.raises(RuntimeError, match="npu:1"):
+            read()
+    with pytest.raises(BufferError, match="npu:1"):
+        numpy.from_dlpack(x)
+
+
+def test_L7_a_seed_gives_the_cpus_numbers() -> None:
+    torch.manual_seed(5)
+    expected = torch.randn(3), torch.nn.functional.dropout(torch.ones(20)), torch.randperm(9)
+    torch.manual_seed(5)
+    torch.randn(7)  # the CPU's generator is another one
+    got = (torch.randn(3, device="npu:1"), torch.nn.functional.dropout(torch.ones(20, device="npu:1")),
+           torch.randperm(9, device="npu:1"))
+    assert all(torch.equal(e, g.cpu()) for e, g in zip(expected, got, strict=True))
+    assert torch.equal(torch.randn(3, device="npu:0").cpu(), expected[0])  # a generator per device
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+def test_N5_a_network_trains_as_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    here = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+    there = copy.deepcopy(here)
+    first = there[0].weight
+    optimizers = torch.optim.AdamW(here.parameters(), lr=0.01), torch.optim.AdamW(there.parameters(), lr=0.01)
+    there.to("npu:1")
+    assert there[0].weight is first and type(first) is NpuParameter  # identity: optimizers keep working
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    losses: list[list[float]] = [[], []]
+    for _ in range(20):
+        for model, optimizer, device, seen in zip((here, there), optimizers, ("cpu", "npu:1"), losses, strict=True):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0][-1] < losses[0][0]
+    there.cpu()
+    assert type(there[0].weight) is torch.nn.Parameter
+    torch.testing.assert_close(there.state_dict(), here.state_dict())
+
+
+def test_N5_staged_training_has_the_cpus_bits() -> None:
+    torch.manual_seed(0)
+    here = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    there = copy.deepcopy(here).to("npu:1")
+    x, y = torch.randn(8, 4), torch.randint(2, (8,))
+    staging.use_native(False)
+    try:
+        for _ in range(5):
+            for model, device in ((here, "cpu"), (there, "npu:1")):
+                optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+                torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        staging.use_native(True)
+    for a, b in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
+        assert torch.equal(a, b.cpu())
+
+
+def test_N5_stats_say_what_ran_where() -> None:
+    mindtorch.reset_stats()
+    x = on(1, 2, 2)
+    torch.linalg.inv(x + x + torch.eye(2, device="npu:1"))
+    stats = mindtorch.stats()
+    assert stats["npu_native"] == {"aten::add": 2}
+    assert "aten::linalg_inv_ex" in stats["npu_staged"]
+
+
+def test_N3_ops_run_on_the_current_stream(npu: ModuleType, library: Any) -> None:
+    stream = npu.Stream(device=1)
+    x = on(1, 1000)
+    npu.synchronize(1)
+    library.hold(stream.npu_stream)
+    with npu.stream(stream):
+        y = x + x
+    assert not stream.query()
+    library.release()
+    stream.synchronize()
+    npu.current_stream(1).wait_stream(stream)
+    assert torch.equal(y.cpu(), x.cpu() * 2)
