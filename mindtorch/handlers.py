@@ -14,7 +14,7 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from .errors import LazyTensorError
-from .lazy_device import dataless_everywhere, is_ours, place_of
+from .lazy_device import is_ours, place_of
 from .meta import as_meta, value_of
 
 __all__ = ["lazy_gradient", "lend_storage", "may_have_history", "set_data", "set_sources", "shape_only", "table"]
@@ -136,8 +136,6 @@ def _is_set_to(args: tuple, kwargs: dict) -> Any:
 
 
 def _pin_memory(args: tuple, kwargs: dict) -> Any:
-    if dataless_everywhere():
-        return args[0]
     raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ._ext import context as _context
+from . import sourceline
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
 from .errors import NoDataError
@@ -43,9 +43,7 @@ def value_of(t: Any, what: str) -> torch.Tensor:
 
 def refuse(what: str) -> NoReturn:
     """Raise the error of everything that would need the data, with the program's line."""
-    where = _context.location(_context.get_location())
-    line = f" ({where[0]}:{where[1]})" if where else ""
-    raise NoDataError(f"[{what}] meta tensor has no data{line}; .to(device) gives it uninitialized memory")
+    raise NoDataError(f"[{what}] meta tensor has no data{sourceline.here()}; .to(device) gives it uninitialized memory")
 
 
 class MetaStorage:
@@ -196,7 +194,7 @@ class MetaTensor(RecordedTensor):
         return self.to("cpu", memory_format=memory_format)
 
     def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
-        return self.to("cuda" if device is None else torch.device(device))
+        return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first. A unit may import from its own row (without cycles) and from the rows before it.
 LAYERS: list[set[str]] = [
     {"_ext"},
-    {"config", "errors"},
+    {"config", "errors", "sourceline"},
     {"ops", "devices", "hardware", "lazy_device"},
     {"tensors", "recorded", "meta", "intercept", "predict", "mixing", "metadata", "handlers", "triggers", "backward"},
     {"npu"},

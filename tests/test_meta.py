@@ -224,6 +224,14 @@ def test_M4_moving_allocates_memory_of_the_same_kind(move: Callable) -> None:
     assert out.device.type != "meta" and out.is_leaf
 
 
+def test_M4_cuda_by_number_is_cudas(monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[Any] = []
+    monkeypatch.setattr(mindtorch.MetaTensor, "to", lambda self, device: went.append(device))
+    for given in ((), (1,), ("cuda:2",), (torch.device("cuda:3"),)):  # 1: of CUDA, whatever accelerator torch knows
+        meta(2).cuda(*given)
+    assert went == ["cuda", "cuda:1", "cuda:2", torch.device("cuda:3")]
+
+
 def test_M4_dtype_and_layout_are_heeded() -> None:
     t = meta(2, 3, 4, 5)
     assert t.to("cpu", torch.float64).dtype is torch.float64

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import warnings
 from typing import Any
 
 import torch
 
-from .. import predict
+from .. import predict, sourceline
 from .._ext import context as _context
 from .._ext import lazy as _core
 from ..errors import NoDataError, UsageError
@@ -71,9 +70,8 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
         row = _assumed.get(key)
     if row is None:
         row = _assumed[key] = {
-            "file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip(),
-            "op": op.removeprefix("aten::"), "shape": tuple(size), "dtype": str(dtype).removeprefix("torch."),
-            "value": value, "calls": 0,
+            **sourceline.facts((file, line, function)), "op": op.removeprefix("aten::"), "shape": tuple(size),
+            "dtype": str(dtype).removeprefix("torch."), "value": value, "calls": 0,
         }
     row["calls"] += 1
     if row["calls"] == _MANY:
@@ -82,9 +80,7 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
 
 
 def too_large(op: str, elements: int) -> NoDataError:
-    where = _context.location(_context.get_location())
-    line = f" ({where[0]}:{where[1]})" if where else ""
     return NoDataError(
-        f"[{op}] meta tensor has no data{line}: what the program does next depends on {elements} unknown elements, and "
-        f"at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
+        f"[{op}] meta tensor has no data{sourceline.here()}: what the program does next depends on {elements} unknown "
+        f"elements, and at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
     )

@@ -24,7 +24,7 @@ from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from ..errors import NoDataError
-from ..intercept import data_dependent, lift
+from ..intercept import data_dependent
 from ..lazy_device import place_of
 from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
 from . import assumptions
@@ -346,9 +346,6 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     tags = getattr(info.func, "tags", ())
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
-    if any(isinstance(a, torch.Tensor) and a.is_meta and _core.get_handle(a) is None for a in args):
-        args, kwargs = lift(info, args, kwargs) or (args, kwargs)  # made by C++: torch's own, and unknown
-        inputs = list(lazy_in([*args, *kwargs.values()]))
     values = [_core.kept(_core.get_handle(t)) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}

@@ -17,7 +17,7 @@ from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
-from ..meta import MetaTensor, as_meta
+from ..meta import MetaTensor, _FastMetaTensor, as_meta
 from . import files, known
 from .accelerator import Accelerator, answers
 
@@ -81,7 +81,7 @@ def _foreach() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_TYPES = (MetaTensor, type(as_meta(torch.empty(0), -1)))
+_TYPES = (MetaTensor, _FastMetaTensor)
 _torch_new_parameter = torch.nn.Parameter.__new__
 
 

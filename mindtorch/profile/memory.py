@@ -6,13 +6,13 @@ tensors view them. What kernels take for themselves while they run (workspaces) 
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from mindtorch import sourceline
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
@@ -177,5 +177,4 @@ def _name(sig: int) -> str:
 
 
 def _line(location: int) -> dict[str, Any]:
-    file, line, function = context.location(location) or ("", 0, "")
-    return {"file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip()}
+    return sourceline.facts(context.location(location))

@@ -8,7 +8,6 @@ interception (`overhead_s`), and the rows of `ops` (equally: of `modules`, of `p
 from __future__ import annotations
 
 import importlib.metadata
-import linecache
 import platform
 import sys
 from collections import defaultdict
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindtorch import tensors
+from mindtorch import sourceline, tensors
 from mindtorch._ext import context
 from mindtorch.profile.forecast import Forecast
 from mindtorch.profile.tree import module_rows
@@ -195,10 +194,9 @@ def _lines(op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:
         entry[1] += row[5]
         entry[2] += row[4] * cost[0] if cost else 0
     return [
-        {"file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip(),
-         "calls": calls, "self_s": ns / 1e9, "flops": flops}
-        for (file, line, function), (calls, ns, flops) in sorted(table.items(), key=lambda item: -item[1][1])
-    ]  # fmt: skip
+        {**sourceline.facts(where), "calls": calls, "self_s": ns / 1e9, "flops": flops}
+        for where, (calls, ns, flops) in sorted(table.items(), key=lambda item: -item[1][1])
+    ]
 
 
 def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:
