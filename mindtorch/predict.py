@@ -18,6 +18,8 @@ from torch.utils import _python_dispatch
 from . import ops
 from ._ext import lazy as _core
 from ._ext import shapes as _shapes
+from .lazy_device import device_at
+from .ops import conv_layout
 
 log = logging.getLogger("mindtorch.predict")
 SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND = 2, 4, 8, 64, 128  # as in _ext/structs.pxd
@@ -173,6 +175,8 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return None
         if place >= 0:
             out = _asked_for(info, out, args)
+        if info.name.startswith("aten::conv") and device_at(place).type != "meta":
+            out = conv_layout.laid_out(info.name, out, margs, mkwargs)
         spec = _spec(info, out, metas, written, dispatch, place)
     if spec is None or info.view or not check or (device is not None and not info.random):
         if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(

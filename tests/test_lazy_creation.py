@@ -360,6 +360,24 @@ def test_L3_shapes_of_a_model_without_running_anything() -> None:
     assert mindtorch.stats()["ops_executed"] == ran
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("grad", [False, True])
+def test_L3_convolutions_are_laid_out_as_eager_lays_them_out(dtype: torch.dtype, grad: bool) -> None:
+    shapes = ((8, 16, 40, 40), (32, 16, 3, 3)), ((8, 1, 40, 40), (32, 1, 3, 3)), ((1, 4, 9, 9), (8, 4, 1, 1))
+    for image, weight in shapes:
+        x, w = torch.randn(image, dtype=dtype), torch.randn(weight, dtype=dtype, requires_grad=grad)
+        for last in (x.to(memory_format=torch.channels_last), x):
+            eager = torch.conv2d(last, w)
+            lazy = torch.conv2d(last.to("remote_accelerator"), w.to("remote_accelerator"))
+            assert lazy.stride() == eager.stride() == lazy.detach().cpu().stride()
+    volume, weight3 = (torch.randn(2, 4, 9, 30, 30, dtype=dtype).to(memory_format=torch.channels_last_3d),
+                       torch.randn(4, 4, 3, 3, 3, dtype=dtype, requires_grad=grad))  # fmt: skip
+    for convolve in (torch.conv3d, torch.conv_transpose3d):
+        for padding in (0, "same") if convolve is torch.conv3d else (1,):
+            eager = convolve(volume, weight3, padding=padding)
+            assert convolve(volume.to(LAZY), weight3.to(LAZY), padding=padding).stride() == eager.stride()
+
+
 def test_L3_lazy_tensors_cannot_be_made_by_their_class() -> None:
     with pytest.raises(mindtorch.LazyTensorError, match="device="):
         mindtorch.LazyTensor([1.0])
