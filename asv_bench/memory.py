@@ -1,7 +1,7 @@
 """Predicted beside measured peak memory: ``python asv_bench/memory.py [program ...]``; exits 1 beyond 3 %.
 
-Measured: the events of torch's CPU allocator, from the model's first byte on. So what kernels take for themselves while
-they run is in the measured figure, and not in the predicted one.
+Measured: the events of torch's CPU allocator, from the model's first byte on, with what kernels take for themselves
+while they run. Predicted: storages, and scratch by the op table's rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accuracy import convnet, gpt2, minilm
+from accuracy import convnet, gpt2, minilm, mobile, vit
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint_sequential
@@ -45,9 +45,29 @@ def _checkpointed(segments: int) -> Callable[[], None]:
     return run
 
 
+def _channels_last() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 1, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(64, 16, 4, 2, 1)
+    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for _ in range(2):
+        model(torch.randn(16, 3, 64, 64).to(memory_format=torch.channels_last)).sum().backward()
+
+
+def _lstm(train: bool) -> Callable[[], None]:
+    def run() -> None:
+        model = nn.LSTM(64, 128, num_layers=2, bidirectional=True, batch_first=True)
+        with torch.set_grad_enabled(train):
+            out = model(torch.randn(16, 100, 64))[0].sum()
+        if train:
+            out.backward()
+
+    return run
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "minilm": _twice(minilm), "gpt2": _twice(gpt2), "convnet": _twice(convnet),
-    "mlp": _checkpointed(0), "mlp checkpointed": _checkpointed(4),
+    "mlp": _checkpointed(0), "mlp checkpointed": _checkpointed(4), "channels last": _channels_last,
+    "mobile": _twice(mobile), "vit": _twice(vit), "lstm": _lstm(False), "lstm training": _lstm(True),
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from ..errors import NoDataError
 from ..intercept import data_dependent
-from ..lazy_device import place_of
+from ..lazy_device import device_at, place_of
+from ..ops.scratch_rules import rnn_workspace
 from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
 from . import assumptions
 from .assumptions import assumed
@@ -312,7 +313,8 @@ _names: dict[Any, str] = {}
 
 def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
     """`_run`, noted in the ledger."""
-    key = (info.func, *(_core.meta_of(_core.get_handle(t)) for t in inputs), repr(_constants([args, kwargs])))
+    key = (info.func, torch.is_grad_enabled(), *(_core.meta_of(_core.get_handle(t)) for t in inputs),
+           repr(_constants([args, kwargs])))
     found = None if key in _names else (info.func, _plain(args), _plain(kwargs))
     out = _run(info, args, kwargs, inputs, without_data)
     if isinstance(info.func, torch._ops.OpOverload):
@@ -361,7 +363,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     refused: Exception | None = None
     if not depends:
         try:
-            return without_data(info, args, kwargs)
+            out = without_data(info, args, kwargs)
+            return _with_workspace(args, out) if info.name == "aten::mkldnn_rnn_layer" else out
         except (RuntimeError, NotImplementedError) as error:
             refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
     elements = sum(t.numel() for t in missing)
@@ -380,6 +383,16 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         if refused is not None:
             raise refused from None
         raise
+
+
+def _with_workspace(args: tuple, out: Any) -> Any:
+    """What the CPU's LSTM keeps for its backward pass, where torch's meta function says: nothing."""
+    place = _core.device_index(args[0])
+    if not torch.is_grad_enabled() or device_at(place).type != "cpu":
+        return out
+    with torch._C.DisableTorchFunction():
+        made = torch.empty(rnn_workspace(args), dtype=torch.uint8, device="meta")
+    return (*out[:3], _core.hold(made, place, None, True))
 
 
 def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: list[torch.Tensor],

@@ -11,6 +11,8 @@ from .rules import zero
 #: It may raise ``TypeError``/``IndexError``/``AttributeError``/``ValueError`` on arguments it does not understand:
 #: `count_flops` reports that as "no formula".
 FlopRule = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
+#: Of the same form: bytes that torch's CPU kernel takes for itself while it runs, above its results.
+ScratchRule = FlopRule
 
 TAGS = (
     "attention", "matmul", "conv", "norm", "elementwise", "reduction", "softmax", "data movement", "view", "creation",
@@ -41,6 +43,7 @@ class OpRow(NamedTuple):
     values_backward: the same, of the op's gradient formula: its backward step runs on computed values.
     python: names in ``torch.nn.functional`` of Python functions that are one call of this op. Their argument order
         may differ from the op's (``batch_norm``, ``embedding``), so `writes` does not apply to their arguments.
+    scratch: memory that the CPU's kernel takes while it runs and gives back, where that is much; None: next to none.
     """
 
     name: str
@@ -52,6 +55,7 @@ class OpRow(NamedTuple):
     whole: bool = False
     values_backward: bool = False
     python: tuple[str, ...] = ()
+    scratch: ScratchRule | None = None
 
 
 def op(name: str, tag: str, flops: FlopRule | None = None, **fields: Any) -> OpRow:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from . import attention_rules as attn
 from . import matrix_rules as mat
+from . import scratch_rules as scratch
 from .row import OpRow, op, ops
 from .rules import zero
 
 ROWS: list[OpRow] = [
     # products
-    op("mm", "matmul", mat.matmul),
+    op("mm", "matmul", mat.matmul, scratch=scratch.mm),
     op("bmm", "matmul", mat.matmul),
     op("mv", "matmul", mat.matmul),
     op("dot", "matmul", mat.matmul),
@@ -26,7 +27,7 @@ ROWS: list[OpRow] = [
     op("_scaled_grouped_mm_v2", "matmul", mat.grouped_mm),
     op("_weight_int8pack_mm", "matmul", mat.matmul),
     op("_foreach_mm", "matmul", mat.foreach_mm),
-    op("addmm", "matmul", mat.addmm),
+    op("addmm", "matmul", mat.addmm, scratch=scratch.addmm),
     op("_addmm_activation", "matmul", mat.addmm),
     op("baddbmm", "matmul", mat.addmm),
     op("addbmm", "matmul", mat.addmm),
@@ -51,7 +52,7 @@ ROWS: list[OpRow] = [
         "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",
     ),
     # convolutions
-    op("convolution", "conv", mat.convolution),
+    op("convolution", "conv", mat.convolution, scratch=scratch.convolution),
     op("_convolution", "conv", mat.convolution),
     op("convolution_overrideable", "conv", mat.convolution),
     *ops(
@@ -69,7 +70,7 @@ ROWS: list[OpRow] = [
         "slow_conv_transpose2d slow_conv_transpose3d _mps_convolution_transpose",
     ),
     op("conv_tbc", "conv", mat.conv_tbc),
-    op("convolution_backward", "conv", mat.convolution_backward),
+    op("convolution_backward", "conv", mat.convolution_backward, scratch=scratch.convolution_backward),
     op("convolution_backward_overrideable", "conv", None),
     op("_slow_conv2d_backward", "conv", mat.slow_conv2d_backward),
     op("conv_tbc_backward", "conv", mat.conv_tbc_backward),
@@ -107,8 +108,9 @@ ROWS: list[OpRow] = [
     # recurrent networks
     *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu"),
     *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
-    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True),
-    op("mkldnn_rnn_layer_backward", "rnn", mat.mkldnn_rnn_layer_backward, eager=True),
+    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True, scratch=scratch.mkldnn_rnn_layer),
+    op("mkldnn_rnn_layer_backward", "rnn", mat.mkldnn_rnn_layer_backward, eager=True,
+       scratch=scratch.mkldnn_rnn_layer_backward),
     op("_cudnn_rnn", "rnn", mat.backend_rnn),
     op("miopen_rnn", "rnn", mat.backend_rnn),
     op("_cudnn_rnn_backward", "rnn", mat.backend_rnn_backward),

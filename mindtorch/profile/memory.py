@@ -1,7 +1,8 @@
 """Where memory goes over a program that was only sized: peak, what it is made of, and how it got there.
 
 Bytes live over program order are those that torch's allocator would hand out, storages counted once however many
-tensors view them. What kernels take for themselves while they run (workspaces) is not known and not counted.
+tensors view them. What kernels take for themselves while they run is counted where the op table has a rule for it: on
+the CPU, of convolutions, products and recurrent layers. Other devices' workspaces are not known.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from mindtorch import sourceline
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
+from mindtorch.profile import scratch
 
 #: What a storage is for; its number is the mark in the ledger. The first three are said while the program runs.
 CATEGORIES = (
     "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries", "inputs",
 )  # fmt: skip
 ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS = range(8)
+SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
 _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
                    ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("unused", "u1")])  # fmt: skip
 _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
@@ -42,7 +45,8 @@ class Memory:
     """The two logs of a ledger, read.
 
     calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the
-    program works on (the accelerator, if it uses one; what stays on the host is not counted then).
+    program works on (the accelerator, if it uses one; what stays on the host is not counted then), of storages alone,
+    as a measured profile counts. scratch: what the call there takes beside.
     marks: (kind, position) of what the ledger's handler was told.
     """
 
@@ -62,6 +66,9 @@ class Memory:
             self.live = self._over_time(np.ones(len(self.blocks), bool))
             if label != self.device:
                 self.others[label] = self.peak()
+        self.scratch = np.zeros(len(self.live), np.int64)
+        if self.device == "cpu":
+            self.scratch[1:] = scratch.over(self.calls["sig"])  # the n-th call runs at n + 1
         self.categories = self._categories(marks)
 
     def _over_time(self, chosen: Any) -> Any:
@@ -102,12 +109,14 @@ class Memory:
 
     def report(self, capacity: int | None = None) -> dict[str, Any]:
         """What the report says about memory: the peak by category, where it is, its largest parts, the way there."""
-        at = int(self.live.argmax()) if len(self.live) else 0
+        held = self.live + self.scratch
+        at = int(held.argmax()) if len(held) else 0
         there = (self.born <= at) & (at <= self.died)
         by_category = {
             name: int(self.nbytes[there & (self.categories == i)].sum()) for i, name in enumerate(CATEGORIES)
         }
-        peak = int(self.live[at]) if len(self.live) else 0
+        by_category[SCRATCH] = int(self.scratch[at]) if len(held) else 0
+        peak = int(held[at]) if len(held) else 0
         facts: dict[str, Any] = {
             "device": self.device,
             "other_devices": self.others,
@@ -115,7 +124,7 @@ class Memory:
             "categories": {name: nbytes for name, nbytes in by_category.items() if nbytes},
             "at": self._where(at),
             "largest": self._largest(there),
-            "timeline": self._timeline(),
+            "timeline": self._timeline(held),
         }
         if capacity is not None:
             facts["capacity_bytes"] = capacity
@@ -148,20 +157,22 @@ class Memory:
             for (category, sig, module, location), (nbytes, n) in rows
         ]  # fmt: skip
 
-    def _timeline(self) -> dict[str, Any]:
+    def _timeline(self, held: Any) -> dict[str, Any]:
         """At most `_POINTS` stretches of program order: the position where each begins, and the most bytes in it."""
-        n = len(self.live)
+        n = len(held)
         edges = np.unique(np.linspace(0, n, min(n, _POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
         rows: dict[str, Any] = {"positions": edges.tolist(), "bytes": []}
         if not n:
             return rows
-        rows["bytes"] = np.maximum.reduceat(self.live, edges).tolist()
+        rows["bytes"] = np.maximum.reduceat(held, edges).tolist()
         # Where a stretch is highest, what it is made of: the parts then sum to the whole.
-        at = np.array([a + int(self.live[a:b].argmax()) for a, b in zip(edges, [*edges[1:], n], strict=True)])
+        at = np.array([a + int(held[a:b].argmax()) for a, b in zip(edges, [*edges[1:], n], strict=True)])
         rows["categories"] = {
             name: self._over_time(self.categories == i)[at].tolist()
             for i, name in enumerate(CATEGORIES) if (self.categories == i).any()
         }  # fmt: skip
+        if self.scratch.any():
+            rows["categories"][SCRATCH] = self.scratch[at].tolist()
         return rows
 
 
@@ -173,7 +184,10 @@ def _main_device(kinds: Any, nbytes: Any) -> str:
 
 
 def _name(sig: int) -> str:
-    return _core.sig_info(sig).name if sig else ""
+    if not sig:
+        return ""
+    named = ledger.named(sig)
+    return str(_core.sig_info(sig).name if named is None else named.partition(" ")[0])
 
 
 def _line(location: int) -> dict[str, Any]:

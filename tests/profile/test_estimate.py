@@ -134,9 +134,10 @@ def test_C4_memory_is_what_a_hand_computes() -> None:
     report = estimated(run)
     facts, k = report["memory"], 256 * 1024
     # In the second step's backward: weight, input, momentum, output and gradient; the loss and its gradient.
-    assert facts["peak_bytes"] == report["totals"]["peak_bytes"]
+    # The gradient of a sum is one number expanded, which is no matrix for BLAS: multiplying with it takes a copy.
+    assert facts["categories"]["scratch"] == k and report["totals"]["peak_bytes"] == 5 * k + 8
     assert facts["categories"]["parameters"] == k and facts["categories"]["optimizer state"] == k
-    assert sum(facts["categories"].values()) == facts["peak_bytes"] == 5 * k + 8
+    assert sum(facts["categories"].values()) == facts["peak_bytes"] == 6 * k + 8
     timeline = facts["timeline"]
     assert max(timeline["bytes"]) == facts["peak_bytes"]
     assert [sum(parts) for parts in zip(*timeline["categories"].values(), strict=True)] == timeline["bytes"]
