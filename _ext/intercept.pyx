@@ -16,12 +16,23 @@ from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
 from .keys cimport MIXED, Key, any_foreign, current_key, encode, encode_call, room, start
 from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
-from .ledger cimport NAME_DETACH, listening, note_call, note_name
+from .ledger cimport (
+    NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, stopped,
+)
 from .structs cimport (
     MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS,
     Record, SigS, Slot,
 )
 from .tape cimport Handle, Tape, rec_outs
+
+cdef extern from *:
+    """
+    static PyObject *mt_get(PyObject *descr, PyObject *obj) {
+        PyGetSetDef *d = ((PyGetSetDescrObject *)descr)->d_getset;
+        return d->get(obj, d->closure);
+    }
+    """
+    object mt_get(object descr, object obj)       # what a getset_descriptor says of an object of its class
 
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
@@ -35,7 +46,7 @@ cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
-cdef object below, detach, increment_version
+cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
@@ -47,7 +58,7 @@ def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
     global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
-    global inference_enabled, inference_mode, increment_version
+    global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -58,6 +69,8 @@ def init(hooks, torch):
     below = torch._C._disabled_torch_function_impl
     detach = torch.ops.aten.detach.default
     forward_ad = torch.autograd.forward_ad
+    requires_grad = torch._C.TensorBase.requires_grad
+    is_inference = torch._C.TensorBase.is_inference
     increment_version = torch.autograd.graph.increment_version
     describe = hooks.describe
     infer = hooks.infer
@@ -527,11 +540,118 @@ cdef inline bint _plain_call() except -1:
     return not apart and not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
 
 
+# ---- calls that are taken apart --------------------------------------------------------------------------------------
+# What a call comes to at the dispatch level is the same each time, unless values are known, a history is kept or a mode
+# is on: it is taken apart once, and from then on one record stands for it, and the script that the ledger has of it.
+cdef enum:
+    MAX_SEEN = 14                      # inputs of which a key can tell what _look() sees
+
+cdef uint32_t seen = 0
+cdef tuple NOTHING = ()
+
+
+cdef uint32_t _scripted(OpInfo info) except? 0:
+    """Complete the encoded call's key, and find it: what it comes to depends on more than the arguments.
+
+    0: not found; if K.n is 0 then, the call has to be taken apart each time.
+    """
+    cdef uint32_t i, serial = K.serial
+    if logging or not listening or K.device >= 0 or K.n_ins > MAX_SEEN:
+        K.n = 0
+        return 0
+    for i in range(K.n_ins):
+        if has_kept(K.ins[i]):
+            K.n = 0
+            return 0
+    if not _grad_is_off() and K.uncertain or not (info.handler is None or info.handler()):
+        K.n = 0
+        return 0
+    if K.serial == serial:
+        below(_look, NOTHING, NOTHING)
+    if K.serial != serial:             # a finalizer has come in between
+        K.n = 0
+        return 0
+    room(4)
+    memcpy(K.buf + K.n, &seen, 4)
+    K.n += 4
+    return tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
+
+
+def _look():
+    """Note in `seen` what metadata does not tell of the inputs; to be called with __torch_function__ out of the way."""
+    global seen
+    cdef uint32_t i, found = 1 if grad_on else 0
+    cdef uint32_t n = <uint32_t>K.n_ins, serial = K.serial
+    if PyObject_CallNoArgs(inference_enabled):
+        found |= 2
+    for i in range(n):
+        if K.serial != serial:
+            break
+        if K.uncertain and mt_get(requires_grad, <object>K.objs[i]):
+            found |= <uint32_t>4 << 2 * i
+        if is_inference(<object>K.objs[i]):
+            found |= <uint32_t>8 << 2 * i
+    seen = found
+
+
+cdef inline bint _undisturbed() except -1:
+    return not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
+
+
+cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwargs):
+    """Take the call apart, or do as it did the last time; NOT_RECORDED when that may not be the same."""
+    global n_whole
+    cdef uint32_t sid, meta = 0
+    cdef Place since
+    cdef Handle h
+    cdef Script* script = NULL
+    if encode_call(info, args, kwargs):
+        return NOT_RECORDED
+    sid = _scripted(info)
+    if has_script(sid):
+        n_whole += 1
+        return _finish(sid)
+    if stopped or K.n == 0 or (sid and tape.interner.sigs[sid].n_out == 0):
+        return NOT_RECORDED
+    here(&since)
+    out = below(func, types, args, kwargs) if kwargs else below(func, types, args)
+    h = handle_of(out)
+    if h is not None and not has_kept(h.slot):
+        meta = h.meta
+        script = learn(&since, tape.slot(h.slot).root, meta)
+    _remember(info, args, kwargs, meta, script)
+    return out
+
+
+cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* script) except -1:
+    """Give the call an entry that stands for the script; without one, an entry that says so."""
+    cdef list metas = [] if script == NULL else [meta], alias = [] if script == NULL else [-1]
+    cdef uint32_t sid
+    tape.interner.frozen += 1
+    try:
+        if encode_call(info, args, kwargs) == 0:
+            sid = _scripted(info)
+            if sid == 0 and K.n:
+                sid = tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, None, metas,
+                                            alias, bytes(K.n_ins), 0, 0)
+            if sid and script != NULL and tape.interner.sigs[sid].n_out and sig_out_meta(tape.interner.sigs[sid])[0] == meta:
+                keep_script(sid, script)
+                script = NULL
+    finally:
+        tape.interner.frozen -= 1
+        free(script)
+    return 0
+
+
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor."""
     global n_whole
     cdef OpInfo info = _info_of(func, False)
     cdef object out
+    if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
+        out = _apart(info, func, types, args, <dict>kwargs)
+        if out is not NOT_RECORDED:
+            return out
     if info.kind == KIND_RECORD:
         if _plain_call() and (info.handler is None or info.handler()):
             out = _record(info, args, <dict>kwargs, False)
@@ -610,7 +730,16 @@ def make_operator(func, fallback):
     def operator(self, *args):
         global n_whole
         cdef object out
-        if not PyObject_CallNoArgs(function_stack) and _plain_call():
+        cdef uint32_t sid
+        if apart and not args and not PyObject_CallNoArgs(function_stack) and _undisturbed():
+            room(128)
+            start(info, 1, 0)
+            if not encode(<PyObject*>self, 0):
+                sid = _scripted(info)
+                if has_script(sid):
+                    n_whole += 1
+                    return _finish(sid)
+        elif not PyObject_CallNoArgs(function_stack) and _plain_call():
             out = _record(info, (self,) + args, None, False)
             if out is not NOT_RECORDED:
                 n_whole += 1
@@ -629,7 +758,15 @@ def make_binary(func, fallback, bint reflected=False):
         cdef object out
         cdef uint32_t sid
         cdef int status
-        if not PyObject_CallNoArgs(function_stack) and _plain_call():
+        if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
+            room(128)                          # in the order in which torch's method hands them on
+            start(info, 2, 0)
+            if not encode(<PyObject*>self, 0) and not encode(<PyObject*>other, 0):
+                sid = _scripted(info)
+                if has_script(sid):
+                    n_whole += 1
+                    return _finish(sid)
+        elif not PyObject_CallNoArgs(function_stack) and _plain_call():
             room(128)
             start(info, 2, 0)
             status = encode(<PyObject*>other if reflected else <PyObject*>self, 0)

@@ -75,6 +75,7 @@ cdef class OpInfo:
     cdef public tuple writes       # argument positions and names that are mutated
     cdef public bint view          # outputs alias inputs
     cdef public bint whole         # function level: must not be taken apart where no gradient is needed
+    cdef public bint copies        # function level: gives fresh memory, for some arguments at least
     cdef public bint pointwise     # may write a tensor that it also reads
     cdef public bint bumps         # torch's kernel, not its autograd layer, advances the version of what is written
 

@@ -29,6 +29,7 @@ class OpInfo:
     pointwise: bool
     bumps: bool
     whole: bool
+    copies: bool
     def __init__(
         self,
         func: Any,
@@ -43,4 +44,5 @@ class OpInfo:
         pointwise: bool = ...,
         bumps: bool = ...,
         whole: bool = ...,
+        copies: bool = ...,
     ) -> None: ...

@@ -517,7 +517,7 @@ cdef size_t _object_bytes(object tup) noexcept:
 @cython.final
 cdef class OpInfo:
     def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, writes=(),
-                 view=False, pointwise=False, bumps=False, whole=False):
+                 view=False, pointwise=False, bumps=False, whole=False, copies=False):
         self.func = func
         self.call = func if call is None else call
         self.name = name
@@ -529,6 +529,7 @@ cdef class OpInfo:
         self.pointwise = pointwise
         self.bumps = bumps
         self.whole = whole
+        self.copies = copies
 
     def __repr__(self):
         return f"OpInfo({self.name}, kind={self.kind})"

@@ -17,6 +17,7 @@ cdef struct Key:
     size_t n_ins, cap_ins
     int device             # their place (MetaS.device); NO_PLACE without tensors
     bint uncertain         # some tensor may require grad
+    uint32_t serial        # of the key: another number, another key
 
 cdef Key* current_key() noexcept
 cdef int room(size_t extra) except -1

@@ -51,6 +51,7 @@ K.ins = NULL
 K.metas = NULL
 K.objs = NULL
 K.n = K.cap = K.n_ins = K.cap_ins = 0
+K.serial = 0
 
 
 cdef Key* current_key() noexcept:
@@ -241,6 +242,7 @@ cdef int encode(PyObject* o, int depth) except -1:
 
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept:
     cdef PyObject* p = <PyObject*>info
+    K.serial += 1
     K.n = 0
     K.n_ins = 0
     K.uncertain = False

@@ -4,7 +4,7 @@ Two logs in program order, 16 bytes a call and 32 a storage; whatever a report w
 Time is counted in calls: a storage lives from the call that made it to the one after which nobody could name it.
 """
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
@@ -13,7 +13,7 @@ from mindtorch._ext.context cimport (
 )
 
 from .intern cimport sig_out_meta
-from .structs cimport MetaS, Record, SigS
+from .structs cimport SIG_RANDOM, MetaS, Record, SigS
 from .tape cimport Handle, Tape, set_freed_hook
 
 cdef extern from *:
@@ -25,6 +25,13 @@ cdef extern from *:
         uint32_t location;
         uint32_t phase;             /* a Phase; + ENTERED, HELD */
     } LedgerCall;
+    typedef struct {                /* a Block that a script makes; see Script */
+        uint64_t nbytes;
+        uint32_t born, died;        /* calls since the script began; died: ALIVE for that of the result */
+        uint32_t sig;
+        uint32_t at;                /* scratch of a run: its index in blocks */
+        int8_t place;
+    } Part;
     typedef struct {
         uint64_t nbytes;
         uint32_t born, died;        /* length of the log of calls then; died: ALIVE while it lives */
@@ -41,6 +48,13 @@ cdef extern from *:
         uint32_t module
         uint32_t location
         uint32_t phase
+    ctypedef struct Part:
+        uint64_t nbytes
+        uint32_t born
+        uint32_t died
+        uint32_t sig
+        uint32_t at
+        int8_t place
     ctypedef struct Block:
         uint64_t nbytes
         uint32_t born
@@ -62,6 +76,19 @@ cdef enum:
     NAMED = 0x70000000              # LedgerCall.sig: + index into names; above all MAX_SIGS
     HELD = 0x200                    # memory without a call: what the program had before, a move to another device
 
+# One malloc: this header, then parts[n_parts], sigs[n_calls].
+cdef struct Script:
+    uint32_t n_calls, n_parts
+
+
+cdef inline Part* _parts(Script* s) noexcept:
+    return <Part*>(s + 1)
+
+
+cdef inline uint32_t* _sigs(Script* s) noexcept:
+    return <uint32_t*>(_parts(s) + s.n_parts)
+
+
 cdef bint listening = False
 cdef Tape tape = None                # while listening
 cdef LedgerCall* calls = NULL
@@ -70,6 +97,8 @@ cdef Block* blocks = NULL
 cdef uint32_t n_blocks = 0, cap_blocks = 0
 cdef uint32_t* block_of = NULL      # by slot: 1 + index into blocks; 0 = none
 cdef uint32_t cap_slots = 0
+cdef Script** scripts = NULL         # by sig; NULL = none
+cdef uint32_t cap_scripts = 0
 cdef list names = ["aten::detach"]   # of calls that no tape knows; the first is NAME_DETACH
 cdef uint64_t live[129]             # bytes now, by place: -1 is at 1; the sum at 0
 cdef uint64_t most[129]             # the most that ever were, or since reset_peak()
@@ -118,6 +147,9 @@ cdef void note_call(Record* r, SigS* s, const uint32_t* outs) noexcept:
     cdef uint32_t i
     if stopped:
         return
+    if r.sig < cap_scripts and scripts[r.sig]:
+        _repeat(scripts[r.sig], r, outs[0])
+        return
     _note(r.sig, r.module, r.loc, r.phase)
     for i in range(s.n_out):
         if tape.slot(outs[i]).root == outs[i]:
@@ -162,33 +194,45 @@ cdef void note_memory(uint32_t slot, uint32_t meta) noexcept:
 
 cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t module, uint32_t location,
                       uint32_t phase) noexcept:
-    global n_blocks, cap_slots
     cdef MetaS* m = &tape.interner.metas[meta]
+    cdef uint32_t made
+    if m.nbytes and _room_for_slot(slot):
+        made = _new_block(m.nbytes, m.device, sig, module, location, phase)
+        if made:
+            block_of[slot] = made
+
+
+cdef bint _room_for_slot(uint32_t slot) noexcept:
+    global cap_slots
     cdef uint32_t had = cap_slots
-    cdef Block* b
-    if m.nbytes == 0:
-        return
     if not _room(<void**>&block_of, &cap_slots, slot + 1, 4, 4096):
-        return
-    while had < cap_slots:
-        block_of[had] = 0
-        had += 1
+        return False
+    if had < cap_slots:
+        memset(block_of + had, 0, (cap_slots - had) * 4)
+    return True
+
+
+cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t module, uint32_t location,
+                         uint32_t phase) noexcept:
+    """A storage born now: 1 + its index, 0 when there is no memory for it."""
+    global n_blocks
+    cdef Block* b
     if n_blocks == ALIVE - 1 or not _room(<void**>&blocks, &cap_blocks, n_blocks + 1, sizeof(Block), 4096):
-        return
+        return 0
     b = &blocks[n_blocks]
-    b.nbytes = m.nbytes
+    b.nbytes = nbytes
     b.born = n_calls
     b.died = ALIVE
     b.module = module
     b.location = location
     b.sig = sig
-    b.place = m.device
+    b.place = place
     b.phase = <uint8_t>phase
     b.mark = 0
     n_blocks += 1
-    block_of[slot] = n_blocks
-    _add(0, m.nbytes)
-    _add(-m.device, m.nbytes)
+    _add(0, nbytes)
+    _add(-place, nbytes)
+    return n_blocks
 
 
 cdef inline void _add(int at, uint64_t nbytes) noexcept:
@@ -198,13 +242,109 @@ cdef inline void _add(int at, uint64_t nbytes) noexcept:
 
 
 cdef void note_freed(uint32_t slot) noexcept:
-    cdef Block* b
     if slot < cap_slots and block_of[slot]:
-        b = &blocks[block_of[slot] - 1]
-        b.died = n_calls
+        _end_block(block_of[slot] - 1)
         block_of[slot] = 0
-        live[0] -= b.nbytes
-        live[-b.place] -= b.nbytes
+
+
+cdef inline void _end_block(uint32_t at) noexcept:
+    cdef Block* b = &blocks[at]
+    b.died = n_calls
+    live[0] -= b.nbytes
+    live[-b.place] -= b.nbytes
+
+
+# ---- scripts ---------------------------------------------------------------------------------------------------------
+cdef void here(Place* at) noexcept:
+    at.call, at.block = n_calls, n_blocks
+    at.module, at.location, at.phase = current_module(), current_location(), current_phase()
+
+
+cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
+    """The script of a call that was taken apart since then, and gave one tensor; NULL if it cannot be repeated.
+
+    It can if all that was logged are calls of this very place in the program, and storages of which one is left, that
+    of the result: slot `root`, whose metadata is `meta`.
+    """
+    cdef uint32_t k, kept = block_of[root] if root < cap_slots else 0
+    cdef uint32_t count = n_calls - since.call, parts = n_blocks - since.block
+    cdef LedgerCall* call
+    cdef Block* b
+    cdef Part* part
+    cdef Script* made
+    if stopped or kept <= since.block or blocks[kept - 1].nbytes != tape.interner.metas[meta].nbytes:
+        return NULL
+    for k in range(count):
+        call = &calls[since.call + k]
+        if call.sig == 0 or (call.sig >= NAMED and call.sig != NAMED + NAME_DETACH):
+            return NULL
+        if call.module != since.module or call.location != since.location or call.phase != since.phase:
+            return NULL                        # of another thread, of a finalizer
+        if call.sig < NAMED and tape.interner.sigs[call.sig].flags & SIG_RANDOM:
+            return NULL
+    for k in range(since.block, n_blocks):
+        b = &blocks[k]
+        if b.module != since.module or b.location != since.location or b.born <= since.call or b.mark:
+            return NULL
+        if b.died == ALIVE and k + 1 != kept:
+            return NULL
+    made = <Script*>malloc(sizeof(Script) + parts * sizeof(Part) + count * sizeof(uint32_t))
+    if not made:
+        return NULL
+    made.n_calls, made.n_parts = count, parts
+    for k in range(count):
+        _sigs(made)[k] = calls[since.call + k].sig
+    for k in range(parts):
+        b = &blocks[since.block + k]
+        part = &_parts(made)[k]
+        part.nbytes, part.sig, part.place = b.nbytes, b.sig, b.place
+        part.born, part.died = b.born - since.call, b.died if b.died == ALIVE else b.died - since.call
+    return made
+
+
+cdef bint keep_script(uint32_t sig, Script* script) noexcept:
+    """From now on the calls `sig` are logged by this script, which belongs to the ledger."""
+    cdef uint32_t had = cap_scripts
+    if not _room(<void**>&scripts, &cap_scripts, sig + 1, sizeof(Script*), 4096):
+        free(script)
+        return False
+    if had < cap_scripts:
+        memset(scripts + had, 0, (cap_scripts - had) * sizeof(Script*))
+    free(scripts[sig])
+    scripts[sig] = script
+    return True
+
+
+cdef bint has_script(uint32_t sig) noexcept:
+    return sig < cap_scripts and scripts[sig] != NULL
+
+
+cdef void _repeat(Script* script, Record* r, uint32_t slot) noexcept:
+    cdef Part* parts = _parts(script)
+    cdef uint32_t k, i, born = 0, made
+    if not _room_for_slot(slot):
+        return
+    for k in range(script.n_calls):
+        _note(_sigs(script)[k], r.module, r.loc, r.phase)
+        while born < script.n_parts and parts[born].born == k + 1:      # they lie in the order of their births
+            made = _new_block(parts[born].nbytes, parts[born].place, parts[born].sig, r.module, r.loc, r.phase)
+            parts[born].at = made
+            if made and parts[born].died == ALIVE:
+                block_of[slot] = made
+            born += 1
+        for i in range(born):
+            if parts[i].died == k + 1 and parts[i].at:
+                _end_block(parts[i].at - 1)
+
+
+cdef void _forget_scripts() noexcept:
+    global scripts, cap_scripts
+    cdef uint32_t k
+    for k in range(cap_scripts):
+        free(scripts[k])
+    free(scripts)
+    scripts = NULL
+    cap_scripts = 0
 
 
 cdef void _on_transition(void* data, int kind, uint32_t module, uint8_t phase) noexcept:
@@ -285,6 +425,7 @@ def close():
         free(block_of)
         calls, blocks, block_of = NULL, NULL, NULL
         cap_calls = cap_blocks = cap_slots = 0
+        _forget_scripts()
 
 
 def mark(Handle h, uint8_t what):

@@ -41,6 +41,8 @@ _NEVER_WHOLE = frozenset({
     "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",  # draw inside
     "aten::_add_batch_dim", "aten::_remove_batch_dim",  # torch's older vmap: wrappers, not values
 })
+#: What copies its input, or views it, or gives it back, as the arguments and its strides have it.
+_MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::type_as"})
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
@@ -69,7 +71,8 @@ def describe(func: Any, dispatch: bool) -> Any:
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
-    info = _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else ())
+    info = _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else (),
+                          copies=plain_name in _MAY_COPY and not dispatch)
     if info.writes and (row := ops.row(plain_name)) is not None and row.values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_in_place, info)
     return info
