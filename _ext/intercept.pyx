@@ -599,7 +599,10 @@ cdef inline bint _undisturbed() except -1:
 
 
 cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwargs):
-    """Take the call apart, or do as it did the last time; NOT_RECORDED when that may not be the same."""
+    """Take the call apart, or do as it did the last time; NOT_RECORDED when that may not be the same.
+
+    `types`: None for a method of torch's that is to be called as it is.
+    """
     global n_whole
     cdef uint32_t sid, meta = 0
     cdef Place since
@@ -614,7 +617,10 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     if stopped or K.n == 0 or (sid and tape.interner.sigs[sid].n_out == 0):
         return NOT_RECORDED
     here(&since)
-    out = below(func, types, args, kwargs) if kwargs else below(func, types, args)
+    if types is None:
+        out = func(*args)
+    else:
+        out = below(func, types, args, kwargs) if kwargs else below(func, types, args)
     h = handle_of(out)
     if h is not None and not has_kept(h.slot):
         meta = h.meta
@@ -675,10 +681,16 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
     cdef OpInfo info = _info_of(func, True)
+    cdef Handle h
     if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
         # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.
         with inference_mode(False):
-            return _dispatch(info, func, args, kwargs)
+            out = _dispatch(info, func, args, kwargs)
+        h = handle_of(out)
+        if h is not None and tape.slot(h.slot).root == h.slot:
+            renamed = rename(h, h.no_grad)     # it is no view this time: `to`, `reshape`
+            return out if renamed is None else renamed
+        return out
     return _dispatch(info, func, args, kwargs)
 
 
@@ -720,25 +732,27 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
     return out
 
 
+cdef OpInfo _method(OpInfo info, fallback):
+    """For the keys of calls of `fallback`, which torch may take apart in another way than the function."""
+    cdef OpInfo made = OpInfo(fallback, info.name, info.kind, handler=info.handler)
+    _keep.append((fallback, made))
+    return made
+
+
 def make_operator(func, fallback):
     """A method for LazyTensor that records `func` without the detour over `__torch_function__`.
 
     `fallback` (torch's own method) is called when the call cannot be recorded whole or a torch function mode is on.
     """
-    cdef OpInfo info = _info_of(func, False)
+    cdef OpInfo info = _info_of(func, False), method = _method(info, fallback)
 
     def operator(self, *args):
         global n_whole
         cdef object out
-        cdef uint32_t sid
-        if apart and not args and not PyObject_CallNoArgs(function_stack) and _undisturbed():
-            room(128)
-            start(info, 1, 0)
-            if not encode(<PyObject*>self, 0):
-                sid = _scripted(info)
-                if has_script(sid):
-                    n_whole += 1
-                    return _finish(sid)
+        if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
+            out = _apart(method, fallback, None, (self,) + args, None)
+            if out is not NOT_RECORDED:
+                return out
         elif not PyObject_CallNoArgs(function_stack) and _plain_call():
             out = _record(info, (self,) + args, None, False)
             if out is not NOT_RECORDED:
@@ -751,7 +765,7 @@ def make_operator(func, fallback):
 
 def make_binary(func, fallback, bint reflected=False):
     """As make_operator, for an operator of two operands; `reflected`: the tensor is the right one."""
-    cdef OpInfo info = _info_of(func, False)
+    cdef OpInfo info = _info_of(func, False), method = _method(info, fallback)
 
     def operator(self, other):
         global n_whole
@@ -759,13 +773,9 @@ def make_binary(func, fallback, bint reflected=False):
         cdef uint32_t sid
         cdef int status
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
-            room(128)                          # in the order in which torch's method hands them on
-            start(info, 2, 0)
-            if not encode(<PyObject*>self, 0) and not encode(<PyObject*>other, 0):
-                sid = _scripted(info)
-                if has_script(sid):
-                    n_whole += 1
-                    return _finish(sid)
+            out = _apart(method, fallback, None, (self, other), None)
+            if out is not NOT_RECORDED:
+                return out
         elif not PyObject_CallNoArgs(function_stack) and _plain_call():
             room(128)
             start(info, 2, 0)
