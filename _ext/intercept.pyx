@@ -8,7 +8,7 @@ says what comes out.
 """
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
@@ -19,9 +19,9 @@ from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, 
 from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, stopped,
 )
+from .overlap cimport refused_overlap
 from .structs cimport (
-    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD, SLOT_OVERWRITTEN, MetaS,
-    Record, SigS, Slot,
+    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD, Record, SigS,
 )
 from .tape cimport Handle, Tape, rec_outs
 
@@ -435,73 +435,13 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
         sid = _new_sig(info, args, kwargs, dispatch, NO_PLACE)
         if sid == 0:
             return NOT_RECORDED
-    if tape.interner.sigs[sid].flags & SIG_WRITES and _refused_overlap(info, tape.interner.sigs[sid]):
+    if tape.interner.sigs[sid].flags & SIG_WRITES and refused_overlap(info, tape.interner.sigs[sid]):
         return NOT_RECORDED                    # torch's kernel has the say, now
     if logging:
         sid = _log(info, args, kwargs, NO_PLACE)
         if sid == 0:
             return NOT_RECORDED
     return _finish(sid)
-
-
-cdef bint _refused_overlap(OpInfo info, SigS* s) noexcept:
-    """May the kernel refuse the call in the static buffers, because it writes memory that it also reads?
-
-    Torch compares addresses there; prediction, on storages of its own, cannot.
-    """
-    cdef uint8_t* written = sig_written(s)
-    cdef uint32_t i, j
-    cdef Slot* root
-    cdef bint shared = False
-    for i in range(s.n_in):
-        if written[i]:
-            root = tape.slot(tape.slot(K.ins[i]).root)
-            if root.flags & SLOT_OVERWRITTEN:  # the planner's mark, borrowed
-                shared = True
-            root.flags |= SLOT_OVERWRITTEN
-    for i in range(s.n_in):
-        if not written[i] and tape.slot(tape.slot(K.ins[i]).root).flags & SLOT_OVERWRITTEN:
-            shared = True
-            break
-    for i in range(s.n_in):
-        if written[i]:
-            tape.slot(tape.slot(K.ins[i]).root).flags &= ~SLOT_OVERWRITTEN
-    if not shared:
-        return False
-    for i in range(s.n_in):
-        if written[i]:
-            for j in range(s.n_in):
-                if j != i and tape.slot(K.ins[i]).root == tape.slot(K.ins[j]).root and _overlap(info, i, j):
-                    return True
-    return False
-
-
-cdef bint _overlap(OpInfo info, uint32_t i, uint32_t j) noexcept:
-    # As at::get_overlap_status: only dense tensors are judged, by the range of memory that they take.
-    cdef MetaS* a = &tape.interner.metas[K.metas[i]]
-    cdef MetaS* b = &tape.interner.metas[K.metas[j]]
-    cdef int64_t end_a, end_b
-    if K.ins[i] == K.ins[j] or K.metas[i] == K.metas[j]:
-        return not info.pointwise
-    if a.dtype != b.dtype:
-        return True
-    end_a = a.offset + _dense_length(a)
-    end_b = b.offset + _dense_length(b)
-    if end_a == a.offset or end_b == b.offset:
-        return False
-    return a.offset < end_b and b.offset < end_a
-
-
-cdef int64_t _dense_length(MetaS* m) noexcept:
-    """Number of elements if the tensor fills the range of memory from its first to its last one, else 0."""
-    cdef int64_t count = 1, last = 0, n
-    cdef Py_ssize_t k
-    for k in range(PyTuple_GET_SIZE(<object>m.size)):
-        n = <int64_t><object>PyTuple_GET_ITEM(<object>m.size, k)
-        count *= n
-        if m.stride and n:
-            last += (n - 1) * <int64_t><object>PyTuple_GET_ITEM(<object>m.stride, k)
-    return count if not m.stride or count == last + 1 else 0
 
 
 cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
@@ -578,7 +518,7 @@ cdef uint32_t _scripted(OpInfo info) except? 0:
 
 
 def _look():
-    """Note in `seen` what metadata does not tell of the inputs; to be called with __torch_function__ out of the way."""
+    """Note in `seen` what metadata does not tell of the inputs. __torch_function__ must be out of the way."""
     global seen
     cdef uint32_t i, found = 1 if grad_on else 0
     cdef uint32_t n = <uint32_t>K.n_ins, serial = K.serial

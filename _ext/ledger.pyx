@@ -403,23 +403,30 @@ def stop():
     stopped = True
 
 
-def close():
-    """End the logs and hand them over as bytes, (calls, storages); both are empty when none is open.
+def logs():
+    """The logs so far as bytes, (calls, storages); both are empty when none is open.
 
     Calls, 16 bytes each: native uint32 sig (0: no call), module, location, phase; phase + 256: a module was entered;
     + 512: memory that no call made. Storages, 32 bytes each: uint64 nbytes, uint32 born, died, module, location, sig,
     int8 place, uint8 phase, uint8 mark, one unused.
     """
+    if not listening:
+        return b"", b""
+    return (<char*>calls)[:n_calls * sizeof(LedgerCall)], (<char*>blocks)[:n_blocks * sizeof(Block)]
+
+
+def close():
+    """End the logs and hand them over: see `logs`."""
     global listening, on_mark, stopped, calls, blocks, block_of, cap_calls, cap_blocks, cap_slots
     if not listening:
         return b"", b""
     set_transition_hook(NULL, NULL)
     set_freed_hook(NULL)
-    listening, stopped = False, True
-    on_mark = None
     try:
-        return (<char*>calls)[:n_calls * sizeof(LedgerCall)], (<char*>blocks)[:n_blocks * sizeof(Block)]
+        return logs()
     finally:
+        listening, stopped = False, True
+        on_mark = None
         free(calls)
         free(blocks)
         free(block_of)

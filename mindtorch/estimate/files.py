@@ -27,10 +27,11 @@ def replacements() -> list[tuple[Any, str, Any]]:
         writer = importlib.import_module("safetensors.torch")
         replaced = (("safe_open", original, _opener(original)), ("save_file", writer.save_file, _save_file),
                     ("save_model", writer.save_model, _save_file))  # fmt: skip
+        names = {name for name, _, _ in replaced}
         for module in list(sys.modules.values()):  # who has it by name already
-            for name, function, instead in replaced:
-                if getattr(module, "__dict__", {}).get(name) is function:
-                    found.append((module, name, instead))
+            has = getattr(module, "__dict__", {})
+            if not names.isdisjoint(has):
+                found += [(module, name, instead) for name, function, instead in replaced if has.get(name) is function]
     return found
 
 

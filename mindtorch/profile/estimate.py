@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -26,6 +25,7 @@ from mindtorch.estimate.session import estimating
 from mindtorch.profile import memory, roofline
 from mindtorch.profile.collect import FREE, STAGES, Places, describe
 from mindtorch.profile.model import ModelBook
+from mindtorch.profile.rows import CALLS, as_table, exact
 from mindtorch.profile.targets import Target
 from mindtorch.profile.work import Work, work
 from mindtorch.semantics import modules
@@ -164,16 +164,22 @@ class Estimator:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        for held in (*root.parameters(), *root.buffers()):
+        parameters, buffers = modules.held(root)
+        for held in (*parameters, *buffers):
             handle = _core.get_handle(held)
             if handle is not None:
                 ledger.hold(handle)  # it may have been made before
-        memory.say(root.parameters(), memory.PARAMETERS)
-        memory.say(root.buffers(), memory.BUFFERS)
+        memory.say(parameters, memory.PARAMETERS)
+        memory.say(buffers, memory.BUFFERS)
 
     def _mark_roles(self) -> None:
         for root, _ in modules.roots():
-            memory.say((p.grad for p in root.parameters() if p.grad is not None), memory.GRADIENTS)
+            parameters, _ = modules.held(root)
+            with torch._C.DisableTorchFunctionSubclass():
+                grads = [p.grad for p in parameters]
+            made = [(p, grad) for p, grad in zip(parameters, grads, strict=True) if grad is not None]
+            # C++ makes some of them itself, as plain tensors: asked for, they become ours.
+            memory.say((p.grad if _core.get_handle(grad) is None else grad for p, grad in made), memory.GRADIENTS)
 
     # ---- afterwards
 
@@ -182,15 +188,31 @@ class Estimator:
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & _ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        rows: list[tuple[int, ...]] = []
-        for (of, module, location, phase), n in _tally(calls[calls["sig"] != 0]):
-            sig = self._signature(of)
-            rows.append((sig, module, location, phase, n, round(self._seconds[sig] * n * 1e9), self._bytes[sig] * n))
+        rows = self._rows(calls[calls["sig"] != 0])
         self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))
         self.peaks = found.peaks_by("module", stretches)
         phases = found.peaks_by("phase", stretches)
         self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
-        self.places[stage] = Places(sum(row[4] for row in rows), 0, 0, 0)
+        self.places[stage] = Places(int(rows[:, CALLS].sum()), 0, 0, 0)
+
+    def _rows(self, calls: Any) -> Any:
+        """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
+        first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
+        second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
+        order = np.lexsort((second, first))
+        first, second = first[order], second[order]
+        other = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+        new = np.flatnonzero(np.concatenate([[len(order) > 0], other]))
+        numbers = np.diff(np.append(new, len(order)))
+        distinct = calls[order[new]]
+        sigs, which = np.unique(distinct["sig"], return_inverse=True)
+        sigs = np.array([self._signature(sig) for sig in sigs.tolist()], int)[which]
+        columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
+        ns = np.rint(np.array(self._seconds)[sigs] * numbers * 1e9)
+        nbytes = exact(self._bytes, numbers)[sigs] * numbers
+        if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
+            return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
+        return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
 
     def _signature(self, sig: int) -> int:
         """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
@@ -251,19 +273,6 @@ class Estimator:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
             found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
         return found
-
-
-def _tally(calls: Any) -> Iterator[tuple[list[int], int]]:
-    """The distinct entries of a log of calls, as lists, and how often each is there."""
-    if not len(calls):
-        return
-    first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
-    second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
-    order = np.lexsort((second, first))
-    first, second = first[order], second[order]
-    new = np.flatnonzero(np.concatenate([[True], (first[1:] != first[:-1]) | (second[1:] != second[:-1])]))
-    numbers = np.diff(np.append(new, len(calls)))
-    yield from zip(calls[order[new]].tolist(), numbers.tolist(), strict=True)
 
 
 def _bookkeeping(name: str) -> Op:

@@ -22,21 +22,22 @@ class ModelBook:
         self._tokens: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = 1
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
-        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, int]] = []
+        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
 
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
-        self._seen.append((weakref.ref(root), path, len(self._seen)))
-        self.roots.setdefault(path, (type(root).__name__, []))[1].extend(self._look(root, path))
+        noted: set[int] = set()
+        self._seen.append((weakref.ref(root), path, noted))
+        self.roots.setdefault(path, (type(root).__name__, []))[1].extend(self._look(root, path, noted))
 
     def refresh(self) -> None:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""
-        for ref, path, _ in self._seen:
+        for ref, path, noted in self._seen:
             root = ref()
-            if root is not None:
-                self.roots[path][1].extend(self._look(root, path))
+            if root is not None and any(self._known(parameter) not in noted for parameter in modules.held(root)[0]):
+                self.roots[path][1].extend(self._look(root, path, noted))
 
-    def _look(self, root: torch.nn.Module, path: int) -> list[Owned]:
+    def _look(self, root: torch.nn.Module, path: int, noted: set[int]) -> list[Owned]:
         found = []
         for module, module_path in modules.walk(root, path):
             own = []
@@ -46,12 +47,18 @@ class ModelBook:
                     own.append((self._token(parameter), elements, elements * parameter.dtype.itemsize))
             if own:
                 found.append(Owned(module_path, tuple(own)))
+                noted.update(token for token, _, _ in own)
         return found
 
-    def _token(self, parameter: torch.Tensor) -> int:
+    def _known(self, parameter: torch.Tensor) -> int:
+        """Its token, 0 if it has none."""
         entry = self._tokens.get(id(parameter))
-        if entry is not None and entry[0]() is parameter:
-            return entry[1]
+        return entry[1] if entry is not None and entry[0]() is parameter else 0
+
+    def _token(self, parameter: torch.Tensor) -> int:
+        known = self._known(parameter)
+        if known:
+            return known
         self._tokens[id(parameter)] = (weakref.ref(parameter), self._next)
         self._next += 1
         return self._next - 1

@@ -18,6 +18,7 @@ import torch
 from mindtorch import sourceline, tensors
 from mindtorch._ext import context
 from mindtorch.profile.forecast import Forecast
+from mindtorch.profile.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
 from mindtorch.profile.tree import module_rows
 
 if TYPE_CHECKING:
@@ -25,24 +26,21 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-#: (sig, module, location, phase, calls, ns, bytes)
-Row = tuple[int, ...]
-
 
 def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     """Sum up a profile that has ended. `facts` replace or add top-level entries, as ``command=[...], exit_code=1``."""
-    main, rows, overhead_ns = _stages(profiler)
+    main, every, overhead_ns = _stages(profiler)
     collector = profiler.collector
-    costs = [_cost(profiler, row) for row in rows]
+    rows = grouped(every, SIG)
     forecast = None
     if profiler.target is not None:
         forecast = Forecast(profiler.target, collector.sig_works, footprint=profiler.parts[main][3])
-    op_rows = [(row, cost) for row, cost in zip(rows, costs) if row[0]]
+    op_rows = [(row, _cost(profiler, row)) for row in rows if row[0]]
     params, _ = profiler.book.total()
     counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)
     uncounted = _uncounted(profiler, op_rows)
     missing = sum(entry["calls"] for entry in uncounted)
-    startup_rows = [row for name in ("import", "init") if name != main for row in profiler.parts.get(name, ([],))[0]]
+    before = [profiler.parts[name][0] for name in ("import", "init") if name != main and name in profiler.parts]
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
@@ -54,7 +52,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "startup": {
             "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
             "init_s": _seconds(profiler, "init", main),
-            "ops": sum(row[4] for row in startup_rows if row[0]),
+            "ops": sum(row[4] for stage in before for row in grouped(as_table(stage), SIG) if row[0]),
         },
         "totals": {
             "ops": sum(row[4] for row, _ in op_rows),
@@ -69,10 +67,10 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
         "steps": _steps(profiler, main),
-        "phases": _phases(profiler, rows, costs, forecast),
-        "modules": module_rows(profiler, main, rows, costs, forecast),
-        "ops": _ops(profiler, rows, costs, forecast),
-        "lines": _lines(op_rows),
+        "phases": _phases(profiler, grouped(every, SIG, PHASE), forecast),
+        "modules": module_rows(profiler, main, every, forecast),
+        "ops": _ops(profiler, rows, forecast),
+        "lines": _lines(profiler, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
         "assumed": [],
         "warnings": _warnings(profiler, main, uncounted),
@@ -86,11 +84,11 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     return report
 
 
-def _stages(profiler: Profiler) -> tuple[str, list[Row], int]:
-    """(name of the stage reported, its rows, interception in all stages, ns)."""
+def _stages(profiler: Profiler) -> tuple[str, Any, int]:
+    """(name of the stage reported, the table of its rows, interception in all stages, ns)."""
     # A run that called no module, or ended early, is reported from the furthest stage that it reached.
     main = next(name for name in ("main", "warmup", "init", "import") if name in profiler.parts)
-    return main, list(profiler.parts[main][0]), sum(p[1] for name, p in profiler.parts.items() if name != "rest")
+    return main, as_table(profiler.parts[main][0]), sum(p[1] for name, p in profiler.parts.items() if name != "rest")
 
 
 def _op(profiler: Profiler, row: Row) -> Any:
@@ -129,7 +127,7 @@ def _lazy(profiler: Profiler, main: str, rows: list[Row]) -> dict[str, Any] | No
 def _seconds(profiler: Profiler, stage: str, main: str) -> float:
     if stage == main or stage not in profiler.parts:
         return 0.0
-    return sum(row[5] for row in profiler.parts[stage][0]) / 1e9
+    return sum(row[5] for row in grouped(as_table(profiler.parts[stage][0]), SIG)) / 1e9
 
 
 def _steps(profiler: Profiler, main: str) -> dict[str, Any]:
@@ -138,12 +136,10 @@ def _steps(profiler: Profiler, main: str) -> dict[str, Any]:
     return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup}
 
 
-def _phases(
-    profiler: Profiler, rows: list[Row], costs: list[Any], forecast: Forecast | None
-) -> list[dict[str, Any]]:
+def _phases(profiler: Profiler, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
     found = []
     for phase in (4, 5, 1, 2, 3, 0):  # as they come: prefill, decode, forward, backward, optimizer, other
-        mine = [(row, cost) for row, cost in zip(rows, costs) if row[3] == phase]
+        mine = [(row, _cost(profiler, row)) for row in rows if row[PHASE] == phase]
         if not mine:
             continue
         found.append({
@@ -159,13 +155,11 @@ def _phases(
     return found
 
 
-def _ops(
-    profiler: Profiler, rows: list[Row], costs: list[Any], forecast: Forecast | None
-) -> list[dict[str, Any]]:
+def _ops(profiler: Profiler, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
     """By op name, longest first, with the time between ops as "(python)"."""
     table: dict[str, dict[str, Any]] = {}
-    for row, cost in zip(rows, costs):
-        op = _op(profiler, row)
+    for row in rows:
+        op, cost = _op(profiler, row), _cost(profiler, row)
         name = "(python)" if op is None else op.name
         entry = table.setdefault(name, {
             "name": name, "calls": 0, "self_s": 0, "total_s": 0, "flops": 0, "macs": 0, "bytes": 0,
@@ -185,11 +179,14 @@ def _ops(
     return sorted(table.values(), key=lambda entry: -entry["self_s"])
 
 
-def _lines(op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:
+def _lines(profiler: Profiler, rows: list[Row]) -> list[dict[str, Any]]:
     """By source line of the user's program, longest first; ops only."""
     table: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for row, cost in op_rows:
-        entry = table[context.location(row[2]) or ("", 0, "")]
+    for row in rows:
+        if not row[SIG]:
+            continue
+        cost = _cost(profiler, row)
+        entry = table[context.location(row[LOCATION]) or ("", 0, "")]
         entry[0] += row[4]
         entry[1] += row[5]
         entry[2] += row[4] * cost[0] if cost else 0

@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mindtorch._ext import context
+from mindtorch.profile.rows import CALLS, MODULE, NS, SIG, exact, summed
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
     from mindtorch.profile.forecast import Forecast
 
 
-_Number = TypeVar("_Number", int, float)
-
-
-def module_rows(
-    profiler: Profiler, main: str, rows: list[tuple[int, ...]], costs: list[Any], forecast: Forecast | None = None
-) -> list[dict[str, Any]]:
+def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | None = None) -> list[dict[str, Any]]:
     """Pre-order rows, in order of first call; the last row, path "", is the time outside every module.
 
-    total = self + children, by path. peak_bytes: the most bytes live, in all of the program, while the module or
-    one inside it ran.
+    rows: the table of them. total = self + children, by path. peak_bytes: the most bytes live, in all of the program,
+    while the module or one inside it ran.
     """
-    self_ns: dict[int, int] = defaultdict(int)
-    self_flops: dict[int, int] = defaultdict(int)
-    self_macs: dict[int, int] = defaultdict(int)
-    self_ops: dict[int, int] = defaultdict(int)
-    self_predicted: dict[int, float] = defaultdict(float)
-    if forecast is not None:
-        for row in rows:
-            self_predicted[row[1]] += forecast.seconds([row])
-    for (sig, module, _, _, calls, ns, _), cost in zip(rows, costs):
-        self_ns[module] += ns
-        if sig:
-            self_ops[module] += calls
-        if cost:
-            self_flops[module] += calls * cost[0]
-            self_macs[module] += calls * cost[1]
     entries = profiler.parts[main][2]
-    params = profiler.book.own()
-    children, shown = _tree(set(self_ns) | set(entries), set(params))
-    found: list[dict[str, Any]] = []
+    own = {**_own(profiler, rows, forecast), "params": profiler.book.own()}
+    children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))
 
     # An explicit stack: a path may be deeper than Python's recursion limit.
     order: list[tuple[int, int]] = []
@@ -51,39 +32,56 @@ def module_rows(
         path, depth = todo.pop()
         order.append((path, depth))
         todo.extend((child, depth + 1) for child in sorted(children[path], reverse=True))
-    totals = {
-        "total_s": _inclusive(order, self_ns), "flops": _inclusive(order, self_flops),
-        "macs": _inclusive(order, self_macs), "ops": _inclusive(order, self_ops),
-        "params": _inclusive(order, params),
-    }  # fmt: skip
-    peaks = _highest(order, profiler.peaks)
-    for path, depth in order:
+    tree = _Tree(order)
+    total = {name: tree.up(np.add, figures) for name, figures in own.items()}
+    peaks = tree.up(np.maximum, profiler.peaks)
+    found: list[dict[str, Any]] = []
+    for i, (path, depth) in enumerate(order):
         if path in shown:
             found.append({
                 "path": context.module_path(path),
                 "class": context.path_class(path),
                 "depth": depth,
                 "calls": entries.get(path, 0),
-                "self_s": self_ns.get(path, 0) / 1e9,
-                "total_s": totals["total_s"][path] / 1e9,
-                "self_flops": self_flops.get(path, 0),
-                "flops": totals["flops"][path],
-                "macs": totals["macs"][path],
-                "self_params": params.get(path, 0),
-                "params": totals["params"][path],
-                "peak_bytes": peaks[path],
-                "ops": totals["ops"][path],
+                "self_s": own["ns"].get(path, 0) / 1e9,
+                "total_s": total["ns"][i] / 1e9,
+                "self_flops": own["flops"].get(path, 0),
+                "flops": total["flops"][i],
+                "macs": total["macs"][i],
+                "self_params": own["params"].get(path, 0),
+                "params": total["params"][i],
+                "peak_bytes": peaks[i],
+                "ops": total["ops"][i],
             })  # fmt: skip
+            if forecast is not None:
+                found[-1]["self_predicted_s"] = own["predicted"].get(path, 0.0)
+                found[-1]["predicted_s"] = total["predicted"][i]
+    ns, flops = own["ns"].get(0, 0), own["flops"].get(0, 0)
     found.append({
-        "path": "", "class": "", "depth": 0, "calls": 0, "self_s": self_ns[0] / 1e9, "total_s": self_ns[0] / 1e9,
-        "self_flops": self_flops[0], "flops": self_flops[0], "macs": self_macs[0], "self_params": 0, "params": 0,
-        "peak_bytes": profiler.peaks.get(0, 0), "ops": self_ops[0],
+        "path": "", "class": "", "depth": 0, "calls": 0, "self_s": ns / 1e9, "total_s": ns / 1e9,
+        "self_flops": flops, "flops": flops, "macs": own["macs"].get(0, 0), "self_params": 0, "params": 0,
+        "peak_bytes": profiler.peaks.get(0, 0), "ops": own["ops"].get(0, 0),
     })  # fmt: skip
     if forecast is not None:
-        predicted = _inclusive(order, self_predicted)
-        for entry, path in zip(found, [*(path for path, _ in order if path in shown), 0]):
-            entry["self_predicted_s"] = self_predicted[path]
-            entry["predicted_s"] = predicted[path] if path else self_predicted[0]
+        found[-1]["self_predicted_s"] = found[-1]["predicted_s"] = own["predicted"].get(0, 0.0)
+    return found
+
+
+def _own(profiler: Profiler, rows: Any, forecast: Forecast | None) -> dict[str, dict[int, Any]]:
+    """{figure: {path id: of the module's own ops}}."""
+    sigs, which = np.unique(rows[:, SIG].astype(np.int64), return_inverse=True)
+    calls, paths = rows[:, CALLS], rows[:, MODULE]
+    costs = [profiler.collector.sig_flops[sig] or (0, 0) for sig in sigs.tolist()]
+    flops, macs = (exact([cost[i] for cost in costs], calls) for i in range(2))
+    found = {
+        "ns": summed(paths, rows[:, NS]),
+        "ops": summed(paths, calls * (rows[:, SIG] != 0)),
+        "flops": summed(paths, calls * flops[which]),
+        "macs": summed(paths, calls * macs[which]),
+    }
+    if forecast is not None:
+        seconds = np.array([forecast.cost(sig).seconds for sig in sigs.tolist()])
+        found["predicted"] = summed(paths, calls.astype(float) * seconds[which])
     return found
 
 
@@ -106,19 +104,23 @@ def _tree(ran: set[int], owners: set[int]) -> tuple[dict[int, list[int]], set[in
     return children, shown
 
 
-def _inclusive(order: list[tuple[int, int]], own: Mapping[int, _Number]) -> dict[int, _Number]:
-    total: dict[int, Any] = {path: own.get(path, 0) for path, _ in order}
-    for path, _ in reversed(order):  # children come after their parents
-        parent = context.path_parent(path)
-        if parent:
-            total[parent] += total[path]
-    return total
+class _Tree:
+    """Paths in pre-order, each with its depth, to carry figures up to their parents."""
 
+    def __init__(self, order: list[tuple[int, int]]) -> None:
+        self._paths = [path for path, _ in order]
+        index = {path: i for i, path in enumerate(self._paths)}
+        parents = np.array([index.get(context.path_parent(path), -1) for path in self._paths], int)
+        depths = np.array([depth for _, depth in order], int)
+        by_depth = np.argsort(-depths, kind="stable")
+        levels = np.split(by_depth, np.flatnonzero(np.diff(depths[by_depth])) + 1)
+        self._levels = [(level, parents[level]) for level in levels if len(level) and depths[level[0]]]
 
-def _highest(order: list[tuple[int, int]], own: dict[int, int]) -> dict[int, int]:
-    highest = {path: own.get(path, 0) for path, _ in order}
-    for path, _ in reversed(order):
-        parent = context.path_parent(path)
-        if parent:
-            highest[parent] = max(highest[parent], highest[path])
-    return highest
+    def up(self, join: Any, own: dict[int, Any]) -> list[Any]:
+        """Of each path, the figures of its own and of all below it, joined."""
+        values = [own.get(path, 0) for path in self._paths]
+        fits = sum(map(abs, values)) < 1 << 62
+        found = np.array(values, None if fits else object)
+        for level, parents in self._levels:  # the deepest first
+            join.at(found, parents, found[level])
+        return found.tolist()

@@ -134,6 +134,28 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
     return found
 
 
+def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
+    """(parameters, buffers) of `module` and of all that is under it, each once.
+
+    As ``parameters()`` and ``buffers()`` have them; those name each one, and take many times as long.
+    """
+    parameters: dict[int, torch.nn.Parameter] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    todo, seen = [module], {id(module)}
+    for holder in todo:
+        for parameter in holder._parameters.values():
+            if parameter is not None:
+                parameters[id(parameter)] = parameter
+        for buffer in holder._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
+        for child in holder._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                todo.append(child)
+    return list(parameters.values()), list(buffers.values())
+
+
 def parameter_owner(tensor: torch.Tensor) -> int:
     """Path id of the module that owns a parameter (the first one, when tied); 0 when none is known."""
     global _misses
