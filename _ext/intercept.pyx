@@ -679,10 +679,11 @@ cdef OpInfo _method(OpInfo info, fallback):
     return made
 
 
-def make_operator(func, fallback):
+def make_operator(func, fallback, bint whole=True):
     """A method for LazyTensor that records `func` without the detour over `__torch_function__`.
 
     `fallback` (torch's own method) is called when the call cannot be recorded whole or a torch function mode is on.
+    whole: False for a method that is not recorded; an estimate may still know what it comes to.
     """
     cdef OpInfo info = _info_of(func, False), method = _method(info, fallback)
 
@@ -693,7 +694,7 @@ def make_operator(func, fallback):
             out = _apart(method, fallback, None, (self,) + args, None)
             if out is not NOT_RECORDED:
                 return out
-        elif not PyObject_CallNoArgs(function_stack) and _plain_call():
+        elif whole and not PyObject_CallNoArgs(function_stack) and _plain_call():
             out = _record(info, (self,) + args, None, False)
             if out is not NOT_RECORDED:
                 n_whole += 1

@@ -12,8 +12,8 @@ from mindtorch._ext.context cimport (
     current_location, current_module, current_phase, set_transition_hook,
 )
 
-from .intern cimport sig_out_meta
-from .structs cimport SIG_RANDOM, MetaS, Record, SigS
+from .intern cimport OpInfo, sig_out_meta
+from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .tape cimport Handle, Tape, set_freed_hook
 
 cdef extern from *:
@@ -280,7 +280,7 @@ cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
             return NULL
         if call.module != since.module or call.location != since.location or call.phase != since.phase:
             return NULL                        # of another thread, of a finalizer
-        if call.sig < NAMED and tape.interner.sigs[call.sig].flags & SIG_RANDOM:
+        if call.sig < NAMED and _draws(tape.interner.sigs[call.sig]):
             return NULL
     for k in range(since.block, n_blocks):
         b = &blocks[k]
@@ -300,6 +300,11 @@ cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
         part.nbytes, part.sig, part.place = b.nbytes, b.sig, b.place
         part.born, part.died = b.born - since.call, b.died if b.died == ALIVE else b.died - since.call
     return made
+
+
+cdef inline bint _draws(SigS* s) noexcept:
+    # Even with inputs of unknown value: the generator has to advance each time.
+    return s.flags & SIG_BLIND and (<OpInfo>s.info).random
 
 
 cdef bint keep_script(uint32_t sig, Script* script) noexcept:

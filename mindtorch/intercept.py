@@ -43,6 +43,7 @@ _NEVER_WHOLE = frozenset({
 })
 #: What copies its input, or views it, or gives it back, as the arguments and its strides have it.
 _MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::type_as"})
+_ATTENTION = "aten::scaled_dot_product_attention"
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
@@ -63,7 +64,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         return _describe_overload(func)
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
-        guard = _default_attention if name == "aten::scaled_dot_product_attention" else None
+        guard = _default_attention if name == _ATTENTION else None
         row = ops.row(name)
         whole = row is not None and (row.whole or row.values_backward)
         return _intern.OpInfo(func, name, _intern.RECORD, handler=guard, whole=whole, writes=("out",) if whole else (),
@@ -73,6 +74,8 @@ def describe(func: Any, dispatch: bool) -> Any:
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
     info = _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else (),
                           copies=plain_name in _MAY_COPY and not dispatch)
+    if plain_name == _ATTENTION and not dispatch:  # may draw, so it is never recorded whole; without dropout it does not
+        info.copies, info.handler = True, _default_attention
     if info.writes and (row := ops.row(plain_name)) is not None and row.values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_in_place, info)
     return info

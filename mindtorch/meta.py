@@ -196,8 +196,13 @@ class MetaTensor(RecordedTensor):
     def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
+    def _as_dtype(self, dtype: torch.dtype) -> Any:
+        return super().to(dtype)
+
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
+            return self._as_dtype(args[0])
         target, options = _options(args, kwargs)
         changed = super().to(**options) if options else self
         if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):

@@ -379,8 +379,12 @@ def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
 
 def meta_tensor(handle: Any) -> torch.Tensor:
     """Torch's own meta tensor that looks like the tensor of ours with this handle."""
-    dtype, size, stride, offset, _device = _core.meta_of(handle)
-    bits = _core.view_bits(handle)
+    return meta_like(_core.meta_of(handle), _core.view_bits(handle))
+
+
+def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
+    """Torch's own meta tensor of which these are the facts: (dtype, size, stride or None, offset, place)."""
+    dtype, size, stride, offset, _place = facts
     with torch._C.DisableTorchFunction():  # in an estimate, torch.empty makes ours
         if stride is None and not offset:
             made = torch.empty(size, dtype=dtype, device="meta")

@@ -370,6 +370,8 @@ def _install() -> _tape.Tape:
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
+    convert = meta.MetaTensor._as_dtype
+    meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]
     RecordedTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
     if config.log_intercepts():
         intercept.show_log()

@@ -283,16 +283,10 @@ def _bookkeeping(name: str) -> Op:
 
 def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
     """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
-    inputs = tuple(_meta(tensors.tape.interner.meta(m)) for m in _core.input_metas(sig))
+    inputs = tuple(predict.meta_like(tensors.tape.interner.meta(m)) for m in _core.input_metas(sig))
     args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
-    outs = [_meta(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
+    outs = [predict.meta_like(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
     return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
-
-
-def _meta(m: tuple[Any, ...]) -> torch.Tensor:
-    dtype, size, stride, _offset, _place = m[:5]
-    return torch.empty_strided(size, predict.contiguous(size) if stride is None else stride, dtype=dtype,
-                               device="meta")
 
 
 def _allocated(op: Op, args: tuple, out: Any) -> int:

@@ -81,7 +81,6 @@ def test_C4_a_call_made_again_is_logged_as_one_taken_apart(
 ) -> None:
     op = opcases.ENTRIES[entry]
     ways = [call for call in (op.op, op.method_variant, op.operator_variant) if call is not None]
-    gc.collect()
     gc.disable()  # what goes with a cycle goes whenever it likes
     try:
         with warnings.catch_warnings():
