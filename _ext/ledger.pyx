@@ -39,7 +39,7 @@ cdef extern from *:
         uint32_t sig;               /* 0: did not come from a call */
         int8_t place;
         uint8_t phase;
-        uint8_t mark;               /* what the program uses it for, once known: a Mark */
+        uint8_t mark;               /* what the program uses it for, as mark() said; 0: not known */
         uint8_t unused;
     } Block;
     """
@@ -129,17 +129,13 @@ cdef bint _room(void** array, uint32_t* cap, uint32_t wanted, size_t size, uint3
 
 
 cdef void _note(uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept:
+    global n_calls
     if n_calls == ALIVE - 1 or not _room(<void**>&calls, &cap_calls, n_calls + 1, sizeof(LedgerCall), 4096):
         return
     calls[n_calls].sig = sig
     calls[n_calls].module = module
     calls[n_calls].location = location
     calls[n_calls].phase = phase
-    _count()
-
-
-cdef void _count() noexcept:
-    global n_calls
     n_calls += 1
 
 
@@ -461,15 +457,20 @@ def hold(Handle h):
 
 def live_bytes(int place=0):
     """(bytes that live now, the most that ever did) at a place; 0: at all of them."""
-    if not -128 <= place <= 0:
-        raise ValueError(f"[ledger] expected a place without data, got {place}")
+    _check(place)
     return live[-place], most[-place]
 
 
 def reset_peak(int place=0):
     """Forget what ever lived at a place, but for what does now."""
-    if -128 <= place <= 0:
-        most[-place] = live[-place]
+    _check(place)
+    most[-place] = live[-place]
+
+
+cdef int _check(int place) except -1:
+    if not -128 <= place <= 0:
+        raise ValueError(f"[ledger] expected a place without data, got {place}")
+    return 0
 
 
 def position():

@@ -30,7 +30,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         names = {name for name, _, _ in replaced}
         for module in list(sys.modules.values()):  # who has it by name already
             has = getattr(module, "__dict__", {})
-            if not names.isdisjoint(has):
+            if not has.keys().isdisjoint(names):
                 found += [(module, name, instead) for name, function, instead in replaced if has.get(name) is function]
     return found
 

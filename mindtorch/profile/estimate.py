@@ -33,9 +33,6 @@ from mindtorch.semantics import modules
 #: Ops whose result has as many elements as their input has true ones.
 _SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim",
                     "repeat_interleave", "bincount"})  # fmt: skip
-#: CUDA's compute capability, and the number of streaming multiprocessors, of targets that scripts ask about it.
-_CUDA = {"h100": ((9, 0), 132), "h200": ((9, 0), 132), "b200": ((10, 0), 148), "a100": ((8, 0), 108),
-         "l4": ((8, 9), 58), "rtx4090": ((8, 9), 128), "mi300x": ((9, 4), 304)}  # fmt: skip
 _ENTERED = 0x100  # as in _ext/ledger.pyx
 
 
@@ -57,8 +54,8 @@ class Estimator:
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
-            facts = _CUDA.get(target.key, ((9, 0), 132))
-            self._accelerator = Accelerator(target.name, int(target.memory_bytes), devices, *facts)
+            self._accelerator = Accelerator(
+                target.name, int(target.memory_bytes), devices, target.capability, target.processors)
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()

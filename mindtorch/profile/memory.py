@@ -144,11 +144,10 @@ class Memory:
     def _largest(self, there: Any, top: int = 10) -> list[dict[str, Any]]:
         """The storages at the peak, those of one kind and line together."""
         groups: dict[tuple[int, ...], list[int]] = {}
-        for i in np.flatnonzero(there):
-            block = self.blocks[i]
-            key = (int(self.categories[i]), int(block["sig"]), int(block["module"]), int(block["location"]))
-            entry = groups.setdefault(key, [0, 0])
-            entry[0] += int(self.nbytes[i])
+        keys = (self.categories, *(self.blocks[name] for name in ("sig", "module", "location")))
+        for *key, nbytes in zip(*(column[there].tolist() for column in (*keys, self.nbytes)), strict=True):
+            entry = groups.setdefault(tuple(key), [0, 0])
+            entry[0] += nbytes
             entry[1] += 1
         rows = sorted(groups.items(), key=lambda item: -item[1][0])[:top]
         return [

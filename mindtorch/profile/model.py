@@ -44,10 +44,11 @@ class ModelBook:
             for parameter in module._parameters.values():
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
-                    own.append((self._token(parameter), elements, elements * parameter.dtype.itemsize))
+                    token = self._token(parameter)
+                    own.append((token, elements, elements * parameter.dtype.itemsize))
+                    noted.add(token)
             if own:
                 found.append(Owned(module_path, tuple(own)))
-                noted.update(token for token, _, _ in own)
         return found
 
     def _known(self, parameter: torch.Tensor) -> int:

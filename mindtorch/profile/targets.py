@@ -25,7 +25,8 @@ WIDER = {
 _DTYPES = frozenset(WIDER)
 #: The target that is the machine at hand.
 MEASURED = "cpu"
-_FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector"})
+_FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector", "capability",
+                     "processors"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Target:
     memory_bytes, memory_bandwidth (bytes/s), launch_s (seconds per operation at least); matrix and vector: peak
     operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (a `work.Work`, and
     the bytes that the program holds) where that was measured; without one it is the roofline's.
+    capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
     """
 
     key: str
@@ -46,6 +48,8 @@ class Target:
     matrix: Mapping[str, float]
     vector: Mapping[str, float]
     model: Callable[[Any, int], tuple[float, str]] | None = None
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
 
     def rate(self, dtype: str, on_matrix_units: bool) -> float:
         """Peak operations per second for that torch dtype (by its name, "float32")."""
@@ -120,8 +124,16 @@ def _target(where: str, key: str, table: Any) -> Target:
         key, str(table.get("name", key)), str(table.get("source", "")),
         _figure(where, table, "memory_bytes", 1e6, 1e16), _figure(where, table, "memory_bandwidth", 1e6, 1e18),
         _figure(where, table, "launch_s", 0, 1) if "launch_s" in table else 0.0,
-        _rates(where, table, "matrix"), _rates(where, table, "vector"),
+        _rates(where, table, "matrix"), _rates(where, table, "vector"), capability=_capability(where, table),
+        processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
     )  # fmt: skip
+
+
+def _capability(where: str, table: Mapping[str, Any]) -> tuple[int, int]:
+    value = table.get("capability", list(Target.capability))
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 0 <= n < 100 for n in value):
+        raise UsageError(f"[target] {where}: expected capability = [<major>, <minor>], got {value!r}")
+    return value[0], value[1]
 
 
 def _rates(where: str, table: Mapping[str, Any], field: str) -> Mapping[str, float]:

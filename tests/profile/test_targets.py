@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from mindtorch import UsageError
 from mindtorch.profile import roofline, targets
+from mindtorch.profile.estimate import Estimator
 
 OWN = """
 [mine]
@@ -60,6 +62,8 @@ def test_C4_a_rate_that_a_sheet_omits_is_the_next_wider_ones(tmp_path, dtype, ma
         (("launch_s = 2e-6", 'launch_s = "fast"'), "number for launch_s, got 'fast'"),
         (("float32 = 5e12", ""), "expected vector ="),
         (("float32 = 5e12", "float33 = 5e12"), "unknown float33"),
+        (("launch_s = 2e-6", "capability = 9.0"), "expected capability = [<major>, <minor>], got 9.0"),
+        (("launch_s = 2e-6", "processors = 0"), "processors between 1"),
         (("[mine]", "[mine"), "is not TOML"),
         (("[mine]", "[other]\n[mine]"), "other: expected"),
         (("[mine]", "mine = 3\n[x]"), "mine: expected a table"),
@@ -69,6 +73,16 @@ def test_C4_a_bad_sheet_is_refused_in_one_line(tmp_path, change, says) -> None:
     with pytest.raises(UsageError) as raised:
         targets.find(write(tmp_path, OWN.replace(*change)))
     assert says in str(raised.value) and "\n" not in str(raised.value).replace("(at", "")
+
+
+def test_C4_a_sheet_says_what_cuda_programs_are_told(tmp_path) -> None:
+    l4, mine = targets.find("l4"), targets.find(write(tmp_path, OWN))
+    assert (l4.capability, l4.processors) == ((8, 9), 58)
+    assert (mine.capability, mine.processors) == (targets.find("h100").capability, targets.find("h100").processors)
+    told = targets.find(write(tmp_path, OWN.replace("launch_s = 2e-6", "capability = [7, 5]\nprocessors = 40")))
+    with Estimator(target=told):
+        assert torch.cuda.get_device_capability() == (7, 5)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 40
 
 
 def test_C4_an_unknown_target_lists_the_known(tmp_path) -> None:
