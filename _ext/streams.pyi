@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 def configure(index: Callable[[Any], int], device: Callable[[int], Any]) -> None: ...
 def get_runtime(device: int) -> Runtime: ...

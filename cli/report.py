@@ -88,6 +88,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if lazy:
         runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
         facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
+    if report.get("npu"):
+        facts.append(("on NPUs", _on_npus(report["npu"])))
     imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
     if (imports or construction) and not sized:
         facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
@@ -124,6 +126,16 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
     canvas.facts("genie profile", target, facts)
 
+
+
+def _on_npus(npu: dict[str, Any]) -> str:
+    """How many calls the NPUs ran themselves, and which went through the CPU."""
+    native, staged = sum(npu["native"].values()), sum(npu["staged"].values())
+    text = f"{count(native)} calls native, {count(staged)} staged through the CPU"
+    peaks = ", ".join(f"{bytes_text(most)} on {name}" for name, most in npu["peak_bytes"].items())
+    names = [f"{name.removeprefix('aten::')} ×{calls}" for name, calls in list(npu["staged"].items())[:4]]
+    text += f": {', '.join(names)}{' …' if len(npu['staged']) > 4 else ''}" if names else ""
+    return f"{text} · peak {peaks}"
 
 def _predicted_column(report: dict[str, Any]) -> list[Column]:
     """The times on a target, beside what was measured, where one was asked for."""

@@ -18,7 +18,6 @@ import torch
 from .. import config, ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
-from .._ext import streams
 from ..predict import BLIND, quiet, tensors_in
 from .calls import DTYPES, Calls, Description, contiguous
 from .kernels import NATIVE
@@ -29,6 +28,7 @@ _CPU = torch.device("cpu")
 #: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
 native_counts: dict[str, int] = {}
 staged_counts: dict[str, int] = {}
+device_counts: dict[int, int] = {}  # both, by device
 _counting = threading.Lock()
 _native = config.npu_native()
 # Tensors on different devices are what these are for, or they look at sizes only.
@@ -102,36 +102,27 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
+    device = next(block_of(t).device for t in tensors if is_npu(t))
     kernel = _dispatch.lookup(op.name, "npu") if _native else None
     if kernel is not None:
-        device = next(block_of(t).device for t in tensors if is_npu(t))
         out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
-            _count(native_counts, op.base)
+            _count(native_counts, op.base, device)
             return out
     if op.base == "aten::copy_" and _copied_as_bytes(*args, **kwargs):
-        _count(native_counts, op.base)
+        _count(native_counts, op.base, device)
         return args[0]
-    _count(staged_counts, op.base)
+    _count(staged_counts, op.base, device)
     out = _staged(op, args, kwargs, tensors)
     if op.writes and op.base.startswith("aten::_foreach_"):
         torch.autograd.graph.increment_version(args[0])
     return out
 
 
+@functools.cache
 def _calls(index: int) -> Calls:
-    """What a native kernel needs of ``npu:index`` and its current stream."""
-    made = _per_device.get(index)
-    if made is None:
-        made = _per_device[index] = (
-            functools.partial(_description, index), functools.partial(_result, index),
-            functools.partial(_blocks.allocate, index),
-        )
-    describe, new, workspace = made
-    return Calls(describe, new, streams.current_stream(index).npu_stream, workspace)
-
-
-_per_device: dict[int, tuple[Any, Any, Any]] = {}
+    """What a native kernel needs of ``npu:index``."""
+    return Calls(functools.partial(_description, index), functools.partial(_result, index), index)
 
 
 def _description(index: int, a: object) -> Description | None:
@@ -151,9 +142,10 @@ def _result(index: int, size: tuple[int, ...], dtype: torch.dtype, stride: tuple
     return empty(size, contiguous(size) if stride is None else stride, dtype, index)
 
 
-def _count(counts: dict[str, int], name: str) -> None:
+def _count(counts: dict[str, int], name: str, device: int) -> None:
     with _counting:
         counts[name] = counts.get(name, 0) + 1
+        device_counts[device] = device_counts.get(device, 0) + 1
 
 
 def _same_device(op: _Op, tensors: list[torch.Tensor]) -> None:
@@ -230,8 +222,9 @@ def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
     op = _Op(func, name, name, view=False, resizes=False, sets=False, composite=False, blind=False, random=False,
              writes=frozenset({"out"}))
-    _count(staged_counts, name)
-    return _staged(op, args, kwargs, list(tensors_in([*args, *kwargs.values()])))
+    tensors = list(tensors_in([*args, *kwargs.values()]))
+    _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
+    return _staged(op, args, kwargs, tensors)
 
 
 def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:

@@ -155,6 +155,7 @@ def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index:
         storage = _storage(0, _CPU, length * dtype.itemsize)
         plain = _torch_empty(0, dtype=dtype, device=_CPU)
         _base.set_(plain, storage, 0, tuple(size), tuple(stride))
+        torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
         torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
         storage._npu = _blocks.allocate(index, storage.nbytes())
     return _subclass(NpuTensor, plain)

@@ -28,6 +28,7 @@ from mindtorch.execute import local
 from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.model import ModelBook
+from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.targets import Target
 from mindtorch.semantics import modules
 
@@ -150,6 +151,7 @@ class Profiler:
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.set_op_observer(collector.ran)
         self._recorded = tensors.tape.n_recorded
+        self.npu = NpuOps()
         collector.start(begun)
         self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
         collector.__enter__()
@@ -169,6 +171,7 @@ class Profiler:
         self.compiled = _compiled_frames() != self._frames
         self.book.refresh()
         self._end_part()
+        self.npu.stop()
         if self.collector.mark_error is not None:
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 

@@ -48,6 +48,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "device": ", ".join(_devices(profiler, main)),
         "command": list(sys.argv),
         "lazy": _lazy(profiler, main, rows),
+        "npu": profiler.npu.report(),
         "model": profiler.book.main(),
         "startup": {
             "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
@@ -105,6 +106,8 @@ def _devices(profiler: Profiler, main: str) -> list[str]:
     places = profiler.places[main]
     plain = ["cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"]
     lazy = [f"{tensors.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
+    if profiler.npu.devices:
+        return profiler.npu.devices + lazy  # what is staged runs on plain tensors, too
     if not lazy or not places.plain_ops:
         return lazy or plain
     return lazy + plain if places.lazy_ops >= places.plain_ops else plain + lazy
