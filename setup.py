@@ -6,6 +6,7 @@ The modules include Python's C headers only, never torch's or numpy's, so one wh
 
 * ``debug``     bounds checks, wraparound, overflow and None checks; ``-O1 -g``
 * ``asan``      AddressSanitizer and UBSan (run with ``LD_PRELOAD=$(cc -print-file-name=libasan.so)``)
+* ``tsan``      ThreadSanitizer (run with ``LD_PRELOAD=$(cc -print-file-name=libtsan.so)``)
 * ``annotate``  Cython's HTML annotation beside the C files in ``build/``
 """
 
@@ -21,8 +22,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OPTIONS = {word.strip() for word in os.environ.get("GENIE_BUILD", "").split(",") if word.strip()}
-if unknown := OPTIONS - {"debug", "asan", "annotate"}:
-    raise SystemExit(f"GENIE_BUILD: unknown {', '.join(sorted(unknown))}. Options: debug, asan, annotate")
+if unknown := OPTIONS - {"debug", "asan", "tsan", "annotate"}:
+    raise SystemExit(f"GENIE_BUILD: unknown {', '.join(sorted(unknown))}. Options: debug, asan, tsan, annotate")
 DEBUG = "debug" in OPTIONS
 
 # The one place for directives: Cython ignores a misspelt "# cython:" header without a word.
@@ -44,6 +45,9 @@ if "asan" in OPTIONS:
     # Not optimized: that takes four times as long to compile, and may leave out the very access that is wrong.
     COMPILE = ["-O0", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
     LINK.append("-fsanitize=address,undefined")
+if "tsan" in OPTIONS:
+    COMPILE = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"]
+    LINK.append("-fsanitize=thread")
 # The arena hands out typed pointers into raw chunks, as malloc would.
 COMPILE += ["-fno-strict-aliasing", "-Wno-unused-function"]
 if os.name == "nt":

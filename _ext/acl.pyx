@@ -291,7 +291,7 @@ def soc_name():
 
 
 def capability(int device, int what):
-    """Cores (0), vector cores (1) or bytes of second-level cache (2) of a device; None where the library cannot tell."""
+    """Cores (0), vector cores (1) or bytes of second-level cache (2) of a device; None where it cannot tell."""
     cdef int64_t value = 0
     if api.aclGetDeviceCapability == NULL or api.aclGetDeviceCapability(device, what, &value) != 0:
         return None

@@ -90,15 +90,15 @@ cdef class Block:
     @property
     def owner_stream(self):
         """The stream it was allocated on."""
-        return stream_object(self.lane)
+        return stream_object(self.lane) if self.lane != NULL else None
 
     @property
     def stream(self):
         """The stream it was allocated on."""
-        return stream_object(self.lane)
+        return self.owner_stream
 
     def record_stream(self, Stream stream not None):
-        """``stream`` has work on it: when the block dies, its memory is reused only after what is on the stream then."""
+        """``stream`` has work on it: when the block dies, its memory is reused after what is on the stream then."""
         cdef Lane *lane = stream.there()
         cdef int code
         if lane.unit != self.unit:
@@ -148,7 +148,7 @@ cdef str _human(int64_t size):
 
 
 cdef int _raise_memory(Unit *unit, Py_ssize_t asked) except -1:
-    cdef Memory *memory = memory_of(unit)
+    cdef Memory memory = _figures(unit.device)
     cdef size_t left = 0, total = 0
     with nogil:
         hush()
@@ -176,6 +176,8 @@ cdef int _memory_info(size_t *left, size_t *total) noexcept nogil:
 # Copies.
 
 cdef int _check(Block block, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+    if block.unit == NULL:
+        raise RuntimeError("the block was not made by allocate")
     if offset < 0 or nbytes < 0 or <size_t>offset > block.nbytes or <size_t>nbytes > block.nbytes - offset:
         raise ValueError(f"expected bytes within a block of {block.nbytes}, got {nbytes} from byte {offset}")
     return 0
@@ -235,7 +237,8 @@ cdef int _out(Lane *lane, char *to, const char *source, size_t size, bint wait) 
     return code if code != 0 else note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, DEVICE_TO_HOST))
 
 
-cdef int _with_host(Block block, Py_ssize_t offset, char *address, Py_ssize_t nbytes, bint wait, bint inwards) except -1:
+cdef int _with_host(Block block, Py_ssize_t offset, char *address, Py_ssize_t nbytes, bint wait,
+                    bint inwards) except -1:
     cdef Lane *lane
     cdef int code
     _check(block, offset, nbytes)
@@ -296,7 +299,8 @@ cdef int _overlapping(Lane *lane, char *to, const char *source, size_t size) noe
     return code
 
 
-def copy_within(Block dst not None, Py_ssize_t dst_offset, Block src not None, Py_ssize_t src_offset, Py_ssize_t nbytes):
+def copy_within(Block dst not None, Py_ssize_t dst_offset, Block src not None, Py_ssize_t src_offset,
+                Py_ssize_t nbytes):
     """Between blocks of one device, or within one (the ranges may overlap), on the current stream.
 
     Asynchronous where both addresses are multiples of 64; otherwise it waits for the stream first.
@@ -387,10 +391,12 @@ cdef int _across(Lane *target, Lane *lane, char *to, const char *source, size_t 
     return code
 
 
-def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, Py_ssize_t src_offset, Py_ssize_t nbytes):
-    """Between devices, through pinned host memory, in chunks: read on the source's current stream, written on the target's.
+def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, Py_ssize_t src_offset,
+                Py_ssize_t nbytes):
+    """Between devices, through pinned host memory, in chunks.
 
-    Each stream's own order holds, events order the two; nobody waits. The devices need not reach each other.
+    It is read on the source's current stream and written on the target's. Each stream's own order holds, events order
+    the two; nobody waits. The devices need not reach each other.
     """
     cdef Lane *target
     cdef Lane *lane
@@ -527,10 +533,12 @@ cdef Memory _figures(object device):
     if unit == NULL and api.aclInit != NULL:
         check_index(index)
     found.failures = found.retries = 0
-    found.allocated = found.reserved = found.requested = found.active = found.pieces = found.segments = Figure(0, 0, 0, 0)
-    if unit != NULL and unit.memory != NULL:
+    found.allocated = found.reserved = found.requested = Figure(0, 0, 0, 0)
+    found.active = found.pieces = found.segments = Figure(0, 0, 0, 0)
+    if unit != NULL:
         lock_with_gil(unit)
-        found = memory_of(unit)[0]
+        if memory_of(unit) != NULL:
+            found = memory_of(unit)[0]
         pthread_mutex_unlock(&unit.lock)
     return found
 
@@ -558,9 +566,10 @@ def max_memory_reserved(device=None):
 def reset_peak_memory_stats(device=None):
     """Let the peaks begin anew from what is there now."""
     cdef Unit *unit = known_unit(device_argument(device))
-    if unit != NULL and unit.memory != NULL:
+    if unit != NULL:
         lock_with_gil(unit)
-        reset_peaks(memory_of(unit))
+        if memory_of(unit) != NULL:
+            reset_peaks(memory_of(unit))
         pthread_mutex_unlock(&unit.lock)
 
 

@@ -1,4 +1,4 @@
-"""Device memory in pieces of larger segments, and pinned host memory. Both are kept for reuse, behind what used them."""
+"""Device memory in pieces of larger segments, and pinned host memory: both kept for reuse, behind what used them."""
 from libc.stdint cimport int64_t
 
 from mindtorch._ext.pool cimport Lane, Stack, Unit, Use

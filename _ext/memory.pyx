@@ -1,5 +1,7 @@
-"""The caching allocator, after the conventions of torch's: sizes in steps of 512 bytes, pieces up to 1 MiB from segments
-of 2 MiB, larger ones from segments of 20 MiB or their own size in steps of 2 MiB; best fit, splitting and merging.
+"""The caching allocator, after the conventions of torch's.
+
+Sizes in steps of 512 bytes, pieces up to 1 MiB from segments of 2 MiB, larger ones from segments of 20 MiB or their own
+size in steps of 2 MiB; best fit, splitting and merging.
 
 A free piece belongs to the lane it was allocated on: that stream's order makes reuse there safe at once. Where other
 streams used it, an event on each tells when it may be reused. Nothing here needs the GIL.
@@ -394,7 +396,7 @@ cdef void _want(Use *used, bint bound) noexcept nogil:
         used.tick = used.lane.issued
     else:
         used.tick = used.lane.issued + 1
-        if used.lane.wanted < used.tick:
+        if mt_load(&used.lane.wanted) < used.tick:
             mt_store(&used.lane.wanted, used.tick)
 
 
@@ -553,7 +555,7 @@ cdef void _trim_pins() noexcept nogil:
 
 
 cdef int take_pin(Unit *unit, size_t size, Pin **found) noexcept nogil:
-    cdef size_t span = STEP
+    cdef size_t span = STEP, idle
     cdef void *address = NULL
     cdef Pin *pin
     cdef int at, code = bind(unit)
@@ -570,7 +572,10 @@ cdef int take_pin(Unit *unit, size_t size, Pin **found) noexcept nogil:
         found[0] = _cached_pin(span)
     if found[0] != NULL:
         return 0
-    if _idle_pins > IDLE_PINS:  # a program that runs far ahead of its device waits for it here
+    pthread_mutex_lock(&mt_pins_lock)
+    idle = _idle_pins
+    pthread_mutex_unlock(&mt_pins_lock)
+    if idle > IDLE_PINS:  # a program that runs far ahead of its device waits for it here
         code = settle_unit(unit)
         if code != 0:
             return code

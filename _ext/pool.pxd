@@ -1,8 +1,8 @@
 """The runtime pool: one `Unit` per device, its streams (`Lane`) and events; what is current in each thread.
 
-Units and lanes live until the process ends, so pointers to them stay valid. Time on a lane is counted in ticks: work put
-on it now is over once its `passed` reaches `issued + 1`. That is how memory and events know when they may be used again.
-Locks are taken without the GIL, or tried with it, and nothing that blocks is called under one.
+Units and lanes live until the process ends, so pointers to them stay valid. Time on a lane is counted in ticks: work
+put on it now is over once its `passed` reaches `issued + 1`. That is how memory and events know when they may be used
+again. Locks are taken without the GIL, or tried with it, and nothing that blocks is called under one.
 """
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
@@ -127,6 +127,8 @@ cdef int stop(int code) except -1
 cdef int blocked() noexcept nogil
 cdef mt_thread *this_thread() noexcept nogil
 cdef Lane *current_lane(Unit *unit) noexcept nogil
+# The same for a device from 0 on, or -1 for the thread's current one; NULL where `unit_of` has to be asked first.
+cdef Lane *selected_lane(int device) noexcept nogil
 cdef void lock_with_gil(Unit *unit) noexcept
 
 # Under the unit's lock, its context bound:

@@ -1,8 +1,8 @@
 """The runtime pool: contexts, streams and events of each device, and what is current in each thread.
 
 `unit_of` makes a device's unit once, whoever asks first. Its context is the device's primary one, which aclrtSetDevice
-makes: operator libraries use it too, and a stream of another context would be foreign to them. A thread's context is set
-when it works on another device than before. Streams are made when they are first asked for, 32 per priority, in turn.
+makes: operator libraries use it too, and a stream of another context would be foreign to them. A thread's context is
+set when it works on another device than before. Streams are made when first asked for, 32 per priority, in turn.
 
 An event's handle is used again only when what was recorded is over and every stream that waits for it has come past
 the wait: the library does not promise that a wait remembers which recording it was for.
@@ -126,7 +126,7 @@ cdef int stop(int code) except -1:
     throw()
 
 
-cdef int _raise_index(int device) except -1:
+cdef int _raise_index(object device) except -1:
     count = "no NPU is there" if _count == 0 else f"{_count} NPU(s), counted from 0"
     raise RuntimeError(f"Invalid NPU device index {device}: {count}")
 
@@ -254,9 +254,9 @@ def device_count():
     return _count
 
 
-def check_index(int device):
+def check_index(device):
     """``device``, if there is one with that index; RuntimeError naming it and the count if not."""
-    if device < 0 or device >= device_count():
+    if not 0 <= device < device_count():
         _raise_index(device)
     return device
 
@@ -280,7 +280,6 @@ def shutdown():
     """
     cdef int i, patience = 5000
     cdef uint64_t left = 0
-    cdef Unit *unit
     if mt_get(&mt_blocked) or not mt_get(&mt_initialized):
         return
     with nogil:
@@ -638,3 +637,14 @@ cdef int thread_device() noexcept nogil:
 cdef Lane *current_lane(Unit *unit) noexcept nogil:
     cdef Lane *lane = <Lane *>mt_self().current[unit.device]
     return lane if lane != NULL else unit.lanes[0]
+
+
+cdef Lane *selected_lane(int device) noexcept nogil:
+    cdef mt_thread *here = mt_self()
+    cdef Unit *unit
+    if device < 0:
+        device = here.device
+    unit = mt_get_unit(&_units[device])
+    if unit == NULL or mt_get(&mt_blocked):
+        return NULL
+    return <Lane *>here.current[device] if here.current[device] != NULL else unit.lanes[0]

@@ -1,4 +1,5 @@
 """Current device and stream of each thread, and torch's Stream and Event over the runtime pool."""
+from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
@@ -15,7 +16,6 @@ from mindtorch._ext.pool cimport (
     current_lane,
     drop,
     enter,
-    known_unit,
     leave,
     lock_with_gil,
     mt_thread,
@@ -25,6 +25,7 @@ from mindtorch._ext.pool cimport (
     pthread_mutex_unlock,
     query,
     record,
+    selected_lane,
     settle,
     settle_unit,
     stop,
@@ -82,22 +83,41 @@ def get_runtime(int device):
     return found
 
 
-
 # What is current in the calling thread.
 
 cdef int device_argument(object device) except -1:
     """The index that ``device`` names; the thread's current device for None."""
+    cdef long value
+    cdef int overflow = 0
     if device is None:
         return this_thread().device
     if type(device) is int:
-        return _plain_index(device)
+        value = PyLong_AsLongAndOverflow(device, &overflow)
+        return <int>value if 0 <= value < MAX_DEVICES else check_index(device)
     if _index is None:
         raise ValueError(f"Expected a npu device, but got: {device}")
-    return _plain_index(_index(device))
-
-
-cdef int _plain_index(object index) except -1:
+    index = _index(device)
     return index if 0 <= index < MAX_DEVICES else check_index(index)
+
+
+cdef int _stream_device(object device) except -2:
+    """The same, and -1 for None and for -1, which means the thread's current device as in torch."""
+    cdef long value
+    cdef int overflow = 0
+    if device is None:
+        return -1
+    if type(device) is int:
+        value = PyLong_AsLongAndOverflow(device, &overflow)
+        return <int>value if -1 <= value < MAX_DEVICES and overflow == 0 else check_index(device)
+    return device_argument(device)
+
+
+cdef Lane *_selected(object device) except NULL:
+    cdef int index = _stream_device(device)
+    cdef Lane *lane = selected_lane(index)
+    if lane == NULL:
+        lane = current_lane(unit_of(index if index >= 0 else this_thread().device))
+    return lane
 
 
 cdef object stream_object(Lane *lane):
@@ -127,22 +147,12 @@ def exchange_device(int device):
 
 def current_stream(device=None):
     """The calling thread's current stream on ``device`` (None or -1: its current device)."""
-    cdef Unit *unit
-    cdef int index
-    if device is None or (type(device) is int and device == -1):
-        index = this_thread().device
-    else:
-        index = device_argument(device)
-    unit = known_unit(index)
-    if unit == NULL or blocked():
-        unit = unit_of(index)
-    return stream_object(current_lane(unit))
+    return stream_object(_selected(device))
 
 
 def default_stream(device=None):
     """The default stream of ``device`` (None or -1: the thread's current one)."""
-    index = this_thread().device if device == -1 else device_argument(device)
-    return stream_object(unit_of(index).lanes[0])
+    return stream_object(_selected(device).unit.lanes[0])
 
 
 def set_stream(Stream stream not None):
@@ -305,7 +315,7 @@ cdef class Stream:
 
 
 cdef class Event:
-    """A point in a stream's work, as torch.cuda.Event: it belongs to the device of the first stream it is recorded on."""
+    """A point in a stream's work, as torch.cuda.Event; it belongs to the device it is first recorded on."""
     cdef Mark *mark
     cdef Unit *unit
     cdef readonly bint timing, blocking

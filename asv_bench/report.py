@@ -1,4 +1,4 @@
-"""SPEC's speed table S1-S9 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
+"""SPEC's speed table S1-S10 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
 Minima over many rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes about a minute.
 """
@@ -24,6 +24,7 @@ from benchmarks import (
     bench_memory,
     bench_meta,
     bench_record,
+    bench_streams,
 )
 from benchmarks.timing import Pair, mindtorch, torch
 
@@ -137,8 +138,19 @@ def s9() -> Iterator[Line]:
     yield Line("S9", "405B prefill, FLOPs and peak (s)", value, reference, pair.value, shown, 0.3, 0.12)
 
 
+def s10() -> Iterator[Line]:
+    for statement in bench_streams.STATEMENTS:
+        pair = bench_streams.select(statement)
+        value, reference = f"{pair.value * 1e6:.3f} us", f"{pair.reference * 1e6:.3f} us"
+        yield Line("S10", f"{statement} (us)", value, reference, pair.value * 1e6, f"{pair.ratio:.2f}x", 0.15, 0.08)
+        counted = bench_streams.count(statement)
+        shown = "not counted here" if counted is None else f"{counted:.0f}"
+        yield Line("S10", "  in instructions", shown, "", counted or 0.0, "")
+
+
 ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S1": s1, "S2": s2, "S3": s3, "S4": s4, "S5": s5, "S6": s6, "S7": s7, "S8": s8, "S9": s9,
+    "S10": s10,
 }
 
 
