@@ -67,7 +67,7 @@ def _describe(func: Any) -> _Op:
     return _Op(
         func, name, base,
         view=(aliases and not writes) or torch.Tag.inplace_view in func.tags or base == "aten::detach_",
-        resizes=base == "aten::resize_", sets=base == "aten::set_",
+        resizes=base in ("aten::resize_", "aten::resize_as_"), sets=base == "aten::set_",
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
         and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"),
         blind=base in BLIND and not writes,
@@ -189,6 +189,7 @@ def _set(target: NpuTensor, source: Any = None, offset: int = 0, size: Any = Non
 
 
 def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
+    size = size.shape if isinstance(size, torch.Tensor) else size  # resize_as_
     layout = torch.contiguous_format if memory_format in (None, torch.preserve_format) else memory_format
     if tuple(size) != tuple(t.shape) or memory_format not in (None, torch.preserve_format):
         restride(t, size, torch.empty(size, device=_META, memory_format=layout).stride(), t.storage_offset())

@@ -35,7 +35,7 @@ def staged(library: Any) -> Iterator[None]:
     opcompare.compare_on(opcompare.LAZY)
 
 
-@pytest.mark.parametrize("entry", opcases.ENTRIES)
+@pytest.mark.parametrize("entry", [name for name, op in opcases.ENTRIES.items() if opcases.dtypes_of(op)])
 def test_N5_operator_is_the_same_as_on_the_cpu(entry: str, staged: None) -> None:
     dtypes = opcases.dtypes_of(opcases.ENTRIES[entry])
     outcome = opcases.compare(entry, dtypes[0], most=2, most_ways=1)
