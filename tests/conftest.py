@@ -37,6 +37,9 @@ hypothesis.settings.load_profile("ci")
 torch.set_num_threads(1)
 
 
+_CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "complex64")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption("--conformance", choices=("slice", "full"), default="slice",
@@ -44,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
     parser.addoption("--npu-load", choices=("slice", "full"), default="slice",
                      help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)")
+    parser.addoption("--dtype", action="append", default=[], choices=_CONFORMANCE_DTYPES,
+                     help="compare in this dtype, instead of in the first that an operator takes; may be repeated")
     parser.addoption("--sanitize", default=None, metavar="'PYTEST ARGUMENTS'",
                      help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)")
 

@@ -33,9 +33,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("entry", with_errors)
         return
     cases = []
+    asked = metafunc.config.getoption("--dtype")
     for name, op in opcases.ENTRIES.items():
         dtypes = opcases.dtypes_of(op)
         chosen = dtypes if wanted(metafunc.config) == "full" else dtypes[:1]
+        if asked:
+            chosen = [d for d in dtypes if str(d).removeprefix("torch.") in asked]
         cases += [pytest.param(name, d, id=f"{name}-{str(d).removeprefix('torch.')}") for d in chosen]
     metafunc.parametrize(("entry", "dtype"), cases)
 
