@@ -7,6 +7,10 @@ Environment, read when it is loaded and at :meth:`Library.reset`: ``GENIE_TEST_N
 ``GENIE_TEST_NPU_MEMORY`` (bytes of each device, 1 GiB), ``GENIE_TEST_NPU_PEER`` (0: no access between devices),
 ``GENIE_TEST_NPU_INIT`` (``once``: a second ``aclInit`` gives 100002), ``GENIE_TEST_NPU_ORDER`` (0: do not check that
 uses of the same memory are ordered), ``GENIE_TEST_NPU_REPORT`` (a file for violations and leaks at process exit).
+
+Under a sanitizer::
+
+    CC="cc -fsanitize=thread" LD_PRELOAD=$(cc -print-file-name=libtsan.so) python -m pytest tests/npu/test_aclnn.py
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -24,7 +29,7 @@ OPTIONS = "-std=c11 -O1 -g -fPIC -shared -pthread -fvisibility=hidden -ffp-contr
 def build(folder: Path, *options: str) -> Path:
     """Compile into ``folder``, unless the same sources were compiled there before; ``options`` as for the compiler."""
     sources = sorted(SOURCES.glob("*.c"))
-    command = [os.environ.get("CC", "cc"), *OPTIONS, *options, *map(str, sources)]
+    command = [*shlex.split(os.environ.get("CC", "cc")), *OPTIONS, *options, *map(str, sources)]
     content = b"\0".join([*(path.read_bytes() for path in sorted(SOURCES.iterdir())), repr(command).encode()])
     target = folder / f"libascendcl-test-{hashlib.sha256(content).hexdigest()[:16]}.so"
     if not target.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from device_memory import block_of, get
 
 import mindtorch
-from mindtorch._ext import aclnn
+from mindtorch._ext import aclnn, blocks
 from mindtorch.npu.kernels import DTYPES, NATIVE, Calls
 
 
@@ -374,6 +375,35 @@ def test_N5_each_device_has_its_own_calls(device: Device, npu: ModuleType, devic
     assert npu.current_device() == 0
     with pytest.raises(RuntimeError, match="99"):
         aclnn.binary("Add", description, description, 1, description, 99)
+
+
+def test_N5_threads_call_at_the_same_time(device: Device, npu: ModuleType) -> None:
+    """Each on a stream of its own: results right, and no two uses of workspace or results unordered."""
+    failures: list[BaseException] = []
+    count = npu.device_count()
+
+    def work(number: int) -> None:
+        index = number % count
+        try:
+            with npu.stream(npu.Stream(index)):
+                one = block_of(index, bytes(torch.full((4, 4), 0.25).untyped_storage()))
+                other = block_of(index, bytes(64))
+                forth, back = ((block.ptr, (4, 4), (4, 1), 0, 16, 0) for block in (one, other))
+                for _ in range(25):
+                    assert aclnn.product("Mm", forth, forth, back, index)
+                    assert aclnn.with_number("Softmax", back, -1, forth, index)
+                    joined = blocks.allocate(index, 128)
+                    assert aclnn.cat([forth, back], 0, (joined.ptr, (8, 4), (4, 1), 0, 32, 0), index)
+                assert get(one) == bytes(torch.full((4, 4), 0.25).untyped_storage())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
 
 
 def test_N5_a_refusal_of_the_library_is_no_error(device: Device) -> None:
