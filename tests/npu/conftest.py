@@ -94,6 +94,22 @@ def npu(library: acl_library.Library) -> ModuleType:
 
 
 @pytest.fixture
+def device(npu_library: acl_library.Library) -> Iterator[Any]:
+    """npu:0 with the product's own pool and allocator; no description or executor may be left at the end."""
+    from native_calls import Device
+
+    import mindtorch
+
+    npu_library.clear()
+    yield Device(npu_library)
+    npu_library.release()
+    for index in range(mindtorch.npu.device_count()):
+        mindtorch.npu.synchronize(index)
+    assert npu_library.violations() == []
+    assert [line for line in npu_library.leaks() if " acl" in line] == []
+
+
+@pytest.fixture
 def devices(npu: ModuleType) -> Callable[[int], None]:
     """Skips the test where there are fewer NPUs."""
 
