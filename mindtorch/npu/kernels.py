@@ -240,13 +240,21 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
 # Moving and converting
 
 
+def _fits(value: float, dtype: torch.dtype) -> bool:
+    """Whether torch would put the number into such a tensor without complaint."""
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    if dtype is torch.bool or isinstance(value, bool):
+        return not isinstance(value, float)
+    return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+
+
 def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
     described = describe(calls, args[0], floats=False)
     value = args[1] if len(args) > 1 else 0  # zero_
     if described is None or kwargs or not is_number(value) or not aclnn.available("InplaceFillScalar"):
         return NotImplemented
-    whole = not isinstance(value, float)
-    if not (whole or described[0][5] in FLOATS) or overlap(described[0], described[0]):
+    if not _fits(value, TORCH[described[0][5]]) or overlap(described[0], described[0]):
         return NotImplemented
     done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, calls.device)
     return args[0] if done else NotImplemented

@@ -26,7 +26,7 @@ EXACT = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"]
 @pytest.mark.parametrize("name", EXACT)
 def test_N5_binary_operations_are_exact(device: Device, name: str, layout: int) -> None:
     one = layouts(3, 4)[layout]
-    numbers = [2.5, -3] if name == "sub.Tensor" else [2.5, -3, True]
+    numbers = [2.5, -3, 0.1, 1e-50, 1e300] + [True] * (name != "sub.Tensor")
     for other in [*layouts(3, 4), *map(torch.randn, [(4,), (3, 1), (2, 1, 1), ()]), *numbers]:
         same(device.run(f"aten::{name}", one, other), eager(f"aten::{name}", one, other), True)
 
@@ -175,7 +175,12 @@ def test_N5_fills(device: Device) -> None:
             assert torch.equal(held.back(), torch.full(held.sizes, value, dtype=dtype))
             assert NATIVE["aten::zero_"](device.calls, (held,), {}) is held
             assert torch.equal(held.back(), torch.zeros(held.sizes, dtype=dtype))
-    assert device.run("aten::fill_.Scalar", torch.zeros(3, dtype=torch.int64), 1.5) is NotImplemented
+    for dtype, value in [(torch.int64, 1.5), (torch.uint8, 300), (torch.int8, -129), (torch.float32, 1e39),
+                         (torch.float16, 70000)]:  # fmt: skip
+        assert device.run("aten::fill_.Scalar", torch.zeros(3, dtype=dtype), value) is NotImplemented
+    for value in (float("inf"), float("nan")):
+        expected = torch.full((3,), value, dtype=torch.float16)
+        same(device.run("aten::fill_.Scalar", torch.zeros(3, dtype=torch.float16), value), expected, True)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

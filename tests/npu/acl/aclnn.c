@@ -59,6 +59,7 @@ static int plan_binary(struct plan *plan, const void *self, const void *other, c
     else TENSOR(other);
     CHECK(check_types(plan, 1));
     CHECK(check_result(plan));
+    for (int i = 0; i < 2; i++) plan->values[i] = (float)plan->values[i]; /* no more digits than the tensors have */
     plan->binary = function;
     plan->in_place = 1;
     return code;
@@ -159,6 +160,7 @@ PHASES(Addmm, const void *self, const void *mat1, const void *mat2, const void *
     REQUIRE(plan->tensors[1].rank == 2 && plan->tensors[2].rank == 2, "not two matrices");
     CHECK(get_scalar(beta, "beta", &plan->values[0]));
     CHECK(get_scalar(alpha, "alpha", &plan->values[1]));
+    for (int i = 0; i < 2; i++) plan->values[i] = (float)plan->values[i];
     CHECK(plan_matmul(plan, mode));
     CHECK(check_broadcast(&plan->tensors[3], &plan->tensors[0]));
     END;
