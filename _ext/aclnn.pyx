@@ -156,25 +156,14 @@ cdef class _Call:
     cdef int destroy(self) noexcept nogil:
         """Returns the first error's code, noted."""
         cdef int code = 0, failed
-        cdef char kind
         while self.count > 0:
             self.count -= 1
-            kind = self.kinds[self.count]
-            if kind == c't':
-                failed = _makers.end_tensor(self.handles[self.count])
-            elif kind == c's':
-                failed = _makers.end_scalar(self.handles[self.count])
-            elif kind == c'a':
-                failed = _makers.end_array(self.handles[self.count])
-            else:
-                failed = _makers.end_list(self.handles[self.count])
-            if failed and not code:
-                code = acl.note(b"aclDestroyTensor", failed)
+            failed = _destroy(self.handles[self.count], self.kinds[self.count], code != 0)
+            code = code if code != 0 else failed
         while self.listed_count > 0:
             self.listed_count -= 1
-            failed = _makers.end_tensor(self.listed[self.listed_count])
-            if failed and not code:
-                code = acl.note(b"aclDestroyTensor", failed)
+            failed = _destroy(self.listed[self.listed_count], c't', code != 0)
+            code = code if code != 0 else failed
         free(self.listed)
         self.listed = NULL
         return code
@@ -196,8 +185,10 @@ cdef class _Call:
                 else:
                     code = acl.note(name, second(piece.address if piece != NULL else NULL, size, executor, lane.stream))
                     if piece != NULL:
+                        acl.hush()
                         give(piece)
-            if acl.is_memory_error(code) and piece == NULL and size > 0:
+                        acl.speak()
+            if piece == NULL and size > 0 and acl.is_device_full(code):
                 acl.throw_memory(f"NPU out of memory. Tried to allocate {size} bytes of workspace for {name.decode()} "
                                  f"on npu:{self.unit.device}")
             stop(code)
@@ -256,6 +247,20 @@ cdef class _Call:
         handle = self.keep(_makers.tensor_list(self.listed, self.listed_count), c'l', b"aclCreateTensorList")
         self.listed_count = 0
         return handle
+
+
+cdef int _destroy(Handle handle, char kind, bint silent) noexcept nogil:
+    cdef int code
+    cdef const char *name
+    if kind == c't':
+        name, code = b"aclDestroyTensor", _makers.end_tensor(handle)
+    elif kind == c's':
+        name, code = b"aclDestroyScalar", _makers.end_scalar(handle)
+    elif kind == c'a':
+        name, code = b"aclDestroyIntArray", _makers.end_array(handle)
+    else:
+        name, code = b"aclDestroyTensorList", _makers.end_list(handle)
+    return code if silent else acl.note(name, code)
 
 
 cdef Handle _make_tensor(tuple description) except? NULL:

@@ -597,6 +597,10 @@ cdef int wait_for(Mark *mark, Lane *lane) noexcept nogil:
             mark.waits[mark.n_waits].tick = tick
             mark.n_waits += 1
     pthread_mutex_unlock(&mark.unit.lock)
+    if code == 0 and mt_load(&lane.wanted) > mt_load(&lane.passed):
+        pthread_mutex_lock(&lane.unit.lock)
+        poll(lane.unit)  # for the sake of the devices whose events this lane waited for before
+        pthread_mutex_unlock(&lane.unit.lock)
     return code
 
 

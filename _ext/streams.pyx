@@ -71,15 +71,16 @@ cdef class Runtime:
 cdef dict _runtimes = {}
 
 
-def get_runtime(int device):
+def get_runtime(device):
     """The runtime of a device, made and initialized by the first who asks for it, in whatever thread."""
-    cdef Unit *unit = unit_of(device)
+    cdef int index = device_argument(device)
+    cdef Unit *unit = unit_of(index)
     cdef Runtime made
-    found = _runtimes.get(device)
+    found = _runtimes.get(index)
     if found is None:
         made = Runtime.__new__(Runtime)
         made.unit = unit
-        found = _runtimes.setdefault(device, made)
+        found = _runtimes.setdefault(index, made)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import pytest
@@ -130,6 +131,23 @@ def test_N3_events_are_used_again(npu, library):
     for _ in range(500):
         stream.record_event().synchronize()
     assert library.calls("aclrtCreateEventExWithFlag") == before
+
+
+@pytest.mark.parametrize("how", ["copies", "waits"])
+def test_N3_events_between_devices_are_used_again(npu, library, devices, how):
+    """Though nobody waits on the host, and the devices' memory is not asked for meanwhile."""
+    devices(2)
+    source, target = block_of(0, b"s" * 1000), blocks.allocate(1, 1000)
+    one, two = npu.default_stream(0), npu.default_stream(1)
+    before = library.calls("aclrtCreateEventExWithFlag")
+    for _ in range(20):
+        for _ in range(50):
+            if how == "copies":
+                blocks.copy_across(target, 0, source, 0, 1000)
+            else:
+                two.wait_event(one.record_event())
+        library.c.aclrtSynchronizeStream(ctypes.c_void_p(two.npu_stream))  # behind the pool's back
+    assert library.calls("aclrtCreateEventExWithFlag") - before < 400
 
 
 def test_N3_elapsed_time(npu, library):

@@ -141,8 +141,8 @@ def test_N2_many_threads_devices_and_streams(npu, library, pytestconfig, memory)
     devices = range(min(npu.device_count(), 4))
     streams = [[npu.Stream(device, -(i % 2)) for i in range(STREAMS)] for device in devices]
     npu.empty_cache()
-    taken = [blocks.allocate(device, npu.mem_get_info(device)[0] - (32 + 2 * threads << 20)) for device in devices
-             if memory == "short"]  # fmt: skip
+    room = 32 + 8 * threads // len(devices) << 20
+    taken = [blocks.allocate(device, npu.mem_get_info(device)[0] - room) for device in devices if memory == "short"]
     before = [npu.memory_stats(device) for device in devices]
     failures: list[BaseException] = []
 
