@@ -1,7 +1,8 @@
 """SPEC N5: every operator of torch's own database gives on an NPU, staged through the CPU, what eager gives there.
 
 Values bit for bit, shape, dtype, strides, aliasing, mutated inputs, errors and gradients: the comparison of
-``tests/conformance``, in float32 (or the entry's first dtype), two samples an entry.
+``tests/conformance``, in float32 (or the entry's first dtype), two samples an entry; all of them, called in every way,
+with ``--conformance=full``.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def staged(library: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("entry", [name for name, op in opcases.ENTRIES.items() if opcases.dtypes_of(op)])
-def test_N5_operator_is_the_same_as_on_the_cpu(entry: str, staged: None) -> None:
+def test_N5_operator_is_the_same_as_on_the_cpu(entry: str, staged: None, pytestconfig: pytest.Config) -> None:
     dtypes = opcases.dtypes_of(opcases.ENTRIES[entry])
-    outcome = opcases.compare(entry, dtypes[0], most=2, most_ways=1)
+    limits = {} if pytestconfig.getoption("--conformance") == "full" else {"most": 2, "most_ways": 1}
+    outcome = opcases.compare(entry, dtypes[0], **limits)
     assert outcome.calls
     assert outcome.differences == []
 

@@ -18,7 +18,11 @@ import mindtorch
 from mindtorch.npu import staging
 from mindtorch.npu.tensor import NpuParameter, NpuTensor, block_of
 
-pytestmark = pytest.mark.usefixtures("npu")
+
+@pytest.fixture(autouse=True)
+def two_devices(devices: Callable[[int], None]) -> None:
+    """On the second device, so that an index that gets lost shows."""
+    devices(2)
 
 
 def on(index: int, *size: int) -> torch.Tensor:
