@@ -573,6 +573,7 @@ cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* 
     """Give the call an entry that stands for the script; without one, an entry that says so."""
     cdef list metas = [] if script == NULL else [meta], alias = [] if script == NULL else [-1]
     cdef uint32_t sid
+    cdef SigS* s
     tape.interner.frozen += 1
     try:
         if encode_call(info, args, kwargs) == 0:
@@ -580,7 +581,8 @@ cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* 
             if sid == 0 and K.n:
                 sid = tape.interner.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, None, metas,
                                             alias, bytes(K.n_ins), 0, 0)
-            if sid and script != NULL and tape.interner.sigs[sid].n_out and sig_out_meta(tape.interner.sigs[sid])[0] == meta:
+            s = tape.interner.sigs[sid]
+            if sid and script != NULL and s.n_out and sig_out_meta(s)[0] == meta:
                 keep_script(sid, script)
                 script = NULL
     finally:

@@ -74,7 +74,7 @@ def describe(func: Any, dispatch: bool) -> Any:
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
     info = _intern.OpInfo(func, plain_name, kind, writes=(0,) if in_place and not dispatch else (),
                           copies=plain_name in _MAY_COPY and not dispatch)
-    if plain_name == _ATTENTION and not dispatch:  # may draw, so it is never recorded whole; not without dropout
+    if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
     if info.writes and (row := ops.row(plain_name)) is not None and row.values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_in_place, info)

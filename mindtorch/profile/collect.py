@@ -27,8 +27,8 @@ from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
-from mindtorch.profile.model import ModelBook
 from mindtorch.profile.npu_ops import NpuOps
+from mindtorch.profile.run import Run
 from mindtorch.profile.targets import Target
 from mindtorch.semantics import modules
 
@@ -84,7 +84,7 @@ class Places(NamedTuple):
         )
 
 
-class Profiler:
+class Profiler(Run):
     """Record everything that runs in this thread within the ``with`` block.
 
     warmup: iterations left out of the report. An iteration ends with an optimizer's step, or with an outermost module
@@ -105,24 +105,8 @@ class Profiler:
         max_events: int = 1 << 20,
         target: Target | None = None,
     ) -> None:
-        if warmup < 0 or (steps is not None and steps < 1):
-            raise ValueError(f"[Profiler] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
-        self.warmup, self.steps = warmup, steps
-        self.target = target
-        self.interrupted = False
-        self.exit_code = 0
-        self.book = ModelBook()
-        self.marks: list[int] = []  # ends of iterations, ns
-        self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
-        self.peaks: dict[int, int] = {}
-        self.phase_peaks: list[int] = [0] * len(context.PHASES)
-        self.places: dict[str, Places] = {}
-        self.forks = 0
-        self.compiled = False
-        self.frozen_ns = 0
+        super().__init__(STAGES[0], target, warmup, steps)
         self._begun_ns = begun_ns
-        self._stage = STAGES[0]
-        self._announced = False
         self._used = False
         synchronize = _synchronize if torch.cuda.is_available() else None
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
@@ -187,11 +171,7 @@ class Profiler:
         """For a program that knows its own iterations: one of them begins, as "warmup" or as "main" (in the report), or
         what they need is made ready ("init"). Nothing is guessed from then on; `warmup` and `steps` say nothing."""
         now = now_ns()
-        if not self._announced:
-            self._announced, self.warmup, self.steps = True, 0, None
-        if self._stage in ("warmup", "main"):
-            self.marks.append(now)
-            self.warmup += self._stage == "warmup"
+        self._announce(now)
         if name != self._stage:
             self._end_part(self._run_pending(now))
             self._stage = name
@@ -241,19 +221,19 @@ class Profiler:
         elif kind == "enter":
             if self._stage in ("import", "init"):
                 self._end_part(self._run_pending(now))
-                self._stage = "warmup" if self.warmup else "main"
+                self._stage = self._first_module()
         elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
             self._end_iteration(now)
 
     def _end_iteration(self, now: int) -> None:
-        self.marks.append(now)
-        if self._stage == "warmup" and len(self.marks) == self.warmup:
-            self._end_part(self._run_pending(now))
-            self._stage = "main"
-        elif self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
-            self.frozen_ns = self._run_pending(now)
-            self._end_part(self.frozen_ns)
-            self._stage = "rest"
+        following = self._iteration_ended(now)
+        if following == self._stage:
+            return
+        ended = self._run_pending(now)
+        self._end_part(ended)
+        self._stage = following
+        if following == "rest":
+            self.frozen_ns = ended
             self.collector.stop()
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:

@@ -24,8 +24,8 @@ from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.profile import memory, roofline
 from mindtorch.profile.collect import FREE, STAGES, Places, describe
-from mindtorch.profile.model import ModelBook
 from mindtorch.profile.rows import CALLS, as_table, exact
+from mindtorch.profile.run import Run
 from mindtorch.profile.targets import Target
 from mindtorch.profile.work import Work, work
 from mindtorch.semantics import modules
@@ -36,7 +36,7 @@ _SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "
 _ENTERED = 0x100  # as in _ext/ledger.pyx
 
 
-class Estimator:
+class Estimator(Run):
     """Note everything that runs in this thread within the ``with`` block; nothing of it is computed.
 
     target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
@@ -48,33 +48,20 @@ class Estimator:
 
     def __init__(self, *, target: Target | None = None, devices: int = 1, warmup: int = 0,
                  steps: int | None = None, assume: float = 0.0) -> None:
-        if warmup < 0 or (steps is not None and steps < 1):
-            raise ValueError(f"[Estimator] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
-        self.target, self.warmup, self.steps, self.assume = target, warmup, steps, assume
+        super().__init__("init", target, warmup, steps)
+        self.assume = assume
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
             self._accelerator = Accelerator(
                 target.name, int(target.memory_bytes), devices, target.capability, target.processors)
-        self.interrupted = False
-        self.exit_code = 0
-        self.book = ModelBook()
-        self.marks: list[int] = []  # ends of iterations, positions in the ledger
-        self.parts: dict[str, tuple[list[tuple[int, ...]], int, dict[int, int], int]] = {}
-        self.peaks: dict[int, int] = {}
-        self.phase_peaks = [0] * len(context.PHASES)
-        self.places: dict[str, Places] = {}
-        self.forks = 0
-        self.compiled = False
-        self.frozen_ns = 0
         self.memory: memory.Memory | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={},
                                          other_thread=False, mark_error=None, imported=0, started=0, stopped=0)
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
-        self._stage, self._begun = "init", 0
-        self._announced = False
+        self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
@@ -131,11 +118,7 @@ class Estimator:
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
-        if not self._announced:
-            self._announced, self.warmup, self.steps = True, 0, None
-        if self._stage in ("warmup", "main"):
-            self.marks.append(ledger.position())
-            self.warmup += self._stage == "warmup"
+        self._announce(ledger.position())
         self._end_stage(ledger.position(), name)
 
     def _on_mark(self, kind: str, at: int) -> None:
@@ -145,13 +128,12 @@ class Estimator:
         elif self._announced:
             return
         elif kind == "enter" and self._stage == "init":
-            self._end_stage(at, "warmup" if self.warmup else "main")
+            self._end_stage(at, self._first_module())
         elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
-            self.marks.append(at)
-            if self._stage == "warmup" and len(self.marks) == self.warmup:
-                self._end_stage(at, "main")
-            elif self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
-                self._end_stage(at, "rest")
+            following = self._iteration_ended(at)
+            if following != self._stage:
+                self._end_stage(at, following)
+            if following == "rest" and not self.frozen_ns:
                 self.frozen_ns = time.perf_counter_ns()
                 ledger.stop()
 

@@ -137,22 +137,24 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
 def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
     """(parameters, buffers) of `module` and of all that is under it, each once.
 
-    As ``parameters()`` and ``buffers()`` have them; those name each one, and take many times as long.
+    In the order of ``parameters()`` and ``buffers()``, which name each one, and take many times as long.
     """
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
-    todo, seen = [module], {id(module)}
-    for holder in todo:
+    todo: list[torch.nn.Module | None] = [module]
+    seen: set[int] = set()
+    while todo:
+        holder = todo.pop()
+        if holder is None or id(holder) in seen:
+            continue
+        seen.add(id(holder))
         for parameter in holder._parameters.values():
             if parameter is not None:
                 parameters[id(parameter)] = parameter
         for buffer in holder._buffers.values():
             if buffer is not None:
                 buffers[id(buffer)] = buffer
-        for child in holder._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                todo.append(child)
+        todo.extend(reversed(holder._modules.values()))
     return list(parameters.values()), list(buffers.values())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import context
+from mindtorch.semantics import modules
 
 
 class Block(torch.nn.Module):
@@ -278,3 +279,15 @@ def test_L12_log_is_bounded_without_gradients(tracked):
         for _ in range(50):
             net(x)
     assert context.log_entries() <= before + 2
+
+
+def test_C4_what_a_module_holds_in_torchs_order():
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model = torch.nn.ModuleDict({"a": torch.nn.Sequential(inner, torch.nn.Linear(2, 2)), "b": inner})
+    model["tied"] = torch.nn.Linear(2, 2)
+    model["tied"].weight = inner[0].weight
+    model.register_buffer("last", torch.ones(1))
+    model.register_module("none", None)
+    parameters, buffers = modules.held(model)
+    assert list(map(id, parameters)) == list(map(id, model.parameters()))
+    assert list(map(id, buffers)) == list(map(id, model.buffers()))
