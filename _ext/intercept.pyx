@@ -470,7 +470,10 @@ cdef bint apart = False
 
 
 def take_apart(bint on):
-    """While on, no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops."""
+    """While on, no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops.
+
+    While the ledger is open, what a call came to is logged again when it is made again: see `_apart`.
+    """
     global apart
     apart = on
 
