@@ -7,13 +7,14 @@ is known of the result equal those of a call that is taken apart each time.
 from __future__ import annotations
 
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import opcases
-import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -26,16 +27,16 @@ from mindtorch.profile import memory
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 
 
-@pytest.fixture
-def logged() -> Iterator[Callable[[], tuple]]:
-    """Within an estimate: call it for what was logged since the last time, with positions relative to its beginning."""
+@contextmanager
+def estimate() -> Iterator[Callable[[], tuple]]:
+    """An estimate, and a function that tells what was logged since the last time, with positions from there on."""
     with estimating():
         ledger.open(tensors.tape, lambda kind, at: None)
         begun = [0, 0]
 
         def since() -> tuple:
-            calls, blocks = (np.frombuffer(log, kind) for log, kind in zip(ledger.logs(), (memory._CALL, memory._BLOCK),
-                                                                           strict=True))
+            logs = zip(ledger.logs(), (memory._CALL, memory._BLOCK), strict=True)
+            calls, blocks = (np.frombuffer(log, kind) for log, kind in logs)
             at, born = begun
             begun[:] = len(calls), len(blocks)
             new = blocks[born:]
@@ -77,23 +78,23 @@ def _call(call: Any, sample: Any, mode: Any, logged: Callable[[], tuple]) -> tup
 
 
 def test_C4_a_call_made_again_is_logged_as_one_taken_apart(
-    entry: str, dtype: torch.dtype, limits: dict, logged: Callable[[], tuple]
+    entry: str, dtype: torch.dtype, limits: dict
 ) -> None:
     op = opcases.ENTRIES[entry]
     ways = [call for call in (op.op, op.method_variant, op.operator_variant) if call is not None]
-    gc.disable()  # what goes with a cycle goes whenever it likes
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for sample in opcases.samples(op, dtype, limits["most_ways"]):
-                for mode in MODES:
-                    for call in ways:
-                        intercept.set_logging(True)  # calls that are logged by name are taken apart each time
-                        try:
-                            expected = _call(call, sample, mode, logged)
-                        finally:
-                            intercept.set_logging(False)
-                        for _ in range(2):
-                            assert _call(call, sample, mode, logged) == expected
-    finally:
-        gc.enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples = opcases.samples(op, dtype, limits["most_ways"])  # with data, still
+        gc.disable()  # what goes with a cycle goes whenever it likes
+        try:
+            with estimate() as logged:
+                for sample, mode, call in itertools.product(samples, MODES, ways):
+                    intercept.set_logging(True)  # calls that are logged by name are taken apart each time
+                    try:
+                        expected = _call(call, sample, mode, logged)
+                    finally:
+                        intercept.set_logging(False)
+                    for _ in range(2):
+                        assert _call(call, sample, mode, logged) == expected
+        finally:
+            gc.enable()
