@@ -53,7 +53,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         if kwargs.get("out") is None or "not resizable" not in str(error):
             raise
         out = _into(kwargs["out"], func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
-    if func in _AS_IT_IS or not operands:
+    if func in _AS_IT_IS or any(not is_npu(t) and t.dim() for t in operands):
         return out
     return _home(out, operands)
 
@@ -196,6 +196,11 @@ def _pin(args: tuple, kwargs: dict) -> NoReturn:
     raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
 
 
+def _type_as(args: tuple, kwargs: dict) -> Any:
+    t, other = (*args, *kwargs.values())
+    return t.to(other.device, other.dtype)
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (*args, *kwargs.values())
     if not (is_npu(a) and is_npu(b)):
@@ -220,6 +225,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: _pin,
         _base.is_set_to: _is_set_to,
+        _base.type_as: _type_as,
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),
         torch.Tensor.is_shared: lambda args, kwargs: False,
         _base.tensor_split: _split,

@@ -155,7 +155,8 @@ class Profiler(Run):
         self.compiled = _compiled_frames() != self._frames
         self.book.refresh()
         self._end_part()
-        self.npu.stop()
+        if self.npu is not None:
+            self.npu.stop()
         if self.collector.mark_error is not None:
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 

@@ -48,7 +48,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "device": ", ".join(_devices(profiler, main)),
         "command": list(sys.argv),
         "lazy": _lazy(profiler, main, rows),
-        "npu": profiler.npu.report(),
+        "npu": profiler.npu.report() if profiler.npu is not None else None,
         "model": profiler.book.main(),
         "startup": {
             "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
@@ -106,7 +106,7 @@ def _devices(profiler: Profiler, main: str) -> list[str]:
     places = profiler.places[main]
     plain = ["cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"]
     lazy = [f"{tensors.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
-    if profiler.npu.devices:
+    if profiler.npu is not None and profiler.npu.devices:
         return profiler.npu.devices + lazy  # what is staged runs on plain tensors, too
     if not lazy or not places.plain_ops:
         return lazy or plain

@@ -6,6 +6,7 @@ from typing import Any
 
 from mindtorch._ext import context
 from mindtorch.profile.model import ModelBook
+from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.targets import Target
 
 
@@ -27,6 +28,7 @@ class Run:
         self.peaks: dict[int, int] = {}
         self.phase_peaks: list[int] = [0] * len(context.PHASES)
         self.places: dict[str, Any] = {}
+        self.npu: NpuOps | None = None  # an estimate runs nothing there
         self.forks = 0
         self.compiled = False
         self.frozen_ns = 0

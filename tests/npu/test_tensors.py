@@ -102,6 +102,13 @@ def test_D4_scalars_and_meta_join() -> None:
     assert isinstance(x[torch.tensor([0, 1])], NpuTensor)  # indices may be on the CPU
 
 
+def test_D4_sizes_may_come_from_elsewhere() -> None:
+    a, x = torch.ones(1, 3), on(1, 2, 3)
+    assert type(a.expand_as(x)) is torch.Tensor and x.view_as(torch.ones(6, 1)).device == x.device
+    assert a.type_as(x).device == x.device and x.type_as(a.double()).dtype is torch.float64
+    assert x.type_as(a).device.type == "cpu"
+
+
 # ---- copies ---------------------------------------------------------------------------------------------------------
 def test_N4_values_survive_a_round() -> None:
     a = torch.randn(4, 5)
