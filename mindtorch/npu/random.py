@@ -5,6 +5,7 @@ Draws are made by torch's CPU generator with the state of the device's swapped i
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ __all__ = [
 _generators: dict[int, torch.Generator] = {}
 _seed: int | None = None  # of devices that were not used yet
 _lock = threading.RLock()
+# Workers seed their generators: no other thread may hold the lock at the fork, and keep it for good.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def _generator(index: int) -> torch.Generator:

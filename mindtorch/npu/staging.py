@@ -8,6 +8,7 @@ it wrote and gave is copied back, sharing memory as it does there. All of it is 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ native_counts: dict[str, int] = {}
 staged_counts: dict[str, int] = {}
 device_counts: dict[int, int] = {}  # both, by device
 _counting = threading.Lock()
+os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _native = config.npu_native()
 # Tensors on different devices are what these are for, or they look at sizes only.
 _ANYWHERE = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::set_", "aten::is_same_size", "aten::_to_copy"})
