@@ -58,6 +58,7 @@ def enable() -> None:
     """Hook torch so that ``device="remote_accelerator[:i]"`` works everywhere. Idempotent."""
     if _saved:
         return
+    npu_is_ours = not npu.stands_aside()  # first: torch_npu claims torch's slot when it is imported
     _register()
     _torch_device._device_constructors()  # memoized with torch's own functions before their names are replaced
     named: list[tuple[Any, str]] = [(torch, name) for name in (*creation.RECORDED, *creation.EAGER)]
@@ -79,10 +80,10 @@ def enable() -> None:
     data = _hooks.DataHook(_torch_data, assign_data)
     _intercept.register(data.__set__, _intern.OpInfo(data, "aten::data", _intern.HANDLER, handler=handlers.set_data))
     _patch(torch.Tensor, "data", data)
-    _hooks.take_type("npu", NpuTensor)
-    _patch(torch.Tensor, "npu", _tensor_npu)
-    _patch(torch.nn.Module, "npu", _module_npu)
-    if not hasattr(torch, "npu"):
+    if npu_is_ours:
+        _hooks.take_type("npu", NpuTensor)
+        _patch(torch.Tensor, "npu", _tensor_npu)
+        _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)

@@ -1,0 +1,37 @@
+"""SPEC N6: where torch_npu is installed and works, ``npu`` tensors are torch's own and its names are left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Claims torch's slot for a foreign device, as torch_npu does, and fails as it does if that is taken.
+STAND_IN = """
+import sys, types, torch
+torch.utils.rename_privateuse1_backend("npu")
+torch.npu = sys.modules["torch.npu"] = types.ModuleType("torch.npu")
+torch.npu.is_available, torch.npu._lazy_init = lambda: True, lambda: None
+torch.Tensor.npu = "theirs"
+"""
+PROGRAM = """
+import torch, mindtorch
+print(torch.Tensor.npu == "theirs", torch.npu is mindtorch.npu, torch.ones(2, device="remote_accelerator:0").sum().item())
+try:
+    print(torch.ones(2, device="npu:1").device)
+except (NotImplementedError, RuntimeError) as error:
+    print("torch's own:", "PrivateUse1" in str(error))
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_N6_tensors_are_left_to_torch_npu(acl_path: Path, tmp_path: Path, works: bool) -> None:
+    (tmp_path / "torch_npu.py").write_text(STAND_IN if works else "raise OSError('libhccl.so: no such file')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "GENIE_ACL_LIBRARY": str(acl_path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+    theirs, ours = "True False 2.0\ntorch's own: True\n", "False True 2.0\nnpu:1\n"
+    assert done.stdout == (theirs if works else ours)
