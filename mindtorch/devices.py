@@ -214,6 +214,9 @@ class device:
         _, context = _state.stack.pop()
         if context is not None:
             context.__exit__(*exc)
+        if _state.deferred and not _state.stack:
+            _state.deferred = False
+            _tell_torch(_state.default)
 
     def __call__(self, function: _F) -> _F:
         """Decorator: run ``function`` with this as the default device."""
@@ -236,6 +239,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.default: device = _CPU
         self.stack: list[tuple[device, Any]] = []
+        self.deferred = False
 
 
 _state = _State()
@@ -274,15 +278,23 @@ def set_default_device(value: DeviceLike | None) -> None:
     """
     chosen = _CPU if value is None else device(value)
     _state.default = chosen
+    if _state.stack:
+        _state.deferred = True  # torch's modes are a stack: what lies below the block is changed when it ends
+    else:
+        _tell_torch(chosen)
+
+
+def _tell_torch(chosen: device) -> None:
     torch = _torch()
-    if torch is not None:
-        # None, not "cpu": torch then takes its function mode off again, which costs time on every call.
-        there = None if chosen is _CPU else _expressible(chosen)
-        torch.set_default_device(there)
-        if there is None and chosen is not _CPU:
-            context = _torch_context(chosen)
-            context.__enter__()
-            torch._GLOBAL_DEVICE_CONTEXT.device_context = context
+    if torch is None:
+        return
+    # None, not "cpu": torch then takes its function mode off again, which costs time on every call.
+    there = None if chosen is _CPU else _expressible(chosen)
+    torch.set_default_device(there)
+    if there is None and chosen is not _CPU:
+        context = _torch_context(chosen)
+        context.__enter__()
+        torch._GLOBAL_DEVICE_CONTEXT.device_context = context
 
 
 def get_default_device() -> device:
