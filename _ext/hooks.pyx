@@ -55,7 +55,9 @@ cdef bint _names_us(object device) except -1:
             return True
         return _subclasses_enabled is not None and (<str>device).startswith("meta") and _subclasses_enabled()
     kind = getattr(device, "type", None)
-    return kind == _device_type or kind == _other_type or (_subclasses_enabled is not None and kind == "meta" and _subclasses_enabled())
+    if kind == _device_type or kind == _other_type:
+        return True
+    return _subclasses_enabled is not None and kind == "meta" and _subclasses_enabled()
 
 
 cdef class CreationHook:

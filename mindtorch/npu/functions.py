@@ -186,7 +186,7 @@ def _like(func: Any) -> Callable[[tuple, dict], Any]:
 
 def _split(args: tuple, kwargs: dict) -> Any:
     at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
-    if not is_npu(at):
+    if at is None or not is_npu(at):
         return NotImplemented
     kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
     return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
