@@ -218,8 +218,15 @@ class device:
             _state.deferred = False
             _tell_torch(_state.default)
 
-    def __call__(self, function: _F) -> _F:
-        """Decorator: run ``function`` with this as the default device."""
+    def __call__(self, function: _F, location: str | None = None) -> _F:
+        """Decorator: run ``function`` with this as the default device.
+
+        With ``location``, what ``torch.load(map_location=device)`` asks of a callable: put a storage here.
+        """
+        if location is not None:
+            import torch
+
+            return torch.serialization.default_restore_location(function, str(self))  # type: ignore[arg-type]
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:

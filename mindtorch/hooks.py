@@ -85,6 +85,9 @@ def enable() -> None:
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
+        for owner, name in (*((torch, name) for name in _AUTOCAST), (torch.amp, "is_autocast_available"),
+                            (torch.amp.autocast_mode, "is_autocast_available")):
+            _patch(owner, name, _autocast_question(getattr(owner, name)))
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
@@ -107,8 +110,7 @@ def enable() -> None:
     if not hasattr(torch, tensors.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
         _patch(torch, tensors.DEVICE_TYPE, DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
-    if _registered:
-        _patch(torch, "get_device_module", _get_device_module)
+    _patch(torch, "get_device_module", _get_device_module)
     if config.enable_aten_impl():
         _register_aten()
 
@@ -357,6 +359,8 @@ def _new_hook(name: str) -> Any:
 
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if args and type(args[0]) is int and any(is_npu(t) for t in (*self.parameters(), *self.buffers())):
+        args = (mindtorch_device("npu", args[0]), *args[1:])  # an index is one of the devices that it is on
     target = _target(args, kwargs)
     on_npu = npu_moves.names_npu(target)
     if target is None or not (on_npu or tensors.is_ours(target)):
@@ -398,8 +402,11 @@ def _manual_seed(seed: Any) -> torch.Generator:
 
 @functools.wraps(_torch_get_device_module)
 def _get_device_module(device: Any = None) -> Any:
+    if npu_moves.names_npu(device):
+        return npu
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
-    return _torch_get_device_module("cpu" if device is None and not torch.accelerator.is_available() else device)
+    nobody = device is None and _registered and not torch.accelerator.is_available()
+    return _torch_get_device_module("cpu" if nobody else device)
 
 
 @functools.wraps(_torch_set_default_dtype)
@@ -410,6 +417,20 @@ def _set_default_dtype(d: torch.dtype) -> None:
         _core.forget_calls()
         predict.forget()
     _torch_set_default_dtype(d)
+
+
+_AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
+
+
+def _autocast_question(original: Any) -> Any:
+    """``torch.is_autocast_available("npu")`` and its like: autocast of NPU tensors is the CPU's."""
+
+    @functools.wraps(original)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return original(*("cpu" if npu_moves.names_npu(a) else a for a in args),
+                        **{k: "cpu" if npu_moves.names_npu(v) else v for k, v in kwargs.items()})
+
+    return ask
 
 
 @functools.wraps(_torch_autocast_init)

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere
-from .npu.tensor import NpuParameter, NpuTensor, as_npu, is_npu
+from .npu.tensor import NpuTensor, as_npu, is_npu
 from .tensors import LazyParameter, LazyTensor
 
 
@@ -77,7 +77,10 @@ def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
 def _twin(source: torch.Tensor, parameter: bool, requires_grad: bool) -> Any:
     """Another tensor with the data of ``source``, of a class whose objects are laid out as torch's are."""
     if is_npu(source):
-        return as_npu(source.detach(), NpuParameter if parameter else NpuTensor).requires_grad_(requires_grad)
+        twin: Any = as_npu(source.detach())
+        if parameter:
+            twin._is_param = True  # what isinstance(..., torch.nn.Parameter) asks for
+        return twin.requires_grad_(requires_grad)
     return _lazy_twin(source, LazyParameter if parameter else LazyTensor, requires_grad)
 
 
@@ -107,18 +110,19 @@ def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) 
         _replaced[param] = fresh
 
 
+_OF_ITS_KIND = ("_handle", "_is_param")  # go with the class
+
+
 def _swap(param: Any, fresh: Any) -> None:
     """Exchange the C++ tensors, classes and handles of two Python objects; other attributes stay where they are."""
     cls, old_class = type(fresh), type(param)
-    handle, old_handle = fresh.__dict__.pop("_handle", None), param.__dict__.pop("_handle", None)
+    theirs, ours = ({name: t.__dict__.pop(name) for name in _OF_ITS_KIND if name in t.__dict__} for t in (fresh, param))
     kept = dict(param.__dict__)
     torch._C._swap_tensor_impl(param, fresh)
     param.__class__, fresh.__class__ = cls, old_class
     param.__dict__.update(kept)
-    if handle is not None:
-        param.__dict__["_handle"] = handle
-    if old_handle is not None:
-        fresh.__dict__["_handle"] = old_handle
+    param.__dict__.update(theirs)
+    fresh.__dict__.update(ours)
 
 
 # Parameters that could not keep their identity (C++ holds them): tied weights must be replaced by one object.
@@ -128,7 +132,7 @@ _replaced = WeakIdKeyDictionary()
 def _swappable(param: Any) -> bool:
     # The C++ tensors can be exchanged when nothing but Python and, as torch.utils.swap_tensors allows, the
     # gradient accumulator of a live graph refers to them; classes must share their layout.
-    if type(param) not in (torch.nn.Parameter, LazyParameter, NpuParameter, torch.Tensor):
+    if type(param) not in (torch.nn.Parameter, LazyParameter, NpuTensor, torch.Tensor):
         return False
     if param._use_count() == 1:
         return True

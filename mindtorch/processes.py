@@ -11,10 +11,10 @@ from torch.utils.data import default_collate  # noqa: F401  (loads the module be
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import tensors
-from .npu.tensor import NpuParameter, NpuTensor
+from .npu.tensor import NpuTensor
 
 __all__ = ["install", "uninstall"]
-_TYPES = (*tensors.TYPES, NpuTensor, NpuParameter)
+_TYPES = (*tensors.TYPES, NpuTensor)
 
 
 def install() -> None:

@@ -1,6 +1,6 @@
-"""``torch.jit.trace`` watches C++ handle tensors with memory, which lazy ones do not have: refused in one clear error.
+"""``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error.
 
-A program traced on the CPU runs on lazy tensors as any other.
+A program traced on the CPU runs on tensors of ours as any other. Scripted modules on an NPU cannot be saved either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ._ext import lazy as _core
 from .errors import UnsupportedOperationError
+from .npu.tensor import is_npu
 
 __all__ = ["patches"]
 
@@ -23,7 +24,8 @@ def _refusing(original: Callable[..., Any]) -> Any:
     def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(func, "__self__", func)  # a module, or a method of one
         held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
-        lazy = next((t for t in (*held, *tree_leaves((args, kwargs))) if _core.get_handle(t) is not None), None)
+        given = (*held, *tree_leaves((args, kwargs)))
+        lazy = next((t for t in given if _core.get_handle(t) is not None or is_npu(t)), None)
         if lazy is not None:
             raise UnsupportedOperationError(
                 f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {lazy.device}: trace there, "
@@ -34,9 +36,25 @@ def _refusing(original: Callable[..., Any]) -> Any:
     return trace
 
 
+def _saving(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        there = next((t for t in (*self.parameters(), *self.buffers()) if is_npu(t)), None)
+        if there is not None:
+            raise UnsupportedOperationError(
+                f"[torch.jit.save] expected a module on the CPU, got one on {there.device}: C++ would read memory that "
+                "it does not have; .to('cpu') first"
+            )
+        return original(self, *args, **kwargs)
+
+    return save
+
+
 _stand_ins = [(torch.jit._trace, "_trace_impl", _refusing(torch.jit._trace._trace_impl)),
               *((owner, "trace_module", _refusing(torch.jit._trace.trace_module))
-                for owner in (torch.jit._trace, torch.jit))]
+                for owner in (torch.jit._trace, torch.jit)),
+              *((torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
+                for name in ("save", "save_to_buffer", "_save_for_lite_interpreter"))]
 
 
 def patches() -> list[tuple[Any, str, Any]]:

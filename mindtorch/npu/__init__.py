@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .moves import pin_memory as pin_memory
 
 
+_initialized = True  # torch.utils.checkpoint then keeps the generators' states for the recomputation
 _OF_TENSORS = ("is_pinned", "pin_memory")  # in a module that imports torch
 
 

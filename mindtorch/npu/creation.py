@@ -45,6 +45,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     data = args[0] if args else kwargs.get("data")
     if not isinstance(data, torch.Tensor):
+        if args:
+            args = (_numbers(data), *args[1:])
         return upload(func(*args, device=_CPU, **kwargs), index)
     source = data if func.__name__ == "as_tensor" else data.detach()  # the others cut the graph
     if kwargs.get("dtype") is not None:
@@ -53,6 +55,13 @@ def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], in
     if made is data or (made is source and func.__name__ != "as_tensor"):
         return made.clone() if func.__name__ == "tensor" or kwargs.get("copy") else made
     return made
+
+
+def _numbers(data: Any) -> Any:
+    """Lists with NPU tensors in them as torch's C++ code can read them."""
+    if isinstance(data, (list, tuple)):
+        return type(data)(_numbers(item) for item in data) if type(data) in (list, tuple) else data
+    return data.tolist() if is_npu(data) else data
 
 
 def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> NpuTensor:

@@ -24,6 +24,12 @@ _VF = torch._C._VariableFunctions
 _infos: dict[Any, tuple[Any, int]] = {}
 # Give plain tensors on purpose, or none that C++ could have made for us.
 _AS_IT_IS = frozenset({_VF._pack_padded_sequence})
+# Take tensors for numbers: sizes, which may be anywhere.
+_MAKE = frozenset({"zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
+                   "logspace", "eye", "normal", "range"})
+_TAKE_SIZES = _MAKE | {"repeat", "expand", "view", "reshape", "narrow", "new_zeros", "new_ones", "new_empty",
+                       "new_full", "unflatten", "tile", "broadcast_to", "resize_", "select", "roll", "flatten",
+                       "unfold"}
 
 
 def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -38,7 +44,8 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return NotImplemented  # what meets a meta tensor becomes one: its class knows how
     operands = list(tensors_in([*args, *kwargs.values()]))
     info, other_formula = _infos.get(func) or _describe(func)
-    if len({block_of(t).device if is_npu(t) else None for t in operands}) > 1:
+    name = getattr(func, "__name__", "")
+    if name not in _TAKE_SIZES and len({block_of(t).device if is_npu(t) else None for t in operands}) > 1:
         mixing.mixed_devices(info, args, kwargs)
     if other_formula and any(is_npu(t) for t in operands):
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
@@ -53,7 +60,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         if kwargs.get("out") is None or "not resizable" not in str(error):
             raise
         out = _into(kwargs["out"], func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
-    if func in _AS_IT_IS or any(not is_npu(t) and t.dim() for t in operands):
+    if func in _AS_IT_IS or name in _MAKE or any(not is_npu(t) and t.dim() for t in operands):
         return out
     return _home(out, operands)
 
@@ -226,6 +233,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.pin_memory: _pin,
         _base.is_set_to: _is_set_to,
         _base.type_as: _type_as,
+        torch.get_device: lambda args, kwargs: args[0].get_device(),
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),
         torch.Tensor.is_shared: lambda args, kwargs: False,
         _base.tensor_split: _split,
@@ -251,6 +259,7 @@ def install() -> None:
     cls.cpu = lambda self, memory_format=torch.preserve_format: moves.to(self, ("cpu",), _given(memory_format))
     cls.cuda = lambda self, device="cuda", non_blocking=False, **kwargs: moves.to(
         self, (torch.device("cuda", device) if isinstance(device, int) else device,), {"non_blocking": non_blocking})
+    cls.record_stream = lambda self, stream: block_of(self).record_stream(stream)
     cls.npu = lambda self, device=None, non_blocking=False, **kwargs: moves.to(
         self, ("npu" if device is None else device,), {"non_blocking": non_blocking, **kwargs})
 

@@ -254,6 +254,8 @@ def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
     value = args[1] if len(args) > 1 else 0  # zero_
     if described is None or kwargs or not is_number(value) or not aclnn.available("InplaceFillScalar"):
         return NotImplemented
+    if isinstance(value, int) and abs(value) > 1 << 53:
+        return NotImplemented  # a library may keep scalars as doubles
     if not _fits(value, TORCH[described[0][5]]) or overlap(described[0], described[0]):
         return NotImplemented
     done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, calls.device)

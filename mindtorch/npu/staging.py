@@ -19,6 +19,8 @@ import torch
 from .. import config, ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
+from ..errors import UnsupportedOperationError
+from ..meta import refuse
 from ..predict import BLIND, quiet, tensors_in
 from .calls import DTYPES, Calls, Description, contiguous
 from .kernels import NATIVE
@@ -100,7 +102,12 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     if op.view:
         return _view(op, args, kwargs)
     tensors = list(tensors_in([*args, *kwargs.values()]))
+    if op.name.startswith("c10d::"):
+        raise UnsupportedOperationError(f"[{op.name}] torch.distributed has no backend for npu tensors: use .cpu()")
     if any(t.is_meta for t in tensors if not is_npu(t)):
+        named = {**dict(enumerate(args)), **kwargs}
+        if any(is_npu(t) for key in op.writes for t in tensors_in(named.get(key))):
+            refuse(op.base)  # what has data cannot be written from there
         return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)

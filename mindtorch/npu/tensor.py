@@ -138,10 +138,6 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
             return view_of(memo[key], self.shape, self.stride(), self.storage_offset(), self.dtype, view_bits(self))
 
 
-class NpuParameter(NpuTensor, torch.nn.Parameter):
-    """What ``Module.to("npu")`` turns a module's parameter into, in place."""
-
-
 def block_of(t: torch.Tensor) -> Any:
     """The block of device memory behind an NPU tensor (`mindtorch._ext.blocks.Block`)."""
     with torch._C.DisableTorchFunction():
@@ -155,16 +151,17 @@ def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index:
         storage = _storage(0, _CPU, length * dtype.itemsize)
         plain = _torch_empty(0, dtype=dtype, device=_CPU)
         _base.set_(plain, storage, 0, tuple(size), tuple(stride))
-        torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
+        if not plain.is_inference():
+            torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
         torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
         storage._npu = _blocks.allocate(index, storage.nbytes())
     return _subclass(NpuTensor, plain)
 
 
-def as_npu(out: torch.Tensor, cls: Any = NpuTensor) -> NpuTensor:
-    """A tensor of C++ on an NPU tensor's storage, or an NPU tensor, as another object of class ``cls``."""
+def as_npu(out: torch.Tensor) -> NpuTensor:
+    """A tensor of C++ on an NPU tensor's storage, or an NPU tensor, as another NpuTensor."""
     with torch._C._DisableTorchDispatch():
-        return _subclass(cls, out)
+        return _subclass(NpuTensor, out)
 
 
 def view_of(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype,

@@ -7,16 +7,18 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import mindtorch
 from mindtorch.npu import staging
-from mindtorch.npu.tensor import NpuParameter, NpuTensor, block_of
+from mindtorch.npu.tensor import NpuTensor, block_of
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def test_D5_index_of_creation(npu: ModuleType) -> None:
     x = torch.ones(2, device="npu:1")
     assert x.new_zeros(3).device == x.new_tensor([1.0]).device == x.device
     assert torch.zeros_like(x, device="cpu").device.type == torch.tensor(x.detach(), device="cpu").device.type == "cpu"
-    assert torch.as_tensor(x) is x
+    assert torch.as_tensor(x) is x and torch.tensor([x[0], 2.0], device="npu:1").tolist() == [1.0, 2.0]
     assert x.get_device() == 1 and x.is_npu and not x.is_cpu and not x.is_meta
 
 
@@ -107,6 +109,24 @@ def test_D4_sizes_may_come_from_elsewhere() -> None:
     assert type(a.expand_as(x)) is torch.Tensor and x.view_as(torch.ones(6, 1)).device == x.device
     assert a.type_as(x).device == x.device and x.type_as(a.double()).dtype is torch.float64
     assert x.type_as(a).device.type == "cpu"
+
+
+def test_D4_numbers_on_an_npu_are_numbers() -> None:
+    a, two = torch.zeros(5, 3), torch.tensor(2, device="npu:1")
+    a[two].copy_(torch.ones(3))
+    assert a.sum() == 3  # a view of the CPU's tensor
+    assert type(torch.zeros(two, 2)) is type(torch.zeros(1, 2).repeat(two, 1)) is torch.Tensor
+    assert torch.get_device(two) == 1
+    assert torch.nn.Linear(2, 2).to("npu:1").to(0).weight.device == mindtorch.device("npu:0")
+
+
+def test_M5_nothing_is_read_from_meta_tensors() -> None:
+    x = on(1, 2)
+    for meta in (torch.ones(2, device="meta"), mindtorch.ones(2, device="meta")):
+        for write in (x.copy_, x.add_, lambda m: x.__setitem__(0, m[0]), lambda m: torch.add(x, m, out=x),
+                      lambda m: torch._foreach_add_([x], [m])):
+            with pytest.raises(RuntimeError, match="meta tensor has no data"):
+                write(meta)
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -208,6 +228,7 @@ def test_N5_deepcopy_and_files_keep_what_is_shared() -> None:
         made["whole"].zero_()
         assert made["part"].sum() == 0 and x.abs().sum() != 0
     assert _loaded(file, map_location="npu:0")["part"].device == mindtorch.device("npu:0")
+    assert _loaded(file, map_location=x.device)["part"].device == x.device
     assert type(_loaded(file)["whole"]) is torch.Tensor  # loads without us
     assert torch.equal(pickle.loads(pickle.dumps(x)), x.cpu())
 
@@ -252,7 +273,8 @@ def test_N5_a_network_trains_as_on_the_cpu() -> None:
     first = there[0].weight
     optimizers = torch.optim.AdamW(here.parameters(), lr=0.01), torch.optim.AdamW(there.parameters(), lr=0.01)
     there.to("npu:1")
-    assert there[0].weight is first and type(first) is NpuParameter  # identity: optimizers keep working
+    assert there[0].weight is first and isinstance(first, torch.nn.Parameter)  # identity: optimizers keep working
+    assert isinstance(torch.nn.Parameter(first), torch.nn.Parameter) and type(first) is NpuTensor
     x, y = torch.randn(32, 4), torch.randint(3, (32,))
     losses: list[list[float]] = [[], []]
     for _ in range(20):
@@ -285,6 +307,33 @@ def test_N5_staged_training_has_the_cpus_bits() -> None:
         staging.use_native(True)
     for a, b in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
         assert torch.equal(a, b.cpu())
+
+
+def test_N5_inference_mode() -> None:
+    x, layer = on(1, 2, 4), torch.nn.Linear(4, 3).to("npu:1")
+    with torch.inference_mode():
+        y = layer(x + 1).softmax(-1).clone()
+    assert y.is_inference() and torch.allclose(y.sum(-1).cpu(), torch.ones(2))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_L7_checkpointing_draws_the_same_again(reentrant: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5)).to("npu:1")
+    x, found = on(1, 3, 4).requires_grad_(), []
+    for run in (model, lambda x: torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)):
+        torch.manual_seed(3)
+        run(x).sum().backward()
+        found.append(model[0].weight.grad.clone())
+        model.zero_grad()
+    assert torch.equal(*found)
+
+
+def test_N5_what_cpp_would_read_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2).to("npu:1")
+    with pytest.raises(mindtorch.UnsupportedOperationError, match="npu:1"):
+        torch.jit.script(model).save(tmp_path / "model.pt")
+    with pytest.raises(mindtorch.UnsupportedOperationError, match="npu:1"):
+        torch.jit.trace(model, on(1, 1, 2))
 
 
 def test_N5_stats_say_what_ran_where() -> None:
