@@ -60,7 +60,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         if kwargs.get("out") is None or "not resizable" not in str(error):
             raise
         out = _into(kwargs["out"], func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
-    if func in _AS_IT_IS or name in _MAKE or any(not is_npu(t) and t.dim() for t in operands):
+    if func in _AS_IT_IS or name in _MAKE or any(_is_data_on_cpu(t) for t in operands):
         return out
     return _home(out, operands)
 
@@ -77,6 +77,10 @@ def _describe(func: Any) -> tuple[Any, int]:
         other = _WHOLE if row.whole else _BACKWARD if row.values_backward else 0
     _infos[func] = info, other
     return info, other
+
+
+def _is_data_on_cpu(t: torch.Tensor) -> bool:
+    return not is_npu(t) and t.layout is torch.strided and t.dim() > 0  # sparse tensors of NPUs are torch's own
 
 
 def _into(targets: Any, made: Any) -> Any:
