@@ -69,7 +69,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
     with ExitStack() as stack:
         quiet(stack)
         if name in _UNINITIALIZED or name.startswith("zeros"):
-            shape = func(*_stand_ins(args, _META), device=_META, **kwargs)
+            shape = func(*_stand_ins(args, name.endswith("_like")), device=_META, **kwargs)
             if shape.layout is torch.strided:
                 made = empty(shape.shape, shape.stride(), shape.dtype, index)
                 if name.startswith("zeros"):
@@ -77,19 +77,21 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                     _blocks.fill(block, 0, 0, block.nbytes)
                 return made
         stack.enter_context(drawing(index))
-        plain = func(*_stand_ins(args, _CPU), device=_CPU, **kwargs)
+        plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)
         if plain.layout is not torch.strided or plain.is_quantized:
             raise UnsupportedOperationError(f"[{name}] npu holds dense strided tensors, asked for {plain.layout}")
         return upload(plain, index)
 
 
-def _stand_ins(args: tuple, device: torch.device) -> tuple:
-    """Tensor arguments, of ``*_like`` or with data, as plain ones on ``device``."""
+def _stand_ins(args: tuple, like: bool) -> tuple:
+    """Tensor arguments as plain ones: of ``*_like`` on meta, for its sizes; else numbers and data, on the CPU."""
 
     def plain(a: Any) -> Any:
+        if type(a) in (list, tuple):
+            return type(a)(plain(item) for item in a)
         if not isinstance(a, torch.Tensor):
             return a
-        if device is _META:
+        if like:
             return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
         return a.detach().cpu() if is_npu(a) or isinstance(a, tensors.LazyTensor) else a
 

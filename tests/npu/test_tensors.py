@@ -328,6 +328,19 @@ def test_L7_checkpointing_draws_the_same_again(reentrant: bool) -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_N5_packed_sequences(kind: Any) -> None:
+    layer, x = kind(4, 5), torch.randn(3, 6, 4)
+    found = []
+    for device in ("cpu", "npu:1"):
+        layer.to(device)
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x.to(device), [6, 4, 2], batch_first=True)
+        out, _ = torch.nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+        assert out.device == mindtorch.device(device)
+        found.append(out.detach().cpu())
+    torch.testing.assert_close(*found)
+
+
 def test_N5_what_cpp_would_read_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2).to("npu:1")
     with pytest.raises(mindtorch.UnsupportedOperationError, match="npu:1"):
