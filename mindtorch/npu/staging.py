@@ -185,9 +185,9 @@ def _view(op: _Op, args: tuple, kwargs: dict) -> Any:
 
 
 def _set(target: NpuTensor, source: Any = None, offset: int = 0, size: Any = None, stride: Any = None) -> Any:
-    if source is None:
+    if source is None and is_npu(target):
         source = empty((0,), (1,), target.dtype, block_of(target).device)
-    if not is_npu(source) or block_of(source).device != block_of(target).device:
+    if not is_npu(target) or not is_npu(source) or block_of(source).device != block_of(target).device:
         where = getattr(source, "device", type(source).__name__)
         raise RuntimeError(f"[set_] expected a source tensor on {target.device}, as the target is, got {where}")
     if size is not None:

@@ -215,8 +215,9 @@ def test_N5_out_and_resize() -> None:
     assert x.shape == (2, 5) and block_of(x).nbytes >= 40
     x.set_(out)
     assert block_of(x) is block_of(out)
-    with pytest.raises(RuntimeError, match="npu:1"):
-        x.set_(on(0, 3))
+    for target, source in ((x, on(0, 3)), (torch.empty(0), x), (x, torch.ones(3))):
+        with pytest.raises(RuntimeError, match="npu:1"):
+            target.set_(source)
 
 
 def test_N5_deepcopy_and_files_keep_what_is_shared() -> None:
@@ -370,3 +371,19 @@ def test_N3_ops_run_on_the_current_stream(npu: ModuleType, library: Any) -> None
     stream.synchronize()
     npu.current_stream(1).wait_stream(stream)
     assert torch.equal(y.cpu(), x.cpu() * 2)
+
+
+def test_N3_recorded_memory_is_not_reused_before_the_stream_is_done(npu: ModuleType, library: Any) -> None:
+    stream, x = npu.Stream(device=1), torch.ones(1000, device="npu:1")
+    npu.synchronize(1)
+    library.hold(stream.npu_stream)
+    with npu.stream(stream):
+        y = x + x
+    x.record_stream(stream)
+    address = x.data_ptr()
+    del x
+    assert torch.empty(1000, device="npu:1").data_ptr() != address
+    library.release()
+    stream.synchronize()
+    npu.current_stream(1).wait_stream(stream)
+    assert y.sum().item() == 2000

@@ -1,0 +1,31 @@
+"""SPEC N5: a profile says what ran natively on NPUs, and what was staged through the CPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from mindtorch.cli.report import _on_npus
+from mindtorch.profile import Profiler
+
+
+def test_N5_profile_shows_native_against_staged(npu: ModuleType) -> None:
+    x = torch.ones(8, 8, device="npu:0")
+    with Profiler() as profiler:
+        for _ in range(3):
+            x = x + x
+        torch.cumsum(x, 0)
+    report = profiler.report()
+    assert report["device"].startswith("npu:0")
+    assert report["npu"]["native"] == {"aten::add": 3} and report["npu"]["staged"] == {"aten::cumsum": 1}
+    assert report["npu"]["peak_bytes"]["npu:0"] >= 512
+    assert {row["name"]: row["calls"] for row in report["ops"]}["aten::add"] == 3
+    text = _on_npus(report["npu"])
+    assert "3 calls native, 1 staged through the CPU: cumsum ×1" in text and "on npu:0" in text
+
+
+def test_N5_profile_without_an_npu_says_nothing(npu: ModuleType) -> None:
+    with Profiler() as profiler:
+        torch.ones(2) + 1
+    assert profiler.report()["npu"] is None and profiler.report()["device"] == "cpu"
