@@ -167,7 +167,8 @@ def test_N7_each_call_fails_once(npu, library, operation, code):
             if not fired:
                 break
         assert nth < 99 and allocated(npu) == before
-    assert raised and runs > len(FUNCTIONS)
+    # One failed allocation is tried again, and on one device there is nothing else that allocating calls.
+    assert runs > len(FUNCTIONS) and (raised or (operation is allocate and code == NO_MEMORY))
     settle(npu)
     assert [npu.memory_reserved(index) for index in range(npu.device_count())] == reserved
 
