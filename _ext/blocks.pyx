@@ -196,16 +196,21 @@ def used_by(Block block not None):
     stop(code)
 
 
+cdef int _queued(Lane *lane, Pin *pin, char *to, const char *source, size_t size, int kind) noexcept nogil:
+    """A copy between the device and ``pin``, which is kept until the copy is over."""
+    cdef int code = use_pin(pin, lane)
+    if code != 0:
+        return code
+    return note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, kind, lane.stream))
+
+
 cdef int _staged_in(Lane *lane, char *to, const char *source, size_t size) noexcept nogil:
     cdef Pin *pin
     cdef int code = take_pin(lane.unit, size, &pin)
     if code != 0:
         return code
     memcpy(pin.address, source, size)
-    code = use_pin(pin, lane)
-    if code == 0:
-        code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(
-            to, size, pin.address, size, HOST_TO_DEVICE, lane.stream))
+    code = _queued(lane, pin, to, pin.address, size, HOST_TO_DEVICE)
     give_pin(pin)
     return code
 
@@ -214,9 +219,7 @@ cdef int _in(Lane *lane, char *to, const char *source, size_t size, bint wait) n
     cdef Pin *pin = find_pin(source, size)
     cdef int code
     if pin != NULL:
-        code = use_pin(pin, lane)
-        if code == 0:
-            code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, HOST_TO_DEVICE, lane.stream))
+        code = _queued(lane, pin, to, source, size, HOST_TO_DEVICE)
         return settle(lane) if code == 0 and wait else code
     if size <= STAGED:
         return _staged_in(lane, to, source, size)
@@ -229,9 +232,7 @@ cdef int _out(Lane *lane, char *to, const char *source, size_t size, bint wait) 
     cdef Pin *pin = find_pin(to, size)
     cdef int code
     if pin != NULL:
-        code = use_pin(pin, lane)
-        if code == 0:
-            code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, DEVICE_TO_HOST, lane.stream))
+        code = _queued(lane, pin, to, source, size, DEVICE_TO_HOST)
         return settle(lane) if code == 0 and wait else code
     code = settle(lane)
     return code if code != 0 else note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, DEVICE_TO_HOST))

@@ -37,6 +37,12 @@ from mindtorch._ext.pool cimport (
 
 from mindtorch._ext.pool import check_index
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
+cdef enum:
+    PATIENCE = 20                 # tries
+
 _index = None                 # anything that names a device -> its index
 _device = None                # index -> the public device object
 
@@ -241,7 +247,12 @@ cdef class Stream:
                 else:
                     code = record(lane, False, &mark)
                     if code == 0:
-                        code = query(mark.event, &over)
+                        # Over a moment after the work before it: the stream has to come to it first.
+                        for _ in range(PATIENCE):
+                            code = query(mark.event, &over)
+                            if code != 0 or over:
+                                break
+                            usleep(50)
                         pthread_mutex_lock(&lane.unit.lock)
                         drop(mark)
                         pthread_mutex_unlock(&lane.unit.lock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -17,7 +17,10 @@ from .errors import LazyTensorError
 from .lazy_device import is_ours, place_of
 from .meta import as_meta, value_of
 
-__all__ = ["lazy_gradient", "lend_storage", "may_have_history", "set_data", "set_sources", "shape_only", "table"]
+__all__ = [
+    "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources", "shape_only",
+    "table",
+]  # fmt: skip
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
 _CPU = torch.device("cpu")
@@ -135,8 +138,9 @@ def _is_set_to(args: tuple, kwargs: dict) -> Any:
     return _core.same_root(a, b) and _core.meta_of(a) == _core.meta_of(b)
 
 
-def _pin_memory(args: tuple, kwargs: dict) -> Any:
-    raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
+def refuse_pinning(t: torch.Tensor) -> NoReturn:
+    """Raise torch's own error of ``pin_memory`` on a tensor that is not a dense one on the CPU."""
+    raise RuntimeError(f"cannot pin a {t.dtype} tensor on {t.device}: only dense CPU tensors can be pinned")
 
 
 def _gradient(args: tuple, kwargs: dict) -> Any:
@@ -321,7 +325,7 @@ def table() -> dict[Any, Handler]:
         _base.is_set_to: _is_set_to,
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
         _base.is_pinned: lambda args, kwargs: False,
-        _base.pin_memory: _pin_memory,
+        _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
         T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),

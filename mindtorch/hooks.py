@@ -41,7 +41,7 @@ from .devices import device as mindtorch_device
 from .errors import LazyTensorError, UnsupportedOperationError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
-from .modules import assign_data
+from .modules import assign_data, is_ours
 from .npu import creation as npu_creation
 from .npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
 from .npu import moves as npu_moves
@@ -332,7 +332,7 @@ def _new_hook(name: str) -> Any:
     @functools.wraps(original)
     def hook(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        lazy = _core.get_handle(self) is not None or is_npu(self)
+        lazy = is_ours(self)
         if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device)):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype

@@ -14,7 +14,7 @@ import torch
 from ._ext import lazy as _core
 from .predict import tensors_in, wrapped
 
-__all__ = ["mixed_devices", "no_ordinary_cpu_tensor", "torchs_meta"]
+__all__ = ["mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 
 # Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
 _ANYWHERE = frozenset({
@@ -70,10 +70,14 @@ def _check(info: Any, operands: dict[Any, Any]) -> None:
             if not first:
                 first = here
             elif here != first:
-                raise RuntimeError(
-                    f"[{info.name}] Expected all tensors to be on the same device, but found at least two devices, "
-                    f"{first} and {here}!"
-                )
+                refuse_two_devices(info.name, first, here)
+
+
+def refuse_two_devices(name: str, first: str, second: str) -> NoReturn:
+    """Raise torch's own error of operands on two devices, with the op's name."""
+    raise RuntimeError(
+        f"[{name}] Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    )
 
 
 def _check_index(info: Any, args: tuple, kwargs: dict) -> None:

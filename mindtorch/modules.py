@@ -38,7 +38,7 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
             moved = fn(param)
             if moved is param:
                 continue
-            if _is_ours(param) or _is_ours(moved):
+            if is_ours(param) or is_ours(moved):
                 crossing.append((key, param, moved))
     if not crossing:
         return original(module, fn, False)
@@ -57,7 +57,8 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
     return module
 
 
-def _is_ours(t: torch.Tensor) -> bool:
+def is_ours(t: Any) -> bool:
+    """Is this a tensor without memory that C++ could read: a recorded one, or one on an NPU?"""
     return _core.get_handle(t) is not None or is_npu(t)
 
 
@@ -96,7 +97,7 @@ def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
     requires_grad = param.requires_grad
-    if _is_ours(moved):
+    if is_ours(moved):
         fresh = _twin(moved, True, requires_grad)
     else:
         fresh = torch.nn.Parameter(moved.detach(), requires_grad=requires_grad)

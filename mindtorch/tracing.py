@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._ext import lazy as _core
 from .errors import UnsupportedOperationError
+from .modules import is_ours
 from .npu.tensor import is_npu
 
 __all__ = ["patches"]
@@ -25,7 +25,7 @@ def _refusing(original: Callable[..., Any]) -> Any:
         owner = getattr(func, "__self__", func)  # a module, or a method of one
         held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
         given = (*held, *tree_leaves((args, kwargs)))
-        lazy = next((t for t in given if _core.get_handle(t) is not None or is_npu(t)), None)
+        lazy = next((t for t in given if is_ours(t)), None)
         if lazy is not None:
             raise UnsupportedOperationError(
                 f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {lazy.device}: trace there, "

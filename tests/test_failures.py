@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import subprocess
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -355,8 +356,8 @@ def noisy(device: str, n: int) -> torch.Tensor:
     return x
 
 
-def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed() -> None:
-    n = 6_000
+def interrupted_while_running(n: int) -> bool:
+    """Did the signal come while the ops of ``noisy`` ran? If it did, nothing that was computed may be lost by it."""
     expected = noisy("cpu", n).tolist()
     state = torch.get_rng_state()
     mindtorch.reset_stats()
@@ -369,16 +370,20 @@ def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed() -> None:
     sender.stdin.flush()
     with pytest.raises(KeyboardInterrupt):
         x.tolist()
-        sender.wait(30)
-        pytest.fail("ran to the end before the signal")
+        sender.wait(30)  # the signal is late: on a busy machine it may come after the last op
+        time.sleep(30)
     sender.stdin.close()
     sender.wait(30)
     done = mindtorch.stats()["ops_executed"]
-    assert 0 < done < recorded, "the signal came while ops ran"
     assert x.tolist() == expected
     assert mindtorch.stats()["ops_executed"] == recorded, "every op ran once"
     noisy("cpu", n)
     assert torch.equal(torch.get_rng_state(), state), "the CPU's generator was left with the device's numbers"
+    return 0 < done < recorded
+
+
+def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed() -> None:
+    assert any(interrupted_while_running(n) for n in (6_000, 20_000, 60_000, 200_000)), "never came while ops ran"
 
 
 @pytest.mark.parametrize("where", ["verify", "observer", "submit", "after_submit", "fetch"])

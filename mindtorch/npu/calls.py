@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..predict import contiguous
+
 # AscendCL's codes.
 DTYPES: dict[torch.dtype, int] = {
     torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.uint8: 4, torch.int16: 6, torch.int64: 9,
@@ -47,14 +49,6 @@ def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
-
-
-def contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def result_strides(sizes: tuple[int, ...], inputs: Sequence[Description]) -> tuple[int, ...] | None:

@@ -52,9 +52,8 @@ def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], in
     if kwargs.get("dtype") is not None:
         source = source.to(kwargs["dtype"])
     made = move(source, f"npu:{index}")
-    if made is data or (made is source and func.__name__ != "as_tensor"):
-        return made.clone() if func.__name__ == "tensor" or kwargs.get("copy") else made
-    return made
+    copied = func.__name__ == "tensor" or kwargs.get("copy")
+    return made.clone() if copied and made is source else made
 
 
 def _numbers(data: Any) -> Any:

@@ -13,9 +13,10 @@ import torch
 
 from .. import intercept, mixing, ops
 from ..errors import LazyTensorError
+from ..handlers import refuse_pinning
 from ..meta import MetaTensor
 from ..predict import tensors_in, wrapped
-from . import staging
+from . import moves, staging
 from .moves import move
 from .tensor import NpuTensor, as_npu, block_of, is_npu
 
@@ -125,16 +126,10 @@ def _through_cpu(func: Any) -> Callable[[tuple, dict], Any]:
         device = mine[0].device
 
         def there(a: Any) -> Any:
-            if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-                return type(a)(there(item) for item in a)
-            return move(a, "cpu") if is_npu(a) else a
+            return staging.map_tensors(a, lambda t: move(t, "cpu") if is_npu(t) else t)
 
-        def back(a: Any) -> Any:
-            if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-                return type(a)(back(item) for item in a)
-            return move(a, device) if isinstance(a, torch.Tensor) else a
-
-        return back(func(*there(args), **{k: there(v) for k, v in kwargs.items()}))
+        out = func(*there(args), **{k: there(v) for k, v in kwargs.items()})
+        return staging.map_tensors(out, lambda t: move(t, device))
 
     return handler
 
@@ -205,10 +200,6 @@ def _split(args: tuple, kwargs: dict) -> Any:
     return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
 
 
-def _pin(args: tuple, kwargs: dict) -> NoReturn:
-    raise RuntimeError(f"cannot pin a {args[0].dtype} tensor on {args[0].device}: only dense CPU tensors can be pinned")
-
-
 def _type_as(args: tuple, kwargs: dict) -> Any:
     t, other = (*args, *kwargs.values())
     return t.to(other.device, other.dtype)
@@ -236,7 +227,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.data.__get__: _data,  # type: ignore[attr-defined]
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         _base.is_pinned: lambda args, kwargs: False,
-        _base.pin_memory: _pin,
+        _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.is_set_to: _is_set_to,
         _base.type_as: _type_as,
         torch.get_device: lambda args, kwargs: args[0].get_device(),
@@ -256,8 +247,6 @@ _HANDLERS = _table()
 # ---- the class's methods that move -----------------------------------------------------------------------------------
 def install() -> None:
     """Give NpuTensor its interception (imports go one way: the class does not know this module)."""
-    from . import moves
-
     cls: Any = NpuTensor
     cls.__torch_function__ = classmethod(function)
     cls.__torch_dispatch__ = classmethod(staging.dispatch)

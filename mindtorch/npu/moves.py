@@ -12,12 +12,13 @@ from .._ext import blocks as _blocks
 from .._ext import pool
 from ..devices import device as mindtorch_device
 from ..errors import UnsupportedOperationError
+from ..handlers import refuse_pinning
 from ..lazy_device import dataless_everywhere, is_ours
 from ..meta import MetaTensor, _options, relocate
 from ..predict import quiet
 from . import library
 from .staging import dispatch
-from .tensor import NpuTensor, block_of, empty, is_npu, span, view_bits
+from .tensor import NpuTensor, block_of, empty, is_npu, on_host, span, view_bits
 
 _META = torch.device("meta")
 
@@ -106,14 +107,8 @@ def download(t: NpuTensor) -> torch.Tensor:
         storage = torch.UntypedStorage(length)
         if length:
             _blocks.copy_out(block_of(t), first, storage.data_ptr(), length)
-        offset = t.storage_offset() - first // t.element_size() if length else 0
-        host = torch.empty(0, dtype=t.dtype).set_(storage, offset, t.shape, t.stride())
-        bits = view_bits(t)
-        if bits & 1:
-            host = host.conj()
-        if bits & 2:
-            host = torch._neg_view(host)
-        dense = length == t.numel() * t.element_size() and not bits and offset == 0
+        host = on_host(t, storage, first)
+        dense = length == t.numel() * t.element_size() and not view_bits(t) and host.storage_offset() == 0
         return host if dense else host.clone()
 
 
@@ -143,7 +138,7 @@ def pin_memory(t: torch.Tensor) -> torch.Tensor:
     As ``torch.Tensor.pin_memory``: contiguous, itself where it is pinned already.
     """
     if t.device.type != "cpu" or t.layout is not torch.strided or is_npu(t):
-        raise RuntimeError(f"cannot pin a {t.dtype} tensor on {t.device}: only dense CPU tensors can be pinned")
+        refuse_pinning(t)
     if t.numel() == 0 or _blocks.is_pinned(t.data_ptr()):
         return t
     buffer = _blocks.Pinned(t.numel() * t.element_size())

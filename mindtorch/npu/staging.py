@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,12 @@ from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
 from ..errors import UnsupportedOperationError
 from ..meta import refuse
-from ..predict import BLIND, quiet, tensors_in
-from .calls import DTYPES, Calls, Description, contiguous
+from ..mixing import refuse_two_devices
+from ..predict import BLIND, contiguous, quiet, tensors_in
+from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
-from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, restride, span, view_bits, view_of
+from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, on_host, restride, span, storage_of, view_bits, view_of
 
 _CPU = torch.device("cpu")
 #: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
@@ -47,13 +49,13 @@ class _Op:
     func: Any
     name: str  # aten::add.Tensor
     base: str  # aten::add
-    view: bool  # metadata only: no data is read or written
-    resizes: bool
-    sets: bool
-    composite: bool
-    blind: bool  # does not look at its first argument's data
-    random: bool
     writes: frozenset[int | str]
+    view: bool = False  # metadata only: no data is read or written
+    in_place: bool = False  # of a view: it is its first argument that changes
+    composite: bool = False
+    blind: bool = False  # does not look at its first argument's data
+    random: bool = False
+    bumps: bool = False  # C++ does not count what it writes
 
 
 def _describe(func: Any) -> _Op:
@@ -68,14 +70,14 @@ def _describe(func: Any) -> _Op:
     if row is not None:
         writes.update(row.writes)  # running statistics, which the schema does not tell of
     aliases = any(r.alias_info is not None for r in schema.returns)
+    in_place = torch.Tag.inplace_view in func.tags or base == "aten::detach_"
     return _Op(
-        func, name, base,
-        view=(aliases and not writes) or torch.Tag.inplace_view in func.tags or base == "aten::detach_",
-        resizes=base in ("aten::resize_", "aten::resize_as_"), sets=base == "aten::set_",
+        func, name, base, frozenset(writes), view=(aliases and not writes) or in_place, in_place=in_place,
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
         and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"),
         blind=base in BLIND and not writes,
-        random=torch.Tag.nondeterministic_seeded in func.tags, writes=frozenset(writes),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        bumps=bool(writes) and base.startswith("aten::_foreach_"),
     )
 
 
@@ -108,7 +110,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         named = {**dict(enumerate(args)), **kwargs}
         if any(is_npu(t) for key in op.writes for t in tensors_in(named.get(key))):
             refuse(op.base)  # what has data cannot be written from there
-        return func(*_map(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
+        return func(*map_tensors(args, _as_meta), **_map_kwargs(kwargs, _as_meta))
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
     device = next(block_of(t).device for t in tensors if is_npu(t))
@@ -123,7 +125,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return args[0]
     _count(staged_counts, op.base, device)
     out = _staged(op, args, kwargs, tensors)
-    if op.writes and op.base.startswith("aten::_foreach_"):
+    if op.bumps:
         torch.autograd.graph.increment_version(args[0])
     return out
 
@@ -137,8 +139,7 @@ def _calls(index: int) -> Calls:
 def _description(index: int, a: object) -> Description | None:
     if not isinstance(a, NpuTensor) or a.dtype not in DTYPES or view_bits(a):
         return None
-    with torch._C.DisableTorchFunction():
-        storage: Any = torch._C.TensorBase.untyped_storage(a)
+    storage = storage_of(a)
     block = storage._npu
     if block.device != index:
         return None
@@ -165,23 +166,16 @@ def _same_device(op: _Op, tensors: list[torch.Tensor]) -> None:
             if first is None:
                 first = index
             elif index != first:
-                raise RuntimeError(
-                    f"[{op.base}] Expected all tensors to be on the same device, but found at least two devices, "
-                    f"npu:{first} and npu:{index}!"
-                )
+                refuse_two_devices(op.base, f"npu:{first}", f"npu:{index}")
 
 
 # ---- metadata only ---------------------------------------------------------------------------------------------------
 def _view(op: _Op, args: tuple, kwargs: dict) -> Any:
-    if op.sets:
-        return _set(*args, **kwargs)
-    if op.resizes:
-        return _resize(*args, **kwargs)
+    if op.base in _METADATA:
+        return _METADATA[op.base](*args, **kwargs)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         out = op.func(*args, **kwargs)
-    if torch.Tag.inplace_view in op.func.tags or op.base == "aten::detach_":
-        return args[0]
-    return _map(out, as_npu)
+    return args[0] if op.in_place else map_tensors(out, as_npu)
 
 
 def _set(target: NpuTensor, source: Any = None, offset: int = 0, size: Any = None, stride: Any = None) -> Any:
@@ -191,8 +185,7 @@ def _set(target: NpuTensor, source: Any = None, offset: int = 0, size: Any = Non
         where = getattr(source, "device", type(source).__name__)
         raise RuntimeError(f"[set_] expected a source tensor on {target.device}, as the target is, got {where}")
     if size is not None:
-        stride = stride or torch.empty(size, device=_META).stride()
-        source = view_of(source, size, stride, offset, source.dtype, view_bits(source))
+        source = view_of(source, size, stride or contiguous(size), offset, source.dtype, view_bits(source))
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return torch.ops.aten.set_.source_Tensor(target, source)
 
@@ -203,6 +196,9 @@ def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
     if tuple(size) != tuple(t.shape) or memory_format not in (None, torch.preserve_format):
         restride(t, size, torch.empty(size, device=_META, memory_format=layout).stride(), t.storage_offset())
     return t
+
+
+_METADATA: dict[str, Callable[..., Any]] = {"aten::set_": _set, "aten::resize_": _resize, "aten::resize_as_": _resize}
 
 
 def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> bool:
@@ -230,8 +226,7 @@ def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: b
 # ---- through the CPU -------------------------------------------------------------------------------------------------
 def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
-    op = _Op(func, name, name, view=False, resizes=False, sets=False, composite=False, blind=False, random=False,
-             writes=frozenset({"out"}))
+    op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
     _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
     return _staged(op, args, kwargs, tensors)
@@ -252,8 +247,10 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         if op.blind:
             first = mine[0]
             stage.stand_in(first, torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=_CPU))
-        host_args = _map(args, stage.host)
-        host_kwargs = {k: _CPU if k == "device" and v is not None else _map(v, stage.host) for k, v in kwargs.items()}
+        host_args = map_tensors(args, stage.host)
+        host_kwargs = {k: map_tensors(v, stage.host) for k, v in kwargs.items()}
+        if host_kwargs.get("device") is not None:
+            host_kwargs["device"] = _CPU
         if op.random and kwargs.get("generator") is None:
             stack.enter_context(drawing(stage.device))
         try:
@@ -262,7 +259,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
             stage.give_back()  # also what a kernel wrote, or resized, before it refused the rest
     if op.base in _ON_CPU:
         return stage.adopt(out[0]), out[1]
-    return _map(out, stage.adopt)
+    return map_tensors(out, stage.adopt)
 
 
 class _Stage:
@@ -280,7 +277,7 @@ class _Stage:
         self._written: dict[int, NpuTensor] = {}
 
     def reads(self, t: NpuTensor) -> None:
-        key = _key(t)
+        key = storage_of(t)._cdata
         first, length = span(t)
         before = self._spans.get(key)
         if before is None or before[0] == before[1]:
@@ -301,20 +298,14 @@ class _Stage:
             return a
         host = self._hosts.get(id(a))
         if host is None:
-            key = _key(a)
+            key = storage_of(a)._cdata
             storage = self._copies.get(key)
             first, end = self._spans[key]
             if storage is None:
                 storage = self._copies[key] = torch.UntypedStorage(end - first)
                 _blocks.copy_out(block_of(a), first, storage.data_ptr(), end - first)
                 self._roots[storage._cdata] = (self._owners[key], first)
-            offset = a.storage_offset() - first // a.element_size() if a.numel() else 0
-            host = torch.empty(0, dtype=a.dtype).set_(storage, offset, a.shape, a.stride())
-            if a.is_conj():
-                torch._C._set_conj(host, True)
-            if a.is_neg():
-                torch._C._set_neg(host, True)
-            self._hosts[id(a)] = host
+            host = self._hosts[id(a)] = on_host(a, storage, first)
         self._of[id(host)] = a
         return host
 
@@ -338,7 +329,7 @@ class _Stage:
                 _blocks.copy_in(block_of(t), first, storage.data_ptr(), storage.nbytes())
 
     def _length(self, t: NpuTensor) -> int:
-        first, end = self._spans[_key(t)]
+        first, end = self._spans[storage_of(t)._cdata]
         return end - first
 
     def adopt(self, out: Any) -> Any:
@@ -359,18 +350,12 @@ class _Stage:
             if storage.nbytes():
                 _blocks.copy_in(block_of(t), 0, storage.data_ptr(), storage.nbytes())
             self._roots[storage._cdata] = (t, 0)
-            self._owners[storage._cdata] = t
             if t.dtype is out.dtype and t.shape == out.shape and not view_bits(out):
                 return t
             root = (t, 0)
         t, first = root
         return view_of(t, out.shape, out.stride(), out.storage_offset() + first // out.element_size(), out.dtype,
                        view_bits(out))
-
-
-def _key(t: NpuTensor) -> int:
-    with torch._C.DisableTorchFunction():
-        return torch._C.TensorBase.untyped_storage(t)._cdata
 
 
 _META = torch.device("meta")
@@ -382,18 +367,18 @@ def _as_meta(a: Any) -> Any:
     return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
 
 
-def _map(a: Any, change: Any) -> Any:
+def map_tensors(a: Any, change: Any) -> Any:
     """``change`` of every tensor, in sequences too."""
     if isinstance(a, torch.Tensor):
         return change(a)
     if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-        items = [_map(item, change) for item in a]
+        items = [map_tensors(item, change) for item in a]
         return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
     return a
 
 
 def _map_kwargs(kwargs: dict, change: Any) -> dict:
-    return {k: _META if k == "device" else _map(v, change) for k, v in kwargs.items()}
+    return {k: _META if k == "device" else map_tensors(v, change) for k, v in kwargs.items()}
 
 
 for _name, _kernel in NATIVE.items():

@@ -16,6 +16,7 @@ import torch
 from .._ext import blocks as _blocks
 from ..devices import device as mindtorch_device
 from ..errors import LazyTensorError
+from ..predict import extent
 from ..recorded import Copied, formatted
 
 _base = torch._C.TensorBase
@@ -38,8 +39,7 @@ class NpuStorage:
     """What an NPU tensor's storage says of itself. The data is reached through tensors only."""
 
     def __init__(self, t: NpuTensor) -> None:
-        with torch._C.DisableTorchFunction():
-            self._torch = _torch_storage(t)
+        self._torch = storage_of(t)
         self._block = self._torch._npu
         self._cdata = self._torch._cdata
         self.device = t.device
@@ -138,17 +138,21 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
             return view_of(memo[key], self.shape, self.stride(), self.storage_offset(), self.dtype, view_bits(self))
 
 
+def storage_of(t: torch.Tensor) -> Any:
+    """The C++ storage of an NPU tensor: its size, its identity (``_cdata``), and in ``_npu`` its block."""
+    with torch._C.DisableTorchFunction():
+        return _torch_storage(t)
+
+
 def block_of(t: torch.Tensor) -> Any:
     """The block of device memory behind an NPU tensor (`mindtorch._ext.blocks.Block`)."""
-    with torch._C.DisableTorchFunction():
-        return _torch_storage(t)._npu  # type: ignore[attr-defined]
+    return storage_of(t)._npu
 
 
 def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index: int) -> NpuTensor:
     """A tensor of these sizes and strides in fresh, uninitialized memory of ``npu:index``."""
-    length = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if 0 not in size else 0
     with torch._C.DisableTorchFunction():
-        storage = _storage(0, _CPU, length * dtype.itemsize)
+        storage = _storage(0, _CPU, extent(tuple(size), tuple(stride), 0) * dtype.itemsize)
         plain = _torch_empty(0, dtype=dtype, device=_CPU)
         _base.set_(plain, storage, 0, tuple(size), tuple(stride))
         if not plain.is_inference():
@@ -197,10 +201,19 @@ def _saved(t: NpuTensor) -> torch.Tensor:
             host = torch.UntypedStorage(storage.nbytes())
             _blocks.copy_out(storage._npu, 0, host.data_ptr(), storage.nbytes())
             storage._npu_saved = (t._version, weakref.ref(host))  # the pickler keeps it until all is saved
-        plain = _base.set_(_torch_empty(0, dtype=t.dtype), host, t.storage_offset(), t.shape, t.stride())
-        torch._C._set_conj(plain, t.is_conj())
-        torch._C._set_neg(plain, t.is_neg())
-    return plain
+    return on_host(t, host, 0)
+
+
+def on_host(t: NpuTensor, storage: torch.UntypedStorage, first: int) -> torch.Tensor:
+    """The CPU tensor that looks like ``t`` on a host copy of its storage, or of what begins at byte ``first`` of it."""
+    with torch._C.DisableTorchFunction():
+        offset = t.storage_offset() - first // t.element_size() if t.numel() else 0
+        host = _base.set_(_torch_empty(0, dtype=t.dtype), storage, offset, t.shape, t.stride())
+        if t.is_conj():
+            torch._C._set_conj(host, True)
+        if t.is_neg():
+            torch._C._set_neg(host, True)
+    return host
 
 
 def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
@@ -209,7 +222,7 @@ def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: i
     Unlike torch's ``resize_`` on the CPU, other tensors on the storage then keep the old one.
     """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        length = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 + offset if 0 not in size else 0
+        length = extent(tuple(size), tuple(stride), offset)
         old = _torch_storage(t)
         if length * t.element_size() > old.nbytes():
             grown = empty((length,), (1,), t.dtype, old._npu.device)
@@ -224,9 +237,8 @@ def span(t: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     itemsize = t.element_size()
     first = t.storage_offset() * itemsize
-    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) * itemsize + itemsize
     first -= first % _ALIGN
-    return first, last - first
+    return first, extent(t.shape, t.stride(), t.storage_offset()) * itemsize - first
 
 
 def is_npu(t: object) -> bool:

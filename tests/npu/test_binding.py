@@ -86,7 +86,8 @@ def test_N1_optional_functions_may_be_missing(in_npu_process, tmp_path):
             f.record()
         assert get(other) == b"x" * 2997 + b"abc"
         s.synchronize()
-        assert s.query() and e.query() and e.elapsed_time(f) > 0
+        assert any(s.query() for _ in range(1000))  # which records an event and waits a moment for it
+        assert e.query() and e.elapsed_time(f) > 0
         try:
             blocks.allocate(0, 1 << 40)
         except RuntimeError as error:
