@@ -16,6 +16,7 @@ import torch.utils.dlpack
 from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _device as _torch_device
 
 from . import (
@@ -97,6 +98,7 @@ def enable() -> None:
         _patch(owner, "to_dlpack", _to_dlpack)
     _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
     _patch(torch.nn.Module, "to", _module_to)
+    _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
     for owner, name, stand_in in (*uninitialized.patches(torch.Tensor.to), *tracing.patches()):
         _patch(owner, name, stand_in)
@@ -217,6 +219,7 @@ _torch_data = torch._C.TensorBase.data  # type: ignore[attr-defined]
 _torch_rebuild_tensor = torch._utils._rebuild_tensor
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_module_to = torch.nn.Module.to
+_torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_manual_seed = torch.random.manual_seed
 _torch_set_default_dtype = torch.set_default_dtype
@@ -378,6 +381,18 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return t.to(device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
 
     return self._apply(convert)
+
+
+@functools.wraps(_torch_packed_sequence_to)
+def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> PackedSequence:
+    if not npu_moves.names_npu(_target(args, kwargs)):
+        return _torch_packed_sequence_to(self, *args, **kwargs)
+    data = self.data.to(*args, **kwargs)
+    if data is self.data:
+        return self
+    # The batch sizes stay on the CPU.
+    order = (None if t is None else t.to(data.device) for t in (self.sorted_indices, self.unsorted_indices))
+    return type(self)(data, self.batch_sizes, *order)
 
 
 @functools.wraps(_torch_module_apply)

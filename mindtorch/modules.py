@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ._ext import lazy as _core
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere
+from .meta import MetaTensor
 from .npu.tensor import NpuTensor, as_npu, is_npu
 from .tensors import LazyParameter, LazyTensor
 
@@ -82,6 +83,10 @@ def _twin(source: torch.Tensor, parameter: bool, requires_grad: bool) -> Any:
         if parameter:
             twin._is_param = True  # what isinstance(..., torch.nn.Parameter) asks for
         return twin.requires_grad_(requires_grad)
+    if isinstance(source, MetaTensor):
+        twin = _lazy_twin(source, MetaTensor, requires_grad)
+        twin._is_param = parameter
+        return twin
     return _lazy_twin(source, LazyParameter if parameter else LazyTensor, requires_grad)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils import _python_dispatch
 from . import ops
 from ._ext import lazy as _core
 from ._ext import shapes as _shapes
+from .errors import UnsupportedOperationError
 from .lazy_device import device_at
 from .ops import conv_layout
 
@@ -400,6 +402,17 @@ def wrapped(t: torch.Tensor) -> bool:
 
 
 _BATCHED = torch._C._parse_dispatch_key("Batched")
+
+
+def check_movable(t: torch.Tensor, kind: str) -> None:
+    """Raise unless ``t`` has data that can be copied to a device of type ``kind``."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(t, fake.FakeTensor):
+        # While a function is compiled: torch.compile then ends its graph here, and runs the call when its time comes.
+        raise fake.UnsupportedOperatorException(torch.ops.aten._to_copy.default)
+    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
+        layout = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
+        raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
 
 
 def quiet(stack: ExitStack, grad: bool = False) -> None:

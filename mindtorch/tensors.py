@@ -22,7 +22,7 @@ from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
-from .errors import LazyTensorError, UnsupportedOperationError
+from .errors import LazyTensorError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .recorded import RecordedMeta, RecordedTensor, formatted
 
@@ -309,9 +309,7 @@ class _FromPlain(torch.autograd.Function):
 
 def _upload(t: torch.Tensor, index: int) -> Any:
     in_use()
-    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
-        kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
-        raise UnsupportedOperationError(f"[to] {DEVICE_TYPE} holds dense strided tensors, got a {kind} one")
+    predict.check_movable(t, DEVICE_TYPE)
     with ExitStack() as stack:
         predict.quiet(stack)
         value = t.detach().to(executor().device, copy=True)

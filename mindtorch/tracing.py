@@ -1,6 +1,8 @@
-"""``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error.
+"""What takes programs apart by watching them meets tensors of ours.
 
-A program traced on the CPU runs on tensors of ours as any other. Scripted modules on an NPU cannot be saved either.
+``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
+``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other. Scripted modules on
+an NPU cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
 """
 
 from __future__ import annotations
@@ -50,9 +52,42 @@ def _saving(original: Callable[..., Any]) -> Any:
     return save
 
 
+def _exporting(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def export(mod: torch.nn.Module, args: Any = (), kwargs: Any = None, *others: Any, **options: Any) -> Any:
+        given = (*mod.parameters(), *mod.buffers(), *tree_leaves((args, kwargs)))
+        there = next((t for t in given if is_npu(t)), None)
+        if there is not None:
+            raise UnsupportedOperationError(
+                f"[torch.export] expected a module and inputs on the CPU, got one on {there.device}: .to('cpu') first"
+            )
+        return original(mod, args, kwargs, *others, **options)
+
+    return export
+
+
+def _compiling(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        _tell_dynamo()
+        return original(*args, **kwargs)
+
+    return compile
+
+
+@functools.cache
+def _tell_dynamo() -> None:
+    from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
+
+    assert __package__
+    trace_rules.add(__package__)  # else it compiles our own Python code, which runs inside the program's calls
+
+
 _stand_ins = [(torch.jit._trace, "_trace_impl", _refusing(torch.jit._trace._trace_impl)),
               *((owner, "trace_module", _refusing(torch.jit._trace.trace_module))
                 for owner in (torch.jit._trace, torch.jit)),
+              (torch, "compile", _compiling(torch.compile)),
+              (torch.export, "export", _exporting(torch.export.export)),
               *((torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
                 for name in ("save", "save_to_buffer", "_save_for_lite_interpreter"))]
 

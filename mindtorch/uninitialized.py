@@ -1,7 +1,7 @@
-"""Parameters without a shape yet (``nn.LazyLinear`` and its like), bound for the lazy device (SPEC L7).
+"""Parameters without a shape yet (``nn.LazyLinear`` and its like), bound for a device of ours (SPEC L7).
 
 Torch makes them of an empty tensor on their device, and assigns ``.data`` when the shape is known. Ours stay on the CPU
-until then, and know where they belong.
+until then, and know where they belong; so do all of them in an estimate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     is_lazy,
 )
 
-from ._ext import lazy as _core
-from .lazy_device import is_ours
-from .modules import apply_to_module, assign_data
+from . import lazy_device
+from .modules import apply_to_module, assign_data, is_ours
+from .npu.moves import names_npu
 
 __all__ = ["apply", "patches"]
-_PLACE = "_mindtorch_device"  # in the tensor's dictionary: the lazy device it belongs to
+_PLACE = "_mindtorch_device"  # in the tensor's dictionary: the device of ours that it belongs to
 _torch_materialize = UninitializedTensorMixin.materialize
 _torch_deepcopy = UninitializedParameter.__deepcopy__
 
@@ -34,9 +34,10 @@ def _maker(original: Callable[..., Any]) -> Any:
         if requires_grad is not None:
             kwargs["requires_grad"] = requires_grad
         default = torch.empty(0, device=device)  # on the device that `with torch.device(...)` chose, without an own one
-        if _core.get_handle(default) is None or not is_ours(default.device):
+        if not is_ours(default):
             return original(cls, device=device, dtype=dtype, **kwargs)
-        made = original(cls, device="cpu", dtype=dtype, **kwargs)
+        with torch._C.DisableTorchFunction():  # plain in an estimate, too
+            made = original(cls, device="cpu", dtype=dtype, **kwargs)
         made.__dict__[_PLACE] = default.device
         return made
 
@@ -47,11 +48,16 @@ def _maker(original: Callable[..., Any]) -> Any:
 def _materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
     place = self.__dict__.pop(_PLACE, None)
     target = place if device is None else device
-    if target is None or not is_ours(target):
+    if target is None or not _names_ours(target):
         _torch_materialize(self, shape, device, dtype)
         return
-    _torch_materialize(self, shape, "cpu", dtype)
+    with torch._C.DisableTorchFunction():
+        _torch_materialize(self, (0,), "cpu", dtype)
     assign_data(self, torch.empty(shape, dtype=self.dtype, device=target))
+
+
+def _names_ours(device: Any) -> bool:
+    return lazy_device.is_ours(device) or names_npu(device) or lazy_device.dataless_everywhere()
 
 
 def _device(self: Any) -> Any:
@@ -96,15 +102,16 @@ def apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], r
 
 
 def _move(t: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Ask ``fn`` where a tensor like this goes; True when that, or where it was, is the lazy device."""
+    """Ask ``fn`` where a tensor like this goes; True when that, or where it was, is a device of ours."""
     place = t.__dict__.get(_PLACE)
     made = fn(torch.empty(0, dtype=t.dtype, device=t.device))
-    lazy = _core.get_handle(made) is not None
-    if place is None and not lazy:
+    there = is_ours(made)
+    if place is None and not there:
         return False
     t.__dict__.pop(_PLACE, None)
-    if lazy:
+    if there:
         t.__dict__[_PLACE] = made.device
-        made = torch.empty(0, dtype=made.dtype)
+        with torch._C.DisableTorchFunction():
+            made = torch.empty(0, dtype=made.dtype)
     t.data = made
     return True

@@ -282,6 +282,15 @@ def test_L7_compiled_functions_of_lazy_tensors(backend: str, same_as_eager: Same
     same_as_eager(program)
 
 
+def test_L7_compiled_functions_that_move_tensors(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        torch._dynamo.reset()
+        f = torch.compile(lambda a: (a.cpu() * 2).to(d) + a, backend="eager")
+        return f(torch.ones(2, 3, device=d)), torch.compile(lambda a: (a * 2).to(d), backend="eager")(torch.ones(4))
+
+    same_as_eager(program)
+
+
 def test_L7_scripted_and_traced_functions(same_as_eager: Same) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x * 2 + 1).relu().sum(0)

@@ -12,6 +12,7 @@ import traceback
 import pytest
 import torch
 
+import mindtorch
 from mindtorch.errors import UsageError
 from mindtorch.inputs import parse_input
 from mindtorch.program import Program, split_target
@@ -235,6 +236,15 @@ def test_C1_model_in_a_file(write, name):
     assert outcome.result.shape == (3, 2)
     assert not outcome.result.requires_grad and not program.model.training
     assert type(program.model).__name__ == "Net"
+
+
+@pytest.mark.parametrize("device", ["meta", "remote_accelerator:0"])
+def test_C1_inputs_are_made_where_the_model_is(write, device):
+    code = f"import mindtorch, torch\ndef build():\n    return torch.nn.Linear(4, 2, device='{device}')\n"
+    path = write("there.py", code)
+    outcome = Program.parse(f"{path}:build", inputs=["3x4"]).run()
+    assert outcome.error is None and str(outcome.result.device) == device
+    assert mindtorch.stats()["ops_pending"] == 0, "what was recorded ran before the call counts as over"
 
 
 def test_C1_named_and_integer_inputs(write):

@@ -54,6 +54,8 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
                 return staging.whole(func, info.name, args, kwargs)
         elif other_formula == _BACKWARD:
             return _through_cpu(func)(args, kwargs)
+        elif other_formula == _BACKWARD_IN_PLACE:
+            return args[0].copy_(_through_cpu(getattr(_base, name[:-1]))(args, kwargs))
     try:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
@@ -68,7 +70,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     return _home(out, operands)
 
 
-_WHOLE, _BACKWARD = 1, 2
+_WHOLE, _BACKWARD, _BACKWARD_IN_PLACE = 1, 2, 3
 
 
 def _describe(func: Any) -> tuple[Any, int]:
@@ -76,7 +78,9 @@ def _describe(func: Any) -> tuple[Any, int]:
     info = intercept.describe(func, False)
     row = ops.row(info.name)
     other = 0
-    if row is not None and not info.name.endswith("_") and row.tag != "matmul":
+    if row is not None and info.name.endswith("_"):
+        other = _BACKWARD_IN_PLACE if row.values_backward else 0
+    elif row is not None and row.tag != "matmul":
         other = _WHOLE if row.whole else _BACKWARD if row.values_backward else 0
     _infos[func] = info, other
     return info, other
@@ -129,7 +133,7 @@ def _through_cpu(func: Any) -> Callable[[tuple, dict], Any]:
             return staging.map_tensors(a, lambda t: move(t, "cpu") if is_npu(t) else t)
 
         out = func(*there(args), **{k: there(v) for k, v in kwargs.items()})
-        return staging.map_tensors(out, lambda t: move(t, device))
+        return staging.map_tensors(out, lambda t: move(t, device) if t.layout is torch.strided else t)
 
     return handler
 
@@ -205,6 +209,11 @@ def _type_as(args: tuple, kwargs: dict) -> Any:
     return t.to(other.device, other.dtype)
 
 
+def _number(name: str) -> Callable[[tuple, dict], Any]:
+    """Copied here, since C++ asks for it with torch's dispatch switched off: ``torch.tensor([scalar])``."""
+    return lambda args, kwargs: getattr(moves.download(args[0]), name)()
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (*args, *kwargs.values())
     if not (is_npu(a) and is_npu(b)):
@@ -213,7 +222,8 @@ def _is_set_to(args: tuple, kwargs: dict) -> Any:
 
 
 def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
-    through = (_VF._pad_packed_sequence, torch._C._nn.pad_sequence, torch._C._nn.one_hot)
+    through = (_VF._pad_packed_sequence, torch._C._nn.pad_sequence, torch._C._nn.one_hot, torch.sparse_coo_tensor,
+               torch.sparse_csr_tensor)
     likes = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
     return {
         _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
@@ -237,6 +247,8 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _VF.tensor_split: _split,
         **{func: _through_cpu(func) for func in through},
         **{getattr(_base, name): _element_wise(name) for name in ("apply_", "map_", "map2_")},
+        **{getattr(_base, name): _number(name) for name in ("__float__", "__int__", "__index__", "__bool__",
+                                                            "__complex__")},
         **{func: _like(func) for func in (getattr(_VF, f"{name}_like") for name in likes)},
     }
 

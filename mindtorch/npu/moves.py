@@ -11,11 +11,10 @@ from .. import tensors
 from .._ext import blocks as _blocks
 from .._ext import pool
 from ..devices import device as mindtorch_device
-from ..errors import UnsupportedOperationError
 from ..handlers import refuse_pinning
 from ..lazy_device import dataless_everywhere, is_ours
 from ..meta import MetaTensor, _options, relocate
-from ..predict import quiet
+from ..predict import check_movable, quiet
 from . import library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, is_npu, on_host, span, view_bits
@@ -80,9 +79,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
     """A copy of a CPU or CUDA tensor, or of a lazy one, on ``npu:index``, with the strides torch's ``.to()`` gives."""
     if isinstance(t, tensors.LazyTensor):
         t = t.cpu()
-    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
-        kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
-        raise UnsupportedOperationError(f"[to] npu holds dense strided tensors, got a {kind} one")
+    check_movable(t, "npu")
     with ExitStack() as stack:
         quiet(stack)
         if t._is_zerotensor():  # autograd's zeros, without memory

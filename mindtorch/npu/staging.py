@@ -321,7 +321,8 @@ class _Stage:
             # The stand-in's storage starts at the first byte that the call could see.
             moved = (host.shape, host.stride()) != (t.shape, t.stride())
             if moved or storage._cdata not in self._roots or storage.nbytes() > self._length(t):
-                restride(t, host.shape, host.stride(), host.storage_offset() + first // t.element_size())
+                offset = host.storage_offset() + first // t.element_size()
+                restride(t, host.shape, host.stride(), offset, first + storage.nbytes())
             if storage._cdata in done:
                 continue
             done.add(storage._cdata)

@@ -207,7 +207,7 @@ def _saved(t: NpuTensor) -> torch.Tensor:
 def on_host(t: NpuTensor, storage: torch.UntypedStorage, first: int) -> torch.Tensor:
     """The CPU tensor that looks like ``t`` on a host copy of its storage, or of what begins at byte ``first`` of it."""
     with torch._C.DisableTorchFunction():
-        offset = t.storage_offset() - first // t.element_size() if t.numel() else 0
+        offset = t.storage_offset() - (first // t.element_size() if t.numel() else 0)
         host = _base.set_(_torch_empty(0, dtype=t.dtype), storage, offset, t.shape, t.stride())
         if t.is_conj():
             torch._C._set_conj(host, True)
@@ -216,13 +216,14 @@ def on_host(t: NpuTensor, storage: torch.UntypedStorage, first: int) -> torch.Te
     return host
 
 
-def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
-    """Give ``t`` other sizes and strides; more memory too, with the old contents, where its storage is too small.
+def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int, nbytes: int = 0) -> None:
+    """Give ``t`` other sizes and strides; more memory too, with the old contents, where its storage is too small for
+    them or for ``nbytes``.
 
     Unlike torch's ``resize_`` on the CPU, other tensors on the storage then keep the old one.
     """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        length = extent(tuple(size), tuple(stride), offset)
+        length = max(extent(tuple(size), tuple(stride), offset), nbytes // t.element_size())
         old = _torch_storage(t)
         if length * t.element_size() > old.nbytes():
             grown = empty((length,), (1,), t.dtype, old._npu.device)

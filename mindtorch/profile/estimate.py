@@ -148,12 +148,16 @@ class Estimator(Run):
             handle = _core.get_handle(held)
             if handle is not None:
                 ledger.hold(handle)  # it may have been made before
+        self._say_what_is_held(parameters, buffers)
+
+    def _say_what_is_held(self, parameters: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
         memory.say(parameters, memory.PARAMETERS)
         memory.say(buffers, memory.BUFFERS)
 
     def _mark_roles(self) -> None:
         for root, _ in modules.roots():
-            parameters, _ = modules.held(root)
+            parameters, buffers = modules.held(root)
+            self._say_what_is_held(parameters, buffers)  # again: lazy modules get theirs in their first forward
             with torch._C.DisableTorchFunctionSubclass():
                 grads = [p.grad for p in parameters]
             made = [(p, grad) for p, grad in zip(parameters, grads, strict=True) if grad is not None]

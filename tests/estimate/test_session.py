@@ -167,3 +167,15 @@ def test_C4_packed_sequences(session: None) -> None:
     assert out.shape == (4, 10, 16) and lengths.tolist() == [10, 7, 5, 2] and str(out.device) == "cuda:0"
     out.sum().backward()
     assert lstm.weight_ih_l0.grad.shape == (64, 8)
+
+
+def test_C4_modules_that_learn_their_shapes(session: None) -> None:
+    net = nn.Sequential(nn.LazyLinear(BIG), nn.LazyBatchNorm1d(), nn.LazyLinear(3, device="cuda")).cuda()
+    weights = list(net.parameters())
+    assert {str(p.device) for p in weights} == {"cuda:0"}
+    out = net(torch.randn(4, 7, device="cuda"))
+    assert all(a is b for a, b in zip(net.parameters(), weights, strict=True))
+    assert net[0].weight.shape == (BIG, 7) and str(net[1].running_mean.device) == "cuda:0"
+    out.sum().backward()
+    torch.optim.Adam(weights).step()
+    assert net[0].weight.grad.shape == (BIG, 7) and out.shape == (4, 3)

@@ -157,6 +157,15 @@ def test_C4_whether_it_fits_and_on_how_many() -> None:
     assert facts["categories"]["parameters"] == 4 * 10**11
 
 
+def test_C4_parameters_that_come_with_the_first_input_are_parameters() -> None:
+    def run() -> None:
+        net = nn.LazyLinear(1000, bias=False)
+        net(torch.ones(1, 1024)).sum().backward()
+
+    facts = estimated(run)["memory"]["categories"]
+    assert facts["parameters"] == facts["gradients"] == 4 * 1000 * 1024
+
+
 def test_C4_optimizers_work_on_lists_on_cuda_as_torchs_do_there() -> None:
     def run() -> None:
         model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))).cuda()

@@ -1,0 +1,158 @@
+"""SPEC N5: what surrounds a program works with NPU tensors, too: compiled functions, modules that learn their shapes,
+packed sequences, numbers in lists, sparse tensors, models named on the command line."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import rnn
+
+import mindtorch
+from mindtorch.program import Program
+
+
+@pytest.fixture(autouse=True)
+def two_devices(devices: Callable[[int], None]) -> None:
+    devices(2)
+
+
+def same_on_both(program: Callable[[str], Any]) -> None:
+    """What ``program(device)`` gives on the CPU and, staged or natively, on an NPU; it is there, and alike."""
+    found = []
+    for device in ("cpu", "npu:1"):
+        torch.manual_seed(0)
+        out = program(device)
+        assert all(t.device == mindtorch.device(device) for t in out)
+        found.append([t.detach().cpu() for t in out])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_N5_compiled_functions(backend: str) -> None:
+    def program(device: str) -> Any:
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+        scale = torch.ones(2, device=device)
+
+        @torch.compile(backend=backend)
+        def f(x: torch.Tensor) -> torch.Tensor:
+            y = model(x) + scale + torch.ones(2, device=device)
+            if x.sum() > 0:
+                y = y + x[:, :2]
+            scale.add_(1)
+            return y + (x[:, 2:].cpu() * 2).to(device)
+
+        out = [f(torch.full((3, 4), value, device=device)) for value in (1.0, -1.0, 2.0)]
+        sum(o.sum() for o in out).backward()
+        return *out, scale, *(p.grad for p in model.parameters())
+
+    same_on_both(program)
+
+
+def test_N5_compiled_modules() -> None:
+    def program(device: str) -> Any:
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).to(device)
+        x = torch.randn(3, 4).to(device)
+        out = torch.compile(model, backend="eager")(x)
+        model.compile(backend="eager")
+        return out, model(x)
+
+    same_on_both(program)
+
+
+def test_N5_compiled_functions_refuse_mixed_devices() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="at least two devices, npu:1 and cpu"):
+        torch.compile(lambda a, b: a * b, backend="eager")(torch.ones(2, device="npu:1"), torch.ones(2))
+
+
+def test_N5_export_is_refused() -> None:
+    with pytest.raises(mindtorch.UnsupportedOperationError, match=r"inputs on the CPU, got one on npu:1"):
+        torch.export.export(nn.Linear(2, 2).to("npu:1"), (torch.ones(1, 2),))
+
+
+@pytest.mark.parametrize("made_there", [False, True])
+@pytest.mark.parametrize("make", [lambda **kw: nn.LazyLinear(3, **kw), lambda **kw: nn.LazyBatchNorm1d(**kw)])
+def test_L7_modules_that_learn_their_shapes_on_an_npu(make: Callable[..., nn.Module], made_there: bool) -> None:
+    def program(device: str) -> Any:
+        net = make(device=device) if made_there else make().to(device)
+        assert all(p.device == mindtorch.device(device) for p in net.parameters())
+        x = torch.linspace(-1, 1, 8).view(4, 2).to(device)
+        net(x)
+        nn.init.constant_(net.weight, 0.5)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(x).square().sum().backward()
+        optimizer.step()
+        return *net.parameters(), *net.buffers()
+
+    same_on_both(program)
+
+
+def test_L7_an_uninitialized_layer_is_copied_with_its_place() -> None:
+    layer = copy.deepcopy(nn.LazyLinear(3).to("npu:1"))
+    assert layer(torch.ones(2, 4, device="npu:1")).device == layer.weight.device == mindtorch.device("npu:1")
+
+
+def test_N4_packed_sequences_move() -> None:
+    packed = rnn.pack_sequence([torch.ones(2, 4), torch.zeros(3, 4)], enforce_sorted=False)
+    there = packed.to("npu:1")
+    assert there.to("npu:1") is there
+    assert {t.device for t in (there.data, there.sorted_indices, there.unsorted_indices)} == {mindtorch.device("npu:1")}
+    assert there.batch_sizes.device.type == "cpu"
+    for got, expected in zip(rnn.unpack_sequence(there), rnn.unpack_sequence(packed)):
+        assert torch.equal(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("value", [2.5, 3, True, 1 + 2j])
+def test_N5_numbers_in_lists(value: complex) -> None:
+    s = torch.tensor(value, device="npu:1")
+    for made in (torch.tensor([s, s]), torch.as_tensor([s, s]), torch.asarray([s, s])):
+        assert made.device.type == "cpu" and torch.equal(made, torch.tensor([value, value]))
+    assert torch.tensor([s, 1], device="npu:0").device == mindtorch.device("npu:0")
+    assert complex(s) == value and bool(s)
+    assert isinstance(value, complex) or (float(s) == value and int(s) == int(value))
+    with pytest.raises(ValueError, match="only one element tensors"):
+        float(torch.stack([s, s]))
+
+
+def test_N5_sparse_tensors_are_made_on_the_host() -> None:
+    at, values = torch.tensor([[0, 1], [1, 0]], device="npu:1"), torch.ones(2, device="npu:1", requires_grad=True)
+    made = torch.sparse_coo_tensor(at, values, (2, 2))
+    assert made.device.type == "cpu"
+    (torch.mm(made, torch.ones(2, 3, device="npu:1")) * 2).sum().backward()
+    assert values.grad is not None and values.grad.device == mindtorch.device("npu:1")
+    assert values.grad.tolist() == [6.0, 6.0]
+
+
+def test_N5_an_empty_view_keeps_its_place_in_the_storage() -> None:
+    base = torch.arange(6.0).to("npu:1")
+    assert copy.deepcopy(base[4:4]).storage_offset() == base[4:4].storage_offset() == 4
+    assert base[4:4].unbind() == () and base.view(2, 3)[:, 3:].unbind(1) == ()
+    assert (base[4:4] + 1).tolist() == []
+
+
+def test_N5_out_of_too_small_a_size_grows_to_what_the_kernel_took() -> None:
+    a, b = torch.randn(5, 3), torch.randn(5, 2)
+    dtypes = [t.dtype for t in torch.linalg.lstsq(a, b)]
+    expected, found = (
+        torch.linalg.lstsq(a.to(d), b.to(d), out=tuple(torch.empty(0, dtype=t, device=d) for t in dtypes))
+        for d in ("cpu", "npu:1")
+    )
+    for got, value in zip(found, expected):
+        torch.testing.assert_close(got.cpu(), value)  # MKL's last bits depend on where in memory the operands are
+        assert got.stride() == value.stride()
+
+
+def test_N5_a_model_on_an_npu_gets_its_inputs_there(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 2).to('npu:1')\n")
+    program = Program.parse(f"{path}:build", inputs=["3x4"])
+    outcome = program.run()
+    assert outcome.error is None and outcome.result.device == mindtorch.device("npu:1")
