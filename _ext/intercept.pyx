@@ -21,7 +21,8 @@ from .ledger cimport (
 )
 from .overlap cimport refused_overlap
 from .structs cimport (
-    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD, Record, SigS,
+    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
+    Record, SigS,
 )
 from .tape cimport Handle, Tape, rec_outs
 
@@ -44,7 +45,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
-cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+cdef object describe, infer, decompose, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
@@ -56,7 +57,7 @@ cdef object evaluate = None           # while estimating: see set_evaluator
 
 def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+    global tape, describe, infer, decompose, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
     tape = get_tape()
@@ -74,6 +75,7 @@ def init(hooks, torch):
     increment_version = torch.autograd.graph.increment_version
     describe = hooks.describe
     infer = hooks.infer
+    decompose = hooks.decompose
     run_eagerly = hooks.run_eagerly
     run_whole = hooks.run_whole
     lift = hooks.lift
@@ -437,6 +439,8 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
             return NOT_RECORDED
     if tape.interner.sigs[sid].flags & SIG_WRITES and refused_overlap(info, tape.interner.sigs[sid]):
         return NOT_RECORDED                    # torch's kernel has the say, now
+    if _folds(tape.interner.sigs[sid]):        # inference mode hands it down whole
+        return decompose(info.func, args, kwargs or {}) if dispatch else NOT_RECORDED
     if logging:
         sid = _log(info, args, kwargs, NO_PLACE)
         if sid == 0:
@@ -594,6 +598,15 @@ cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* 
     return 0
 
 
+cdef bint _folds(SigS* s) except -1:
+    """Does torch take the encoded product apart in another way because an operand requires grad? It knows best how."""
+    cdef uint32_t serial = K.serial
+    if not s.flags & SIG_FOLDS or K.device < 0 or not K.uncertain:
+        return False
+    below(_look, NOTHING, NOTHING)
+    return K.serial != serial or seen & <uint32_t>0x55555554 != 0
+
+
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor."""
     global n_whole
@@ -730,7 +743,7 @@ def make_binary(func, fallback, bint reflected=False):
                 status = encode(<PyObject*>self if reflected else <PyObject*>other, 0)
             if not status and (_grad_is_off() or not K.uncertain) and not logging:
                 sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
-                if sid:
+                if sid and not _folds(tape.interner.sigs[sid]):
                     n_whole += 1
                     return _finish(sid)
             out = _record(info, (other, self) if reflected else (self, other), None, False)

@@ -30,6 +30,7 @@ cdef enum SigFlag:
     SIG_FORGOTTEN = 32     # found no more: lives until nothing names it
     SIG_SMALL = 64         # of tensors without data: what it gives is little enough to be worth knowing (see kept())
     SIG_BLIND = 128        # with SIG_SMALL: may be known even if not all inputs are (zeros_like, fill_, x & False)
+    SIG_FOLDS = 128        # of tensors with data: torch multiplies in another way when an operand requires grad
 
 
 # Interned call: function, argument template with holes for tensors, constants, metadata of inputs and outputs.

@@ -18,8 +18,8 @@ from .lazy_device import is_ours, place_of
 from .meta import as_meta, value_of
 
 __all__ = [
-    "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources", "shape_only",
-    "table",
+    "histc", "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources",
+    "shape_only", "table",
 ]  # fmt: skip
 Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
 _base = torch._C.TensorBase
@@ -289,6 +289,31 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 
 
+def histc(args: tuple, kwargs: dict) -> Any:
+    """Accelerators count whole numbers too, which the CPU's kernel refuses; models choose by the device's type."""
+    x = args[0] if args else kwargs["input"]
+    if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or _without_data(x):
+        return NotImplemented
+    return _count_in_bins(*args, **kwargs)
+
+
+_WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
+    """``torch.histc`` of whole numbers, as torch's CUDA kernel counts them."""
+    low, high = int(min), int(max)
+    if bins <= 0 or low > high:
+        raise RuntimeError("bins must be > 0" if bins <= 0 else "max must be larger than min")
+    x = input.reshape(-1).long()
+    first, last = (x.min(), x.max()) if low == high and x.numel() else (x.new_full((), low), x.new_full((), high))
+    alike = (first == last).long()
+    first, last = first - alike, last + alike
+    inside = (x >= first) & (x <= last)
+    at = torch.div((x - first) * bins, last - first, rounding_mode="floor").clamp(0, bins - 1)  # the last has both ends
+    return input.new_zeros(bins).scatter_add_(0, at, inside.to(input.dtype))
+
+
 def _without_data(a: Any) -> bool:
     return _core.get_handle(a) is not None and _core.device_index(a) < 0
 
@@ -335,6 +360,9 @@ def table() -> dict[Any, Handler]:
         _base.detach: _detach,
         _base.tensor_split: _split,
         torch._C._VariableFunctions.tensor_split: _split,
+        _base.histc: histc,
+        torch._C._VariableFunctions.histc: histc,
+        torch.ops.aten.histc.default: histc,  # where torch calls it, as when a checkpoint is computed again
         **{func: _like(func) for func in _LIKE},
     }
 

@@ -26,12 +26,12 @@ from .errors import UnsupportedOperationError
 from .lazy_device import place_of
 from .meta import as_meta, refuse
 from .mixing import mixed_devices, no_ordinary_cpu_tensor, torchs_meta
-from .predict import RULES, collect, concrete, extent, infer, lazy_in, meta_tensor, quiet, tensors_in
+from .predict import RULES, collect, concrete, decompose, extent, infer, lazy_in, meta_tensor, quiet, tensors_in
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
 __all__ = [
-    "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
+    "decompose", "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
     "run_eagerly", "run_whole", "set_runtime", "show_log",
 ]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
@@ -294,6 +294,8 @@ def run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
         return _with_values_backward(info, args, kwargs)
     if torch.is_grad_enabled() and any(t.requires_grad for t in lazy_in([*args, *kwargs.values()])):
         return NotImplemented  # torch itself takes the other way then, as it does for a tensor subclass
+    if row.tag == "matmul" and kwargs.get("out") is None:
+        return NotImplemented  # torch knows best how; only into out= it wants more of a wrapper than ours have
     return run_eagerly(info, args, kwargs)
 
 

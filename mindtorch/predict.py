@@ -24,7 +24,7 @@ from .lazy_device import device_at
 from .ops import conv_layout
 
 log = logging.getLogger("mindtorch.predict")
-SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND = 2, 4, 8, 64, 128  # as in _ext/structs.pxd
+SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND, SIG_FOLDS = 2, 4, 8, 64, 128, 128  # as in _ext/structs.pxd
 _CPU = torch.device("cpu")
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -40,8 +40,17 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         return spec
     inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
     if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
-        return spec
+        return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in _PRODUCTS and _folds(*inputs[:2]) else spec
     return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
+
+
+_PRODUCTS = frozenset({"aten::matmul", "aten::linear", "aten::linalg_matmul"})
+
+
+def _folds(a: tuple, b: tuple) -> bool:
+    """Does torch's choice between one large product and a batch of small ones depend on whether the small operand
+    requires grad? It does with grad mode off, too: ``should_fold`` in ATen/native/LinearAlgebra.cpp."""
+    return max(len(a[1]), len(b[1])) >= 3 > min(len(a[1]), len(b[1])) and not (len(a[1]) >= 3 and a[2] is None)
 
 
 #: Elements up to which integers and booleans without data are computed after all, in estimates: masks, positions and
@@ -402,6 +411,13 @@ def wrapped(t: torch.Tensor) -> bool:
 
 
 _BATCHED = torch._C._parse_dispatch_key("Batched")
+
+
+def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What torch's C++ code makes of a composite op. ``func.decompose`` would prefer the formulas in Python that torch
+    has of some, whose last bits differ."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def check_movable(t: torch.Tensor, kind: str) -> None:

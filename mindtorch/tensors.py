@@ -358,7 +358,7 @@ def _install() -> _tape.Tape:
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)
     for func, handler in handlers.table().items():
-        name = getattr(func, "__name__", "?")
+        name = getattr(func, "__name__", "?").partition(".")[0]
         _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
     for func, info in handlers.shape_only():
         _intercept.register(func, info)

@@ -25,6 +25,14 @@ def llama() -> tuple[Any, dict[str, torch.Tensor]]:
     return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(1, 99, (2, 7))}
 
 
+def mixtral() -> tuple[Any, dict[str, torch.Tensor]]:
+    """On accelerators it counts the tokens of each expert as whole numbers, on the CPU as floats."""
+    config = transformers.MixtralConfig(
+        vocab_size=99, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64, pad_token_id=0, **SMALL
+    )
+    return transformers.MixtralForCausalLM(config), {"input_ids": torch.randint(1, 99, (2, 7))}
+
+
 def gpt2() -> tuple[Any, dict[str, torch.Tensor]]:
     config = transformers.GPT2Config(
         vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2
@@ -62,7 +70,7 @@ def vit() -> tuple[Any, dict[str, torch.Tensor]]:
     return transformers.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 16, 16)}
 
 
-MODELS = {f.__name__: f for f in (llama, gpt2, bert, t5, vit)}
+MODELS = {f.__name__: f for f in (llama, mixtral, gpt2, bert, t5, vit)}
 
 
 def pair(name: str) -> tuple[Any, Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -88,7 +96,7 @@ def test_L7_forward(name: str, mode: str, same_bits: Callable[..., None]) -> Non
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2", "t5"])
 def test_L7_generate(name: str, sample: bool, same_bits: Callable[..., None]) -> None:
     eager, lazy, inputs, lazy_inputs = pair(name)
     outputs = []

@@ -21,9 +21,10 @@ from .. import config, ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
 from ..errors import UnsupportedOperationError
+from ..handlers import histc
 from ..meta import refuse
 from ..mixing import refuse_two_devices
-from ..predict import BLIND, contiguous, quiet, tensors_in
+from ..predict import BLIND, contiguous, decompose, quiet, tensors_in
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -97,12 +98,11 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         op = _ops[func] = _describe(func)
     kwargs = kwargs or {}
     if op.composite:  # inference mode hands them down whole
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
+        return decompose(func, args, kwargs)
     if op.view:
         return _view(op, args, kwargs)
+    if op.base == "aten::histc" and (out := histc(args, kwargs)) is not NotImplemented:
+        return out
     tensors = list(tensors_in([*args, *kwargs.values()]))
     if op.name.startswith("c10d::"):
         raise UnsupportedOperationError(f"[{op.name}] torch.distributed has no backend for npu tensors: use .cpu()")

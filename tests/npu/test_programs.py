@@ -156,3 +156,18 @@ def test_N5_a_model_on_an_npu_gets_its_inputs_there(tmp_path: Path) -> None:
     program = Program.parse(f"{path}:build", inputs=["3x4"])
     outcome = program.run()
     assert outcome.error is None and outcome.result.device == mindtorch.device("npu:1")
+
+
+@pytest.mark.parametrize("device", ["npu:1", "remote_accelerator:0"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("bins", [(4, 0, 3), (5,), (3, 1, 7), (10, 2, 2), (7, 3, 3)])
+def test_N5_whole_numbers_are_counted_as_accelerators_do(device: str, dtype: torch.dtype, bins: Any) -> None:
+    """The CPU's kernel counts floats only."""
+    x = torch.randint(0, 9, (50,)).to(dtype)
+    for t in (x, x[:0], x[:1]):
+        found = torch.histc(t.to(device), *bins)
+        assert found.dtype is dtype and found.device == mindtorch.device(device)
+        assert torch.equal(found.cpu().double(), torch.histc(t.double(), *bins))
+    for bad, why in (((0, 0, 1), "bins must be > 0"), ((3, 4, 1), "max must be larger than min")):
+        with pytest.raises(RuntimeError, match=why):
+            torch.histc(x.to(device), *bad)
