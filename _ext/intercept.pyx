@@ -45,7 +45,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
-cdef object describe, infer, decompose, run_eagerly, run_whole, lift, mixed_devices, on_record
+cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
@@ -57,7 +57,7 @@ cdef object evaluate = None           # while estimating: see set_evaluator
 
 def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, decompose, run_eagerly, run_whole, lift, mixed_devices, on_record
+    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
     tape = get_tape()
@@ -75,7 +75,6 @@ def init(hooks, torch):
     increment_version = torch.autograd.graph.increment_version
     describe = hooks.describe
     infer = hooks.infer
-    decompose = hooks.decompose
     run_eagerly = hooks.run_eagerly
     run_whole = hooks.run_whole
     lift = hooks.lift
@@ -439,8 +438,8 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
             return NOT_RECORDED
     if tape.interner.sigs[sid].flags & SIG_WRITES and refused_overlap(info, tape.interner.sigs[sid]):
         return NOT_RECORDED                    # torch's kernel has the say, now
-    if _folds(tape.interner.sigs[sid]):        # inference mode hands it down whole
-        return decompose(info.func, args, kwargs or {}) if dispatch else NOT_RECORDED
+    if not dispatch and _folds(tape.interner.sigs[sid]):
+        return NOT_RECORDED
     if logging:
         sid = _log(info, args, kwargs, NO_PLACE)
         if sid == 0:
@@ -640,7 +639,7 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
     cdef OpInfo info = _info_of(func, True)
     cdef Handle h
-    if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
+    if info.view and info.handler is None and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
         # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.
         with inference_mode(False):
             out = _dispatch(info, func, args, kwargs)
@@ -666,6 +665,10 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
                 if listening:
                     note_name(NAME_DETACH)     # what a profile of plain tensors sees there, too
                 return out
+    if info.handler is not None:
+        out = info.handler(args, {} if kwargs is None else kwargs)
+        if out is not NotImplemented:
+            return out
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:
             kwargs = None
@@ -679,10 +682,6 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
             n_dispatch += 1
             if info.bumps:
                 increment_version(args[0])
-            return out
-    elif info.kind == KIND_HANDLER:
-        out = info.handler(args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
             return out
     out = run_eagerly(info, args, {} if kwargs is None else kwargs)
     if info.bumps:

@@ -26,12 +26,24 @@ from .errors import UnsupportedOperationError
 from .lazy_device import place_of
 from .meta import as_meta, refuse
 from .mixing import mixed_devices, no_ordinary_cpu_tensor, torchs_meta
-from .predict import RULES, collect, concrete, decompose, extent, infer, lazy_in, meta_tensor, quiet, tensors_in
+from .predict import (
+    RULES,
+    collect,
+    concrete,
+    decompose,
+    extent,
+    infer,
+    lazy_in,
+    meta_tensor,
+    quiet,
+    taken_apart,
+    tensors_in,
+)
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
 __all__ = [
-    "decompose", "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
+    "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
     "run_eagerly", "run_whole", "set_runtime", "show_log",
 ]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
@@ -156,9 +168,30 @@ def _describe_overload(func: Any) -> Any:
         kind = _intern.EAGER
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
-    return _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes), view=view,
-                          pointwise=torch.Tag.pointwise in func.tags,
+    info = _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes),
+                          view=view, pointwise=torch.Tag.pointwise in func.tags,
                           bumps=bool(writes) and name.startswith("aten::_foreach_"))
+    if taken_apart(func.name(), row):
+        info.handler = functools.partial(_take_apart, func)
+    elif row is not None and row.tag == "rnn":
+        info.handler = functools.partial(_with_parameters, info)
+    return info
+
+
+def _take_apart(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Only inference mode hands composite calls down whole. What they come to says which results are views, and of what
+    kind; calls without data stay as they are, since a profile sees them like that."""
+    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *kwargs.values()])):
+        return NotImplemented
+    return decompose(func, args, kwargs)
+
+
+def _with_parameters(info: Any, args: tuple, kwargs: dict) -> Any:
+    """Inside, torch multiplies with parameters in another way than with what a record is run on."""
+    given = lazy_in([*args, *kwargs.values()])
+    if torch.is_grad_enabled() or not any(_core.device_index(t) >= 0 and t.requires_grad for t in given):
+        return NotImplemented
+    return run_eagerly(info, args, kwargs)
 
 
 # ---- when it cannot be recorded --------------------------------------------------------------------------------------
@@ -241,6 +274,9 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
     with ExitStack() as stack:
         quiet(stack, grad=True)
+        if index >= 0 and not before and not torch.is_grad_enabled():  # torch multiplies with parameters in another way
+            values = [v.detach().requires_grad_() if t.requires_grad else v
+                      for t, v in zip(inputs, values, strict=True)]
         if info.random and index >= 0:
             stack.enter_context(_runtime.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):

@@ -413,11 +413,26 @@ def wrapped(t: torch.Tensor) -> bool:
 _BATCHED = torch._C._parse_dispatch_key("Batched")
 
 
+def taken_apart(name: str, row: Any) -> bool:
+    """Is this composite op, which inference mode hands down whole, to be taken apart? What torch makes of others (an
+    LSTM) depends on what kind of tensors it is handed."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    apart = row is not None and row.tag in ("view", "data movement", "matmul")
+    return apart and has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
 def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
     """What torch's C++ code makes of a composite op. ``func.decompose`` would prefer the formulas in Python that torch
     has of some, whose last bits differ."""
-    with torch._C.DisableTorchFunctionSubclass():
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _VIEWS):
+        excluded = excluded.remove(torch._C.DispatchKey.ADInplaceOrView)  # nothing above makes views of its results
+    scope = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    with torch._C.DisableTorchFunctionSubclass(), scope:
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+_VIEWS = "ADInplaceOrView"
 
 
 def check_movable(t: torch.Tensor, kind: str) -> None:
@@ -444,7 +459,11 @@ def quiet(stack: ExitStack, grad: bool = False) -> None:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         stack.enter_context(torch._C._DisableFuncTorch())
     if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.inference_mode(False))  # which turns grad mode on
+        grad = False
+        # Inside __torch_dispatch__ views would not be known as such, and views of parameters not to require grad.
+        excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+        stack.enter_context(torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded))
     if _excluded(_BITS[0]):
         # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
         for key in _BITS:

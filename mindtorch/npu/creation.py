@@ -14,7 +14,7 @@ from ..errors import UnsupportedOperationError
 from ..predict import quiet
 from .moves import index_of, move, upload
 from .random import drawing
-from .tensor import NpuTensor, block_of, empty, is_npu
+from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
 
 _FROM_DATA = frozenset({"tensor", "as_tensor", "asarray"})
 _UNINITIALIZED = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like"})
@@ -39,6 +39,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         raise RuntimeError("Only dense CPU tensors can be pinned")
     requires_grad = kwargs.pop("requires_grad", False)
     made = _from_data(func, args, kwargs, index) if name in _FROM_DATA else _make(func, args, kwargs, index)
+    made = of_this_mode(made)
     return made.requires_grad_() if requires_grad else made
 
 

@@ -17,7 +17,7 @@ from ..meta import MetaTensor, _options, relocate
 from ..predict import check_movable, quiet
 from . import library
 from .staging import dispatch
-from .tensor import NpuTensor, block_of, empty, is_npu, on_host, span, view_bits
+from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits
 
 _META = torch.device("meta")
 
@@ -57,7 +57,8 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
         return relocate(t, device)
     if t.requires_grad and torch.is_grad_enabled():
         return _Move.apply(t, device, non_blocking)
-    return _moved(t, device, non_blocking)
+    made = _moved(t, device, non_blocking)
+    return of_this_mode(made) if is_npu(made) or made.device.type == "cpu" else made
 
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:

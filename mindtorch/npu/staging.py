@@ -24,7 +24,7 @@ from ..errors import UnsupportedOperationError
 from ..handlers import histc
 from ..meta import refuse
 from ..mixing import refuse_two_devices
-from ..predict import BLIND, contiguous, decompose, quiet, tensors_in
+from ..predict import BLIND, contiguous, decompose, quiet, taken_apart, tensors_in
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -74,9 +74,7 @@ def _describe(func: Any) -> _Op:
     in_place = torch.Tag.inplace_view in func.tags or base == "aten::detach_"
     return _Op(
         func, name, base, frozenset(writes), view=(aliases and not writes) or in_place, in_place=in_place,
-        composite=torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"),
-        blind=base in BLIND and not writes,
+        composite=taken_apart(name, row), blind=base in BLIND and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         bumps=bool(writes) and base.startswith("aten::_foreach_"),
     )
@@ -251,6 +249,8 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         host_kwargs = {k: map_tensors(v, stage.host) for k, v in kwargs.items()}
         if host_kwargs.get("device") is not None:
             host_kwargs["device"] = _CPU
+        if not op.writes and not torch.is_grad_enabled():
+            stage.mark_parameters()
         if op.random and kwargs.get("generator") is None:
             stack.enter_context(drawing(stage.device))
         try:
@@ -309,6 +309,12 @@ class _Stage:
         self._of[id(host)] = a
         return host
 
+    def mark_parameters(self) -> None:
+        """Have the copies require grad where what they stand for does: torch multiplies with those in another way."""
+        for t in self._of.values():
+            if t.requires_grad and id(t) in self._hosts:
+                self._hosts[id(t)].requires_grad_()
+
     def give_back(self) -> None:
         """Copy what was written to the device."""
         done = set()
@@ -344,7 +350,8 @@ class _Stage:
         storage = out.untyped_storage()
         root = self._roots.get(storage._cdata)
         if root is None:
-            if storage.nbytes() == span(out)[1] or storage.nbytes() == 0:
+            whole = out.storage_offset() == 0 and storage.nbytes() == span(out)[1]
+            if whole or storage.nbytes() == 0:
                 t = empty(out.shape, out.stride(), out.dtype, self.device)
             else:  # part of a larger result, of which there may be other parts
                 t = empty((storage.nbytes(),), (1,), torch.uint8, self.device)

@@ -162,6 +162,19 @@ def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index:
     return _subclass(NpuTensor, plain)
 
 
+def of_this_mode(t: torch.Tensor) -> torch.Tensor:
+    """A fresh tensor, made while torch's modes were off, as the mode that is on makes it; or ``t``."""
+    if not torch.is_inference_mode_enabled() or t.is_inference():
+        return t
+    with torch._C.DisableTorchFunction():
+        plain = _torch_empty(0, dtype=t.dtype, device=_CPU)
+        _base.set_(plain, _torch_storage(t), t.storage_offset(), t.shape, t.stride())
+        if not is_npu(t):
+            return plain
+        torch._C._set_throw_on_mutable_data_ptr(plain)
+    return _subclass(NpuTensor, plain)
+
+
 def as_npu(out: torch.Tensor) -> NpuTensor:
     """A tensor of C++ on an NPU tensor's storage, or an NPU tensor, as another NpuTensor."""
     with torch._C._DisableTorchDispatch():

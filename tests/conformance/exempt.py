@@ -22,6 +22,14 @@ NO_VALUES_WHEN = {
     "linalg.lstsq.grad_oriented": ({"driver": "gelsy"}, "torch hands LAPACK's gelsy uninitialized pivots"),
 }
 
+_HIDDEN_VIEWS = "what it gives are views that its schema does not tell of, and so have the input's flags"
+#: Entries not called in inference mode with inputs that require grad.
+NOT_IN_INFERENCE_MODE = {
+    "unsafe_chunk": _HIDDEN_VIEWS,
+    "unsafe_split": _HIDDEN_VIEWS,
+    "as_strided_scatter": "torch fails an assertion of its own",
+}
+
 
 def values_compared(entry: str, kwargs: dict[str, Any]) -> bool:
     """Whether eager's values are the same each time it runs this call."""

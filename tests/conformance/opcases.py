@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from exempt import values_compared
+from exempt import NOT_IN_INFERENCE_MODE, values_compared
 from opcompare import (
     DEVICE,
     Place,
@@ -66,6 +66,8 @@ class Way:
     grad: bool = False
     writes: bool = False
     out: str = ""
+    mode: Callable[[], Any] | None = None  # with inputs that require grad although nothing is to be remembered
+    gaps: bool = False  # the inputs are not contiguous
 
 
 def ways(op: Any, dtype: torch.dtype) -> list[Way]:
@@ -84,6 +86,10 @@ def ways(op: Any, dtype: torch.dtype) -> list[Way]:
         found.append(Way("gradient", op.op, grad=True))
         if op.inplace_variant is not None and op.supports_inplace_autograd:
             found.append(Way("in-place gradient", op.inplace_variant, grad=True, writes=True))
+        found.append(Way("no_grad", op.op, grad=True, mode=torch.no_grad))
+        if entry_name(op) not in NOT_IN_INFERENCE_MODE:
+            found.append(Way("inference_mode with gaps", op.op, grad=True, mode=torch.inference_mode, gaps=True))
+    found.append(Way("with gaps", op.op, gaps=True))
     return found
 
 
@@ -112,7 +118,9 @@ def compare(name: str, dtype: torch.dtype, most: int | None = None, most_ways: i
             for way in ways(op, dtype):
                 if most_ways is not None and number >= most_ways and way.name not in ("function", "gradient"):
                     continue
-                for why in _case(outcome, way, sample):
+                if way.gaps and any(t.layout is not torch.strided for t in tensors_in((sample.input, sample.args))):
+                    continue
+                for why in _case(outcome, way, sample.noncontiguous() if way.gaps else sample):
                     outcome.differences.append(f"{way.name} #{number}: {why}")
     return outcome
 
@@ -147,7 +155,7 @@ class Run:
         torch.manual_seed(0)
         fallbacks = dict(mindtorch.stats()["fallbacks"]) if lazy else {}
         try:
-            with torch.set_grad_enabled(way.grad):
+            with way.mode() if way.mode else torch.set_grad_enabled(way.grad):
                 self.result = way.call(first, *args, **kwargs)
         except Exception as error:
             self.error = error
@@ -208,7 +216,7 @@ def _case(outcome: Outcome, way: Way, sample: Any) -> Iterator[str]:
     got = aliasing(lazy.inputs, tensors_in(lazy.result))
     if expected != got:
         yield f"aliasing {got}, eager {expected}"
-    if way.grad and values:
+    if way.grad and not way.mode and values:
         yield from _gradient_differences(eager, lazy, sample)
 
 

@@ -4,7 +4,7 @@ packed sequences, numbers in lists, sparse tensors, models named on the command 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,20 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import mindtorch
+from mindtorch.npu import staging
 from mindtorch.program import Program
 
 
 @pytest.fixture(autouse=True)
 def two_devices(devices: Callable[[int], None]) -> None:
     devices(2)
+
+
+@pytest.fixture
+def staged() -> Iterator[None]:
+    staging.use_native(False)
+    yield
+    staging.use_native(True)
 
 
 def same_on_both(program: Callable[[str], Any]) -> None:
@@ -171,3 +179,32 @@ def test_N5_whole_numbers_are_counted_as_accelerators_do(device: str, dtype: tor
     for bad, why in (((0, 0, 1), "bins must be > 0"), ((3, 4, 1), "max must be larger than min")):
         with pytest.raises(RuntimeError, match=why):
             torch.histc(x.to(device), *bad)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_N5_staged_layers_multiply_as_on_the_cpu(kind: str, mode: Any, staged: None) -> None:
+    """Torch chooses how to multiply by whether the weights require grad, with grad mode off, too."""
+    layer, x = getattr(nn, kind)(16, 24, batch_first=True), torch.randn(3, 6, 16)
+    with mode():
+        expected = layer(x)[0]
+        assert torch.equal(layer.to("npu:1")(x.to("npu:1"))[0].cpu(), expected)
+
+
+def test_N5_inference_mode_makes_inference_tensors() -> None:
+    with torch.inference_mode():
+        x = torch.ones(3, device="npu:1")
+        for t in (x, x + 1, x.cpu(), x.to("npu:0"), torch.ones(2).to("npu:1"), torch.tensor([1], device="npu:1"),
+                  torch.ones(2, device="remote_accelerator:0").to("npu:1")):
+            assert t.is_inference()
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        x.add_(1)
+
+
+def test_N5_what_a_kernel_gives_with_gaps() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    for x in (base.t(), base[:, ::2], base[1:, 1:5]):
+        expected = torch.select_scatter(x, torch.zeros(x.shape[1]), 0, 1)
+        there = base.to("npu:1").as_strided(x.shape, x.stride(), x.storage_offset())
+        found = torch.select_scatter(there, torch.zeros(x.shape[1], device="npu:1"), 0, 1)
+        assert torch.equal(found.cpu(), expected) and found.stride() == expected.stride()
