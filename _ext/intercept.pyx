@@ -639,7 +639,11 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
     cdef OpInfo info = _info_of(func, True)
     cdef Handle h
-    if info.view and info.handler is None and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
+    if info.handler is not None:
+        out = info.handler(args, {} if kwargs is None else kwargs)
+        if out is not NotImplemented:
+            return out
+    if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
         # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.
         with inference_mode(False):
             out = _dispatch(info, func, args, kwargs)
@@ -665,10 +669,6 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
                 if listening:
                     note_name(NAME_DETACH)     # what a profile of plain tensors sees there, too
                 return out
-    if info.handler is not None:
-        out = info.handler(args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
-            return out
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:
             kwargs = None

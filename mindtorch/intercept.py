@@ -33,6 +33,7 @@ from .predict import (
     decompose,
     extent,
     infer,
+    knowing_views,
     lazy_in,
     meta_tensor,
     quiet,
@@ -277,6 +278,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         if index >= 0 and not before and not torch.is_grad_enabled():  # torch multiplies with parameters in another way
             values = [v.detach().requires_grad_() if t.requires_grad else v
                       for t, v in zip(inputs, values, strict=True)]
+            stack.enter_context(knowing_views())
         if info.random and index >= 0:
             stack.enter_context(_runtime.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):

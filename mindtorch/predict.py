@@ -10,7 +10,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -424,15 +424,16 @@ def taken_apart(name: str, row: Any) -> bool:
 def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
     """What torch's C++ code makes of a composite op. ``func.decompose`` would prefer the formulas in Python that torch
     has of some, whose last bits differ."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _VIEWS):
-        excluded = excluded.remove(torch._C.DispatchKey.ADInplaceOrView)  # nothing above makes views of its results
-    scope = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
-    with torch._C.DisableTorchFunctionSubclass(), scope:
+    made_above = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    with torch._C.DisableTorchFunctionSubclass(), nullcontext() if made_above else knowing_views():
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-_VIEWS = "ADInplaceOrView"
+def knowing_views() -> Any:
+    """Inside ``__torch_dispatch__``, as outside: what is made in the block as a view is known to be one, and requires
+    grad where its base does."""
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def check_movable(t: torch.Tensor, kind: str) -> None:
@@ -461,9 +462,6 @@ def quiet(stack: ExitStack, grad: bool = False) -> None:
     if torch.is_inference_mode_enabled():
         stack.enter_context(torch.inference_mode(False))  # which turns grad mode on
         grad = False
-        # Inside __torch_dispatch__ views would not be known as such, and views of parameters not to require grad.
-        excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
-        stack.enter_context(torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded))
     if _excluded(_BITS[0]):
         # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
         for key in _BITS:

@@ -24,7 +24,7 @@ from ..errors import UnsupportedOperationError
 from ..handlers import histc
 from ..meta import refuse
 from ..mixing import refuse_two_devices
-from ..predict import BLIND, contiguous, decompose, quiet, taken_apart, tensors_in
+from ..predict import BLIND, contiguous, decompose, knowing_views, quiet, taken_apart, tensors_in
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -251,6 +251,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
             host_kwargs["device"] = _CPU
         if not op.writes and not torch.is_grad_enabled():
             stage.mark_parameters()
+            stack.enter_context(knowing_views())
         if op.random and kwargs.get("generator") is None:
             stack.enter_context(drawing(stage.device))
         try:
