@@ -37,6 +37,10 @@ class ModelBook:
             if root is not None and any(self._known(parameter) not in noted for parameter in modules.held(root)[0]):
                 self.roots[path][1].extend(self._look(root, path, noted))
 
+    def forget_all_but(self, called: set[int]) -> None:
+        """Keep the roots of these paths: others were called before the profile began, and not in it."""
+        self.roots = {path: root for path, root in self.roots.items() if path in called}
+
     def _look(self, root: torch.nn.Module, path: int, noted: set[int]) -> list[Owned]:
         found = []
         for module, module_path in modules.walk(root, path):

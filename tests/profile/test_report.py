@@ -270,6 +270,20 @@ def test_C2_an_empty_program_and_one_without_modules(record):
     assert report["totals"]["ops"] == 2
 
 
+def test_C2_a_model_called_before_is_not_the_profiles(record):
+    earlier, model = torch.nn.Sequential(torch.nn.Linear(100, 100)), torch.nn.Linear(2, 1)
+    semantics.install()  # modules are followed for other reasons, too
+    try:
+        earlier(torch.ones(1, 100))
+        reports = [record(run)[0] for run in (lambda: torch.ones(3) + 1, lambda: model(torch.ones(1, 2)),
+                                              lambda: earlier(torch.ones(1, 100)))]  # fmt: skip
+    finally:
+        semantics.uninstall()
+    assert reports[0]["model"] is None and reports[0]["totals"]["params"] == 0
+    assert reports[1]["model"] == {"name": "Linear", "params": 3, "param_bytes": 12}
+    assert reports[2]["model"]["params"] == reports[2]["totals"]["params"] == 10_100
+
+
 def test_C2_torch_is_restored(record):
     before = torch.nn.Module.__call__, torch.autograd._engine_run_backward, torch._C._len_torch_dispatch_stack()
     record(lambda: torch.nn.Linear(1, 1)(torch.ones(1)))

@@ -7,7 +7,7 @@
 /* Elementwise */
 
 static double neg(double x) { return -x; }
-static double relu(double x) { return isnan(x) ? x : x > 0 ? x : 0; }
+static double relu(double x) { return x < 0 ? 0 : x; }  /* NaN and -0 stay */
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double silu(double x) { return x / (1 + exp(-x)); }
 static double gelu_erf(double x) { return 0.5 * x * (1 + erf(x * 0.70710678118654752440)); }
