@@ -613,8 +613,8 @@ cdef class Collector:
             if key in self.storages or tensor.is_meta:
                 return 0
             nbytes = storage.nbytes()
-        except (RuntimeError, NotImplementedError, AttributeError):
-            return 0                           # sparse and opaque tensors have no storage to ask
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+            return 0                           # sparse, opaque and uninitialized tensors have no storage to ask
         death = Death.__new__(Death)
         death.collector = self
         death.key = key

@@ -639,8 +639,8 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
     cdef OpInfo info = _info_of(func, True)
     cdef Handle h
-    if info.handler is not None:
-        out = info.handler(args, {} if kwargs is None else kwargs)
+    if info.at_dispatch is not None:
+        out = info.at_dispatch(args, {} if kwargs is None else kwargs)
         if out is not NotImplemented:
             return out
     if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
@@ -648,7 +648,7 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
         with inference_mode(False):
             out = _dispatch(info, func, args, kwargs)
         h = handle_of(out)
-        if h is not None and tape.slot(h.slot).root == h.slot:
+        if h is not None and tape.slot(h.slot).root == h.slot and func is not detach:
             renamed = rename(h, h.no_grad)     # it is no view this time: `to`, `reshape`
             return out if renamed is None else renamed
         return out

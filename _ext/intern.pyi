@@ -23,6 +23,7 @@ class OpInfo:
     name: str
     kind: int
     handler: Any
+    at_dispatch: Any
     random: bool
     writes: tuple[Any, ...]
     view: bool
@@ -45,4 +46,5 @@ class OpInfo:
         bumps: bool = ...,
         whole: bool = ...,
         copies: bool = ...,
+        at_dispatch: Callable[..., Any] | None = ...,
     ) -> None: ...

@@ -517,12 +517,13 @@ cdef size_t _object_bytes(object tup) noexcept:
 @cython.final
 cdef class OpInfo:
     def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, writes=(),
-                 view=False, pointwise=False, bumps=False, whole=False, copies=False):
+                 view=False, pointwise=False, bumps=False, whole=False, copies=False, at_dispatch=None):
         self.func = func
         self.call = func if call is None else call
         self.name = name
         self.kind = kind
         self.handler = handler
+        self.at_dispatch = handler if kind == KIND_HANDLER else at_dispatch
         self.random = random
         self.writes = writes
         self.view = view

@@ -292,9 +292,10 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
 def histc(args: tuple, kwargs: dict) -> Any:
     """Accelerators count whole numbers too, which the CPU's kernel refuses; models choose by the device's type."""
     x = args[0] if args else kwargs["input"]
-    if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or _without_data(x):
+    unknown = _without_data(x) and not _core.is_kept(x._handle)
+    if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or unknown:
         return NotImplemented
-    return _count_in_bins(*args, **kwargs)
+    return _count_in_bins(*args, **{k: v for k, v in kwargs.items() if k != "out"})
 
 
 _WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})

@@ -366,13 +366,17 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         args = (mindtorch_device("npu", args[0]), *args[1:])  # an index is one of the devices that it is on
     target = _target(args, kwargs)
     on_npu = npu_moves.names_npu(target)
-    if target is None or not (on_npu or tensors.is_ours(target)):
+    sized = target is not None and dataless_everywhere() and mindtorch_device(target).type == "npu"
+    if target is None or not (on_npu or sized or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
-    device = mindtorch_device("npu", npu_moves.index_of(target)) if on_npu else tensors.torch_device(
-        tensors.index_of(target))
+    device: Any = mindtorch_device(target)
+    if on_npu:
+        device = mindtorch_device("npu", npu_moves.index_of(target))
+    elif not sized:
+        device = tensors.torch_device(tensors.index_of(target))
 
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.

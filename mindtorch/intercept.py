@@ -173,9 +173,9 @@ def _describe_overload(func: Any) -> Any:
                           view=view, pointwise=torch.Tag.pointwise in func.tags,
                           bumps=bool(writes) and name.startswith("aten::_foreach_"))
     if taken_apart(func.name(), row):
-        info.handler = functools.partial(_take_apart, func)
+        info.at_dispatch = functools.partial(_take_apart, func)
     elif row is not None and row.tag == "rnn":
-        info.handler = functools.partial(_with_parameters, info)
+        info.at_dispatch = functools.partial(_with_parameters, info)
     return info
 
 

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import io
+import itertools
 import os
 import sys
 import threading
@@ -161,7 +162,7 @@ class Program:
             return
         generator = torch.Generator().manual_seed(0)
         specs = self.inputs or _default_inputs(self.model)
-        parameter = next(self.model.parameters(), None)
+        parameter = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
         device = None if parameter is None else parameter.device
         try:
             args = tuple(spec.build(generator).to(device) for spec in specs if spec.name is None)

@@ -55,7 +55,8 @@ def _saving(original: Callable[..., Any]) -> Any:
 def _exporting(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def export(mod: torch.nn.Module, args: Any = (), kwargs: Any = None, *others: Any, **options: Any) -> Any:
-        given = (*mod.parameters(), *mod.buffers(), *tree_leaves((args, kwargs)))
+        held = (*mod.parameters(), *mod.buffers()) if isinstance(mod, torch.nn.Module) else ()
+        given = (*held, *tree_leaves((args, kwargs)))
         there = next((t for t in given if is_npu(t)), None)
         if there is not None:
             raise UnsupportedOperationError(

@@ -6,6 +6,7 @@ it chooses depends on strides, and on whether the small operand requires grad: w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +92,26 @@ def test_L7_layers_that_multiply_inside(kind: str, mode: Any, same_as_eager: Sam
             return layer(*([x] * (3 if kind == "MultiheadAttention" else 1)))[0].detach()
 
     same_as_eager(program)
+
+
+def test_L7_composite_overloads_called_directly(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        torch.manual_seed(0)
+        x, w = torch.randn(2, 3).to(device), torch.randn(4, 3).to(device).requires_grad_()
+        ops = torch.ops.aten
+        return (ops.linear.default(x, w), ops.matmul.default(x, w.T), ops.flatten.using_ints(x),
+                *ops.chunk.default(x, 2), ops.reshape.default(x, [6]), ops.numpy_T.default(x))
+
+    same_as_eager(program)
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Flatten()), torch.randn(2, 3)
+    exported = torch.export.export(model, (x,)).module(check_guards=False)
+    expected = exported(x)
+    assert torch.equal(exported.to("remote_accelerator:0")(x.to("remote_accelerator:0")).cpu(), expected)
+
+
+def test_L7_modules_are_read_in_inference_mode() -> None:
+    layer = torch.nn.Linear(3, 3).to("remote_accelerator:0")
+    with torch.inference_mode():
+        assert not layer.weight.detach().is_inference()
+        for t in (layer.state_dict()["weight"], layer.weight.cpu(), copy.deepcopy(layer).weight, layer.weight.clone()):
+            assert torch.equal(t.cpu(), layer.weight.cpu())

@@ -38,8 +38,10 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     requires_grad = kwargs.pop("requires_grad", False)
-    made = _from_data(func, args, kwargs, index) if name in _FROM_DATA else _make(func, args, kwargs, index)
-    made = of_this_mode(made)
+    if name in _FROM_DATA:
+        made = _from_data(func, args, kwargs, index)
+    else:
+        made = of_this_mode(_make(func, args, kwargs, index))
     return made.requires_grad_() if requires_grad else made
 
 
@@ -48,7 +50,7 @@ def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], in
     if not isinstance(data, torch.Tensor):
         if args:
             args = (_numbers(data), *args[1:])
-        return upload(func(*args, device=_CPU, **kwargs), index)
+        return of_this_mode(upload(func(*args, device=_CPU, **kwargs), index))
     source = data if func.__name__ == "as_tensor" else data.detach()  # the others cut the graph
     if kwargs.get("dtype") is not None:
         source = source.to(kwargs["dtype"])
@@ -61,7 +63,7 @@ def _numbers(data: Any) -> Any:
     """Lists with NPU tensors in them as torch's C++ code can read them."""
     if isinstance(data, (list, tuple)):
         return type(data)(_numbers(item) for item in data) if type(data) in (list, tuple) else data
-    return data.tolist() if is_npu(data) else data
+    return data.cpu() if is_npu(data) else data
 
 
 def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> NpuTensor:

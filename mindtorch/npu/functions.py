@@ -204,6 +204,11 @@ def _split(args: tuple, kwargs: dict) -> Any:
     return torch.tensor_split(args[0], at.cpu(), *args[2:], **kwargs)
 
 
+def _pad_packed_sequence(args: tuple, kwargs: dict) -> Any:
+    padded, lengths = _through_cpu(_VF._pad_packed_sequence)(args, kwargs)
+    return padded, lengths.cpu()  # where torch has the lengths
+
+
 def _type_as(args: tuple, kwargs: dict) -> Any:
     t, other = (*args, *kwargs.values())
     return t.to(other.device, other.dtype)
@@ -222,7 +227,7 @@ def _is_set_to(args: tuple, kwargs: dict) -> Any:
 
 
 def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
-    through = (_VF._pad_packed_sequence, torch._C._nn.pad_sequence, torch._C._nn.one_hot, torch.sparse_coo_tensor,
+    through = (torch._C._nn.pad_sequence, torch._C._nn.one_hot, torch.sparse_coo_tensor,
                torch.sparse_csr_tensor)
     likes = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
     return {
@@ -243,6 +248,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         torch.get_device: lambda args, kwargs: args[0].get_device(),
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),
         torch.Tensor.is_shared: lambda args, kwargs: False,
+        _VF._pad_packed_sequence: _pad_packed_sequence,
         _base.tensor_split: _split,
         _VF.tensor_split: _split,
         **{func: _through_cpu(func) for func in through},

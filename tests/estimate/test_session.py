@@ -179,3 +179,16 @@ def test_C4_modules_that_learn_their_shapes(session: None) -> None:
     out.sum().backward()
     torch.optim.Adam(weights).step()
     assert net[0].weight.grad.shape == (BIG, 7) and out.shape == (4, 3)
+
+
+def test_C4_modules_move_to_npus_by_name(session: None) -> None:
+    for name, expected in (("npu:1", "npu:1"), ("npu", "npu:0")):
+        net = nn.Linear(BIG, 2).to(name, torch.bfloat16)
+        assert str(net.weight.device) == expected and net.weight.dtype is torch.bfloat16
+        assert str(net(torch.ones(1, BIG, device=name, dtype=torch.bfloat16)).device) == expected
+
+
+def test_C4_whole_numbers_are_counted_as_on_accelerators(session: None) -> None:
+    known = torch.histc(torch.tensor([0, 1, 1, 7], dtype=torch.int32).cuda(), 4, 0, 3)
+    assert known.tolist() == [1, 2, 0, 0] and known.dtype is torch.int32
+    assert torch.histc(torch.randn(8, 4, device="cuda").argmax(1), 4, 0, 3).shape == (4,)

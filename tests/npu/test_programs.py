@@ -4,6 +4,8 @@ packed sequences, numbers in lists, sparse tensors, models named on the command 
 from __future__ import annotations
 
 import copy
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,15 @@ from mindtorch.program import Program
 @pytest.fixture(autouse=True)
 def two_devices(devices: Callable[[int], None]) -> None:
     devices(2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_compiled() -> Iterator[None]:
+    """What torch keeps of compiled functions holds their models."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        gc.collect()
 
 
 @pytest.fixture
@@ -84,6 +95,8 @@ def test_N5_compiled_functions_refuse_mixed_devices() -> None:
 def test_N5_export_is_refused() -> None:
     with pytest.raises(mindtorch.UnsupportedOperationError, match=r"inputs on the CPU, got one on npu:1"):
         torch.export.export(nn.Linear(2, 2).to("npu:1"), (torch.ones(1, 2),))
+    with pytest.raises(ValueError, match="Expected `mod` to be"):
+        torch.export.export(lambda x: x, (torch.ones(2),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("made_there", [False, True])
@@ -123,7 +136,9 @@ def test_N5_numbers_in_lists(value: complex) -> None:
     s = torch.tensor(value, device="npu:1")
     for made in (torch.tensor([s, s]), torch.as_tensor([s, s]), torch.asarray([s, s])):
         assert made.device.type == "cpu" and torch.equal(made, torch.tensor([value, value]))
-    assert torch.tensor([s, 1], device="npu:0").device == mindtorch.device("npu:0")
+    there = torch.tensor([s, s], device="npu:0")
+    assert there.device == mindtorch.device("npu:0") and there.dtype is s.dtype
+    assert torch.tensor([s.to(torch.complex128)], device="npu:0").dtype is torch.complex128
     assert complex(s) == value and bool(s)
     assert isinstance(value, complex) or (float(s) == value and int(s) == int(value))
     with pytest.raises(ValueError, match="only one element tensors"):
@@ -160,10 +175,14 @@ def test_N5_out_of_too_small_a_size_grows_to_what_the_kernel_took() -> None:
 
 def test_N5_a_model_on_an_npu_gets_its_inputs_there(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
-    path.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 2).to('npu:1')\n")
-    program = Program.parse(f"{path}:build", inputs=["3x4"])
-    outcome = program.run()
-    assert outcome.error is None and outcome.result.device == mindtorch.device("npu:1")
+    path.write_text(
+        "import torch\n"
+        "def build():\n    return torch.nn.Linear(4, 2).to('npu:1')\n"
+        "def scale():\n    return torch.nn.BatchNorm1d(4, affine=False).to('npu:1')\n"  # has buffers only
+    )
+    for name in ("build", "scale"):
+        outcome = Program.parse(f"{path}:{name}", inputs=["3x4"]).run()
+        assert outcome.error is None and outcome.result.device == mindtorch.device("npu:1")
 
 
 @pytest.mark.parametrize("device", ["npu:1", "remote_accelerator:0"])
@@ -176,6 +195,7 @@ def test_N5_whole_numbers_are_counted_as_accelerators_do(device: str, dtype: tor
         found = torch.histc(t.to(device), *bins)
         assert found.dtype is dtype and found.device == mindtorch.device(device)
         assert torch.equal(found.cpu().double(), torch.histc(t.double(), *bins))
+    assert torch.histc(x.to(device), 3, out=None).sum() == 50
     for bad, why in (((0, 0, 1), "bins must be > 0"), ((3, 4, 1), "max must be larger than min")):
         with pytest.raises(RuntimeError, match=why):
             torch.histc(x.to(device), *bad)
@@ -199,6 +219,22 @@ def test_N5_inference_mode_makes_inference_tensors() -> None:
             assert t.is_inference()
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         x.add_(1)
+
+
+def test_N5_an_npu_tensor_taken_as_one_is_the_same_tensor() -> None:
+    w = torch.ones(3, device="npu:1", requires_grad=True)
+    a = w * 2
+    loss = (a * a).sum()
+    with torch.inference_mode():
+        assert torch.as_tensor(a, device="npu:1") is a
+        torch.as_tensor(a, device="npu:1").zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_N5_lengths_of_packed_sequences_stay_on_the_host() -> None:
+    padded, lengths = rnn.pad_packed_sequence(rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)]).to("npu:1"))
+    assert padded.device == mindtorch.device("npu:1") and lengths.device.type == "cpu" and lengths.tolist() == [3, 2]
 
 
 def test_N5_what_a_kernel_gives_with_gaps() -> None:

@@ -271,7 +271,13 @@ def test_C2_an_empty_program_and_one_without_modules(record):
 
 
 def test_C2_a_model_called_before_is_not_the_profiles(record):
-    earlier, model = torch.nn.Sequential(torch.nn.Linear(100, 100)), torch.nn.Linear(2, 1)
+    class Earlier(torch.nn.Linear):
+        pass
+
+    class Model(torch.nn.Linear):
+        pass
+
+    earlier, model = Earlier(100, 100), Model(2, 1)
     semantics.install()  # modules are followed for other reasons, too
     try:
         earlier(torch.ones(1, 100))
@@ -280,8 +286,15 @@ def test_C2_a_model_called_before_is_not_the_profiles(record):
     finally:
         semantics.uninstall()
     assert reports[0]["model"] is None and reports[0]["totals"]["params"] == 0
-    assert reports[1]["model"] == {"name": "Linear", "params": 3, "param_bytes": 12}
+    assert reports[1]["model"] == {"name": "Model", "params": 3, "param_bytes": 12}
     assert reports[2]["model"]["params"] == reports[2]["totals"]["params"] == 10_100
+
+
+def test_C2_modules_that_learn_their_shapes(record):
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    report, _ = record(lambda: model(torch.ones(3, 4)))
+    assert report["model"] == {"name": "Sequential", "params": 10, "param_bytes": 40}
+    assert op(report, "aten::addmm")["calls"] == 1
 
 
 def test_C2_torch_is_restored(record):
