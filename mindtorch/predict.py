@@ -50,6 +50,8 @@ _PRODUCTS = frozenset({"aten::matmul", "aten::linear", "aten::linalg_matmul"})
 def _folds(a: tuple, b: tuple) -> bool:
     """Does torch's choice between one large product and a batch of small ones depend on whether the small operand
     requires grad? It does with grad mode off, too: ``should_fold`` in ATen/native/LinearAlgebra.cpp."""
+    if len(a[1]) == len(b[1]) == 3:
+        return bool((a[1][0] == 1) != (b[1][0] == 1))  # a batch of one is taken for a matrix then
     return max(len(a[1]), len(b[1])) >= 3 > min(len(a[1]), len(b[1])) and not (len(a[1]) >= 3 and a[2] is None)
 
 

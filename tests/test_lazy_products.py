@@ -53,6 +53,24 @@ def test_L7_products_with_parameters(kind: str, product: str, mode: Any, same_as
     same_as_eager(program)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("sizes", [((5, 5, 5), (1, 5, 5)), ((1, 5, 5), (5, 5, 5)), ((1, 5, 5), (1, 5, 5))])
+def test_L7_products_with_a_parameter_that_is_a_batch_of_one(
+    sizes: Any, dtype: torch.dtype, mode: Any, same_as_eager: Same
+) -> None:
+    def program(device: str) -> object:
+        torch.manual_seed(0)
+        out = []
+        for needs in (False, True):
+            x, y = (torch.randn(*s, dtype=dtype).to(device).requires_grad_(needs) for s in sizes)
+            with mode():
+                out += [x @ y, torch.matmul(x, y)]
+        return out
+
+    same_as_eager(program)
+
+
 def test_L7_ordinary_products_are_recorded_whole() -> None:
     """What torch would do in one way only stays one record, with parameters too."""
     layer = torch.nn.Linear(32, 16).to("remote_accelerator:0")
