@@ -36,6 +36,7 @@ from .predict import (
     knowing_views,
     lazy_in,
     meta_tensor,
+    multiplies_inside,
     quiet,
     taken_apart,
     tensors_in,
@@ -275,7 +276,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
     with ExitStack() as stack:
         quiet(stack, grad=True)
-        if index >= 0 and not before and not torch.is_grad_enabled():  # torch multiplies with parameters in another way
+        if index >= 0 and not before and not torch.is_grad_enabled() and multiplies_inside(info.name):
             values = [v.detach().requires_grad_() if t.requires_grad else v
                       for t, v in zip(inputs, values, strict=True)]
             stack.enter_context(knowing_views())

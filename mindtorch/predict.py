@@ -431,6 +431,12 @@ def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
+def multiplies_inside(name: str) -> bool:
+    """Is this op made of products with its weights, which torch takes another way where those require grad?"""
+    row = ops.row(name)
+    return row is not None and row.tag == "rnn"
+
+
 def knowing_views() -> Any:
     """Inside ``__torch_dispatch__``, as outside: what is made in the block as a view is known to be one, and requires
     grad where its base does."""

@@ -24,7 +24,7 @@ from ..errors import UnsupportedOperationError
 from ..handlers import histc
 from ..meta import refuse
 from ..mixing import refuse_two_devices
-from ..predict import BLIND, contiguous, decompose, knowing_views, quiet, taken_apart, tensors_in
+from ..predict import BLIND, contiguous, decompose, knowing_views, multiplies_inside, quiet, taken_apart, tensors_in
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -249,7 +249,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         host_kwargs = {k: map_tensors(v, stage.host) for k, v in kwargs.items()}
         if host_kwargs.get("device") is not None:
             host_kwargs["device"] = _CPU
-        if not op.writes and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and multiplies_inside(op.base):
             stage.mark_parameters()
             stack.enter_context(knowing_views())
         if op.random and kwargs.get("generator") is None:
