@@ -424,8 +424,7 @@ def taken_apart(name: str, row: Any) -> bool:
 
 
 def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What torch's C++ code makes of a composite op. ``func.decompose`` would prefer the formulas in Python that torch
-    has of some, whose last bits differ."""
+    """What torch's C++ code makes of a composite op; ``func.decompose`` has Python formulas with other last bits."""
     made_above = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
     with torch._C.DisableTorchFunctionSubclass(), nullcontext() if made_above else knowing_views():
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
@@ -433,8 +432,7 @@ def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def multiplies_inside(name: str) -> bool:
     """Is this op made of products with its weights, which torch takes another way where those require grad?"""
-    row = ops.row(name)
-    return row is not None and row.tag == "rnn"
+    return (row := ops.row(name)) is not None and row.tag == "rnn"
 
 
 def knowing_views() -> Any:
