@@ -1,8 +1,15 @@
-"""Output files: refused before the run when they cannot be written, complete or absent afterwards."""
+"""Output files: refused before the run when they cannot be written, complete or absent afterwards.
+
+Nothing that somebody else wrote is ever replaced: an option whose value was forgotten takes the next word for it, and
+that may be the user's program.
+"""
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -14,11 +21,27 @@ import click
 __all__ = ["OUTPUT", "OutputFile"]
 
 
-class OutputFile:
-    """``name`` as given; ``-`` is stdout. ``path`` is absolute, since the program may change the directory."""
+# How every file begins that genie writes; tests/cli/test_output.py makes one of each.
+_OURS = re.compile(
+    rb"""
+      \{\s*"schema_version":\s*\d+,\s*"(tool":\s*\{\s*"mindtorch"|counts":\s*\{\s*"nodes")   # profile, graph
+    | \{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules\ and\ ops"             # trace
+    | table,name,class,                                                                          # CSV
+    | digraph\ computation\ \{                                                                    # DOT
+    """,
+    re.VERBOSE,
+)
 
-    def __init__(self, name: str) -> None:
+
+class OutputFile:
+    """``name`` as given; ``-`` is stdout. ``path`` is absolute, since the program may change the directory.
+
+    option: what the user gave the name to, as ``--json``; for messages.
+    """
+
+    def __init__(self, name: str, option: str = "") -> None:
         self.name = name
+        self.option = option
         self.is_stdout = name == "-"
         self.path = os.path.realpath(name)
 
@@ -40,6 +63,11 @@ class OutputFile:
             if os.path.exists(self.path):
                 with open(self.path, "ab"):
                     pass
+                if self._is_somebody_elses():
+                    option = f"; {self.option} takes the name of a new file, before the program" if self.option else ""
+                    raise click.UsageError(
+                        f"will not replace {self.name}: it exists, and genie did not write it{option}"
+                    )
             if not self._is_special():
                 os.unlink(self._temporary())  # permission bits alone do not tell (root, read-only mounts, quotas)
         except OSError as error:
@@ -54,6 +82,7 @@ class OutputFile:
             if direct:
                 self._copy(temporary)
             else:
+                self._make_way()
                 os.chmod(temporary, self._mode())
                 os.replace(temporary, self.path)
         except OSError as error:
@@ -72,6 +101,30 @@ class OutputFile:
     def _is_special(self) -> bool:
         """A device or pipe (``/dev/null``, ``/dev/fd/3``): written to, never replaced."""
         return os.path.exists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode)
+
+    def _is_somebody_elses(self) -> bool:
+        """Whether the file there is anything but an earlier output of genie's, or empty."""
+        if self._is_special() or not os.path.getsize(self.path):
+            return False
+        try:
+            with open(self.path, "rb") as file:
+                head = file.read(1024)
+            if head.startswith(b"\x1f\x8b"):
+                with gzip.open(self.path) as packed:
+                    head = packed.read(1024)
+        except (OSError, EOFError):  # cannot be read, is no gzip file after all
+            return True
+        return _OURS.match(head) is None
+
+    def _make_way(self) -> None:
+        """Another name where the program has meanwhile written a file of this one."""
+        if not os.path.exists(self.path) or not self._is_somebody_elses():
+            return
+        stem, ending = os.path.splitext(self.path)
+        taken = self.name
+        self.path = next(path for i in itertools.count(1) if not os.path.exists(path := f"{stem}.{i}{ending}"))
+        self.name = os.path.join(os.path.dirname(self.name), os.path.basename(self.path))
+        click.echo(f"genie: the program wrote {taken} itself, so this goes to {self.name}", err=True)
 
     def _temporary(self, folder: str | None = None) -> str:
         # The name ends as the target's does: ".gz" means something to who writes it.
@@ -106,7 +159,7 @@ class _OutputType(click.ParamType):
             return value
         if not value:
             self.fail("the file name is empty", param, ctx)
-        return OutputFile(value)
+        return OutputFile(value, param.opts[0] if param is not None else "")
 
 
 OUTPUT = _OutputType()

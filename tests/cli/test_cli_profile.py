@@ -296,7 +296,7 @@ def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
 
     for dropped in (0, 1234):
         monkeypatch.setattr(export, "write_trace", lambda profiler, path, n=dropped: Path(path).write_text("{}") and n)
-        _write_trace(None, OutputFile(str(tmp_path / "t.json")))
+        _write_trace(None, OutputFile(str(tmp_path / f"{dropped}.json")))
         error = capsys.readouterr().err
         assert error.count("\n") == bool(dropped) and ("leaves out the last 1,234 events" in error) == bool(dropped)
-        assert (tmp_path / "t.json").read_text() == "{}"
+        assert (tmp_path / f"{dropped}.json").read_text() == "{}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from mindtorch.cli.main import cli
 from mindtorch.cli.output import OutputFile
 
 
@@ -28,13 +31,13 @@ def test_C8_new_file_and_its_mode(tmp_path):
 
 def test_C8_existing_file_keeps_mode_and_link(tmp_path):
     real = tmp_path / "real.json"
-    real.write_text("old")
+    real.write_text("")
     real.chmod(0o600)
     link = tmp_path / "link.json"
     link.symlink_to(real)
     file = OutputFile(str(link))
     file.check("script.py")
-    assert real.read_text() == "old"
+    assert real.read_text() == ""
     file.write_text("new")
     assert link.is_symlink() and real.read_text() == "new"
     assert stat.S_IMODE(real.stat().st_mode) == 0o600
@@ -42,7 +45,7 @@ def test_C8_existing_file_keeps_mode_and_link(tmp_path):
 
 def test_C8_nothing_half_written(tmp_path):
     target = tmp_path / "out.json"
-    target.write_text("before")
+    target.write_text(before := 'table,name,class,of an earlier run')
 
     def fails(path):
         with open(path, "w") as file:
@@ -53,7 +56,7 @@ def test_C8_nothing_half_written(tmp_path):
         OutputFile(str(target)).write(fails)
     with pytest.raises(ZeroDivisionError):
         OutputFile(str(target)).write(lambda path: print(1 // 0))
-    assert target.read_text() == "before"
+    assert target.read_text() == before
     assert os.listdir(tmp_path) == ["out.json"]
 
 
@@ -108,3 +111,44 @@ def test_C8_same_file_under_two_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert OutputFile("a.json").same_as(OutputFile(str(tmp_path / "x" / ".." / "a.json")))
     assert OutputFile("-").same_as(OutputFile("-"))
+
+
+@pytest.mark.parametrize("content", ["print(1)\n", '{"schema_version": 1, "mine": 2}', "a,b\n1,2\n", "\x1f\x8bnot gzip",
+                                     "digraph mine {}", '{"displayTimeUnit":"ms","traceEvents":[]}', " "])  # fmt: skip
+def test_C8_a_file_that_genie_did_not_write_is_never_replaced(tmp_path, content):
+    (tmp_path / "train.py").write_text(content)
+    with pytest.raises(click.UsageError, match=r"will not replace .*train.py: .* --json takes the name of a new file"):
+        OutputFile(str(tmp_path / "train.py"), "--json").check("data.yaml")
+    assert (tmp_path / "train.py").read_text() == content and os.listdir(tmp_path) == ["train.py"]
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--trace"], ["--csv"]])
+def test_C8_a_forgotten_file_name_does_not_cost_the_program(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "config.yaml").write_text("lr: 0.1\n")
+    done = CliRunner().invoke(cli, ["profile", *words, "train.py", "config.yaml"])
+    assert done.exit_code == 2 and "train.py" in done.stderr and words[0] in done.stderr
+    assert (tmp_path / "train.py").read_text() == "print('trained')\n"
+
+
+def test_C8_every_output_of_genies_own_is_replaced_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
+    profile = ["profile", "--json", "p.json", "--csv", "p.csv", "--trace", "p.trace"]
+    for command in (profile, ["profile", "--trace", "p.json.gz"], ["graph", "--json", "g.json", "--dot", "g.dot"],
+                    ["profile", "--device", "meta", "--json", "e.json", "--csv", "e.csv"]):  # fmt: skip
+        for _ in range(2):
+            done = CliRunner().invoke(cli, [*command, "net.py"])
+            assert done.exit_code == 0, done.stderr
+    written = {"p.json", "p.csv", "p.trace", "p.json.gz", "g.json", "g.dot", "e.json", "e.csv"}
+    assert set(os.listdir(tmp_path)) == {"net.py", *written}
+
+
+def test_C8_what_the_program_writes_under_the_same_name_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("import torch\ntorch.ones(2)\nopen('out.json', 'w').write('mine')\n")
+    done = CliRunner().invoke(cli, ["profile", "--json", "out.json", "net.py"])
+    assert done.exit_code == 0 and "goes to out.1.json" in done.stderr and "wrote out.1.json" in done.stderr
+    assert (tmp_path / "out.json").read_text() == "mine"
+    assert json.loads((tmp_path / "out.1.json").read_text())["totals"]["ops"]
