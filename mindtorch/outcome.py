@@ -6,12 +6,13 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames"]
+__all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames", "wait_for_threads"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # torch's Python glue around a dispatch mode: in the traceback only because the tool is watching.
@@ -65,6 +66,45 @@ def leave_forked_child(outcome: Outcome) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(outcome.exit_code & 0xFF)
+
+
+def wait_for_threads(before: set[threading.Thread], outcome: Outcome) -> Outcome:
+    """Wait for the program's threads, as Python does before it exits (``threading._shutdown``), so that what they do
+    is in the report and the report comes after what they print. How it all ended: ``outcome``, unless interrupted.
+
+    Python first tells executors to let their idle threads end; a thread that nobody told so would be waited for for
+    ever. `before` holds the threads that are not the program's.
+    """
+    waited = captured(lambda: _end_threads(before))
+    if waited.error is None:
+        return outcome
+    return waited if waited.interrupted or outcome.error is None else outcome
+
+
+def _end_threads(before: set[threading.Thread]) -> None:
+    with _executors_closed():
+        for hook in reversed(list(getattr(threading, "_threading_atexits", ()))):
+            hook()
+        while True:  # a thread may start others
+            mine = [t for t in threading.enumerate() if t not in before and t is not threading.current_thread()]
+            waiting = [t for t in mine if not t.daemon]
+            if not waiting:
+                return
+            for thread in waiting:
+                thread.join()
+
+
+@contextlib.contextmanager
+def _executors_closed() -> Iterator[None]:
+    """Afterwards executors may be made again: the process goes on with the report, or with another program."""
+    names = (("concurrent.futures.thread", "_shutdown"), ("concurrent.futures.process", "_global_shutdown"))
+    kept = [(vars(sys.modules[module]), name) for module, name in names if module in sys.modules]
+    kept = [(held, name) for held, name in kept if held.get(name) is False]
+    try:
+        yield
+    finally:
+        for held, name in kept:
+            held[name] = False
 
 
 def strip_tool_frames(error: BaseException) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from .errors import UsageError
 from .inputs import InputSpec, parse_input
-from .outcome import Outcome, captured, leave_forked_child
+from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .workload import Request, Workload
 
 __all__ = ["Outcome", "Program", "split_target"]
@@ -115,8 +115,13 @@ class Program:
     def _guarded(self, work: Callable[[], Any]) -> Outcome:
         """Run the user's code as the interpreter would, and put the process back afterwards."""
         pid = os.getpid()
+        before = set(threading.enumerate())
         with _interpreter_state([self.path if self.kind != "script" else self.target, *self.script_args], self.path):
             outcome = captured(work)
+            if self.kind == "script":
+                if outcome.error is not None and threading.active_count() > 1:
+                    outcome.show()  # as Python does, which then waits: a thread that never ends must not hide it
+                outcome = wait_for_threads(before, outcome)
             if os.getpid() != pid:
                 leave_forked_child(outcome)
         if isinstance(outcome.error, _Refused):
@@ -124,19 +129,12 @@ class Program:
         return outcome
 
     def _run_script(self) -> None:
-        before = set(threading.enumerate())
         code = _compiled(self.path)
         module = _new_main(self.path)
         self._modules.append(module)  # threads and exit handlers of the script outlive the run: keep its globals
         self.namespace = module.__dict__
         sys.modules["__main__"] = module
-        try:
-            exec(code, module.__dict__)
-        finally:
-            # Python waits for these before it exits; the tool's report must come after them.
-            for thread in threading.enumerate():
-                if thread not in before and not thread.daemon and thread is not threading.current_thread():
-                    thread.join()
+        exec(code, module.__dict__)
 
     def _build(self) -> None:
         import torch
