@@ -5,9 +5,13 @@ to the measured time to the nanosecond. FLOPs are asked for once per signature a
 
 An op on lazy tensors is seen twice: when it is recorded (`dispatch`: calls, FLOPs, bytes) and when it runs, at a later
 read (`ran`: time). Its run counts for the module, phase and line that recorded it.
+
+Every thread has a timeline of its own. Ops count in full in each; the time between a thread's ops counts only as far
+as no other thread was accounted for meanwhile, since a thread that waits for another one does nothing. So rows sum to
+the measured time of a program whose threads take turns, and to more where they work at once.
 """
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.context cimport (
@@ -17,6 +21,7 @@ from mindtorch._ext.context cimport (
 from mindtorch._ext.lazy cimport get_tape, handle_of
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
+from mindtorch._ext.timeline cimport EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
 
 import weakref
 
@@ -48,12 +53,8 @@ cdef extern from *:
     unsigned long PyThread_get_thread_ident() noexcept nogil
 
 MT_ASSERT(sizeof(Row) == 40)
-MT_ASSERT(sizeof(Event) == 40)
 
 cdef enum:
-    EVENT_OP = 0                               # then 1 + Transition
-    EVENT_RECORD = 4                           # an op that was only recorded
-    EVENT_RUN = 5                              # a recorded op that ran
     SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
 
 
@@ -148,16 +149,13 @@ cdef class Collector:
 
     Not final: the mode itself is a subclass, because torch insists that ``__torch_dispatch__`` is bound to the mode.
 
-    Not thread-safe beyond the GIL: one timeline, that of the thread which calls `start`.
+    Not thread-safe beyond the GIL. The thread that calls `start` is followed, and others after their `join`.
     """
     cdef Row *rows
     cdef Row spare                             # written by what finds no room in the table
     cdef uint32_t row_mask, n_rows
-    cdef Event *events
-    cdef uint32_t n_events, cap_events
-    cdef readonly uint32_t max_events
-    cdef readonly uint64_t dropped_events
-    cdef uint64_t last                         # end of the interval accounted for last
+    cdef EventLog log
+    cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported            # ns spent on loading modules, in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
@@ -175,14 +173,15 @@ cdef class Collector:
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
-    cdef unsigned long thread
-    cdef readonly bint enabled, other_thread
+    cdef readonly Timeline first               # of the thread that started it
+    cdef Timeline recent                       # of the thread seen last, whose identity is `ident`
+    cdef unsigned long ident
+    cdef dict threads                          # identity of a thread -> Timeline
+    cdef uint16_t n_threads
+    cdef readonly bint enabled, other_thread   # other_thread: modules ran in one that did not join
     cdef readonly dict runs                    # name -> Runs
     cdef readonly uint64_t plain_ops, lazy_ops, lazy_runs, lazy_devices    # since the last split; bit set of indices
-    cdef uint64_t inner                        # ns within the current op that are accounted for already
-    cdef bint in_op                            # an op written in Python may call modules: part of the op
     cdef readonly object mark_error
-    cdef readonly uint32_t depth
     cdef readonly uint64_t n_ops, failed
     cdef readonly uint64_t started, stopped, first_op
     cdef object __weakref__
@@ -197,10 +196,11 @@ cdef class Collector:
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
         self.on_mark = on_mark
         self.synchronize = synchronize
-        self.max_events = max_events
+        self.log = EventLog(max_events)
         self.storages = {}
         self.ops = {}
         self.runs = {}
+        self.threads = {}
         self.sig_ops = [None]
         self.sig_flops = [(0, 0)]
         self.sig_works = [None]
@@ -214,7 +214,6 @@ cdef class Collector:
 
     def __dealloc__(self):
         free(self.rows)
-        free(self.events)
         free(self.peaks)
         free(self.entries)
 
@@ -222,32 +221,73 @@ cdef class Collector:
 
     def start(self, at=0):
         """Begin the timeline, `at` ns on the clock or now. The semantics must be installed."""
-        self.thread = PyThread_get_thread_ident()
         self.enabled = True
+        self.threads = {}
+        self.n_threads = 0
+        self.first = self.join(at if at else mt_now())
+        self.started = self.first.last
         set_transition_hook(on_transition, <void *> self)
-        self.started = self.last = at if at else mt_now()
 
     def stop(self):
         """End the timeline; time since the last op goes to the module and phase of now."""
+        cdef Timeline here = self.here()
         if not self.enabled:
             return
         self.stopped = mt_now()
-        if PyThread_get_thread_ident() == self.thread:
-            self.gap(self.stopped, 0, current_module(), current_phase())
+        if here is not None:
+            self.gap(here, self.stopped, 0, current_module(), current_phase())
         self.enabled = False
         set_transition_hook(NULL, NULL)
 
+    def join(self, at=0):
+        """The calling thread is accounted for from here on, or from `at` ns on the clock; its timeline."""
+        cdef Timeline here = Timeline.__new__(Timeline)
+        here.number = self.n_threads
+        here.last = at if at else mt_now()
+        here.seen = self.accounted
+        if self.n_threads < 0xFFFF:
+            self.n_threads += 1
+        self.ident = PyThread_get_thread_ident()
+        self.recent = here
+        self.threads[self.ident] = here
+        return here
+
+    def leave(self):
+        """The calling thread ends."""
+        cdef unsigned long ident = PyThread_get_thread_ident()
+        cdef Timeline here = self.threads.pop(ident, None)
+        if here is not None and self.enabled:
+            self.gap(here, mt_now(), 0, current_module(), current_phase())
+        if ident == self.ident:
+            self.ident = 0
+            self.recent = None
+
+    cdef Timeline here(self):
+        """The timeline of the calling thread; None when it has none."""
+        cdef unsigned long ident = PyThread_get_thread_ident()
+        if ident == self.ident and self.recent is not None:
+            return self.recent
+        found = self.threads.get(ident)
+        if found is not None:
+            self.ident = ident
+            self.recent = <Timeline> found
+            return self.recent
+        # The engine's own threads (one for each CUDA device) work while the one that called it waits.
+        return self.first if current_phase() == PHASE_BACKWARD else None
+
     def begin_import(self):
         """A module is being loaded: the time since the last interval was the program's own."""
-        if self.enabled and PyThread_get_thread_ident() == self.thread:
-            self.gap(mt_now(), 0, current_module(), current_phase())
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None:
+            self.gap(here, mt_now(), 0, current_module(), current_phase())
 
     def end_import(self):
         """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
         cdef uint64_t now = mt_now()
-        if self.enabled and PyThread_get_thread_ident() == self.thread and now > self.last:
-            self.imported += now - self.last
-            self.last = now
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None and now > here.last:
+            self.imported += now - here.last
+            self.until(here, now, now - here.last)
 
     def disable(self):
         """Ignore what follows (in a forked child, where the timeline means nothing)."""
@@ -298,16 +338,24 @@ cdef class Collector:
                 r[0] = old[i]
         free(old)
 
-    cdef void gap(self, uint64_t until, uint64_t cost, uint32_t module, uint32_t phase) noexcept:
+    cdef void until(self, Timeline here, uint64_t at, uint64_t ns) noexcept:
+        """The thread is accounted for up to `at`; `ns` of that are new."""
+        self.accounted += ns
+        here.last = at
+        here.seen = self.accounted
+
+    cdef void gap(self, Timeline here, uint64_t at, uint64_t cost, uint32_t module, uint32_t phase) noexcept:
         """The time since the last interval was the program's own; up to `cost` ns of it were ours."""
-        cdef uint64_t ns = until - self.last if until > self.last else 0
-        cdef uint64_t ours = cost if cost < ns else ns
+        cdef uint64_t ns = at - here.last if at > here.last else 0
+        cdef uint64_t elsewhere = self.accounted - here.seen    # by other threads meanwhile
+        cdef uint64_t ours
         cdef Row *r = self.row(0, module, 0, phase)
+        ns = ns - elsewhere if elsewhere < ns else 0
+        ours = cost if cost < ns else ns
         r.ns += ns - ours
         r.calls += 1
         self.overhead += ours
-        if until > self.last:
-            self.last = until
+        self.until(here, at if at > here.last else here.last, ns)
 
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
@@ -336,8 +384,9 @@ cdef class Collector:
         Peaks start again from what is live.
         """
         cdef uint32_t i
-        if self.enabled and <uint64_t> at > self.last:
-            self.gap(at, 0, current_module(), current_phase())
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None and <uint64_t> at > here.last:
+            self.gap(here, at, 0, current_module(), current_phase())
         taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         self.peak = self.live
@@ -370,32 +419,34 @@ cdef class Collector:
 
     def dispatch(self, func, types, args=(), kwargs=None):
         """Run one op and account for it. The signature of ``__torch_dispatch__``."""
-        cdef uint64_t t_in = mt_now(), t0, t1, ns, ours
+        cdef uint64_t t_in = mt_now(), t0, t1, now, ns, ours
         cdef uint32_t module, location, phase, sig
         cdef uint64_t nbytes = 0, before
         cdef bint recorded
         cdef Tape tape
         cdef Op op
         cdef Row *r
+        cdef Timeline here
         found = self.ops.get(<uintptr_t> <void *> func)
         op = <Op> found if found is not None else self.new_op(func)
         if not self.enabled:
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
-        phase = current_phase()
-        if PyThread_get_thread_ident() != self.thread and phase != PHASE_BACKWARD:
+        here = self.here()
+        if here is None:
             self.other_thread = True           # a mode put there by somebody else; its time is not ours to sum
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
+        phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
             self.mark("op", t_in)
         module = current_module()
         location = current_location()
-        self.gap(t_in, self.cost_out, module, phase)
+        self.gap(here, t_in, self.cost_out, module, phase)
         tape = get_tape()
         before = tape.n_recorded if tape is not None else 0
-        self.inner = 0
+        here.inner = 0
         t0 = mt_now()
-        self.in_op = True
+        here.in_op = True
         try:
             if kwargs:
                 out = op.call(*args, **kwargs)
@@ -406,10 +457,10 @@ cdef class Collector:
         except BaseException:
             self.failed += 1
             self.overhead += t0 - t_in
-            self.last = t0 + self.inner        # the time it took is between ops
+            self.until(here, t0 + here.inner, t0 - t_in)    # the time it took is between ops
             raise
         finally:
-            self.in_op = False
+            here.in_op = False
         t1 = mt_now()
         self.n_ops += 1
         recorded = tape is not None and tape.n_recorded != before
@@ -421,7 +472,7 @@ cdef class Collector:
         if self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live
         self.note_place(out, args)
-        ns = t1 - t0 - self.inner
+        ns = t1 - t0 - here.inner
         ours = self.cost_in if self.cost_in < ns else ns
         r = self.row(sig, module, location, phase)
         r.calls += 1
@@ -432,9 +483,12 @@ cdef class Collector:
             r.calls += 1
         r.ns += ns - ours
         if sig:
-            self.note(EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
-        self.last = mt_now()
-        self.overhead += (t0 - t_in) + ours + (self.last - t1)
+            self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
+        here.n_ops += 1
+        here.op_ns += ns - ours
+        now = mt_now()
+        self.overhead += (t0 - t_in) + ours + (now - t1)
+        self.until(here, now, now - t_in - here.inner)
         return out
 
     # ------------------------------------------------------------ lazy ops
@@ -445,16 +499,18 @@ cdef class Collector:
         cdef Runs runs
         cdef uint32_t sig
         cdef Row *r
+        cdef Timeline here
         if not self.enabled:
             return
-        if PyThread_get_thread_ident() != self.thread and current_phase() != PHASE_BACKWARD:
+        here = self.here()
+        if here is None:
             self.other_thread = True
             return
         if self.synchronize is not None:
             self.synchronize(None)
             end = mt_now()
-        if start < self.last:
-            start = self.last
+        if start < here.last:
+            start = here.last
         if end < start:
             end = start
         runs = <Runs> self.runs_of(name)
@@ -463,19 +519,21 @@ cdef class Collector:
             sig = runs.sig
         else:                                  # made by a creation function, or recorded before the start
             sig = runs.unseen
-        if not self.in_op:
-            self.gap(start, 0, current_module(), current_phase())
+        if not here.in_op:
+            self.gap(here, start, 0, current_module(), current_phase())
         r = self.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
         self.lazy_runs += 1
-        self.note(EVENT_RUN, start, end - start, sig, module, location, phase)
+        self.note(here, EVENT_RUN, start, end - start, sig, module, location, phase)
+        here.op_ns += end - start
         now = mt_now()
         self.overhead += now - end
-        if self.in_op:
-            self.inner += now - start
+        if here.in_op:
+            here.inner += now - start
+            self.accounted += now - start
         else:
-            self.last = now
+            self.until(here, now, now - start)
 
     cdef Runs runs_of(self, str name):
         cdef Runs runs = <Runs> self.runs.get(name)
@@ -659,63 +717,55 @@ cdef class Collector:
 
     # ------------------------------------------------------------ events
 
-    cdef void note(self, uint8_t kind, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module,
+    cdef void note(self, Timeline here, uint8_t kind, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module,
                    uint32_t location, uint32_t phase) noexcept:
-        cdef uint32_t cap
-        cdef Event *bigger
-        cdef Event *e
-        if self.n_events == self.cap_events:
-            cap = 2 * self.cap_events if self.cap_events else 4096
-            if cap > self.max_events:
-                cap = self.max_events
-            bigger = NULL if cap == self.n_events else <Event *> realloc(self.events, cap * sizeof(Event))
-            if bigger == NULL:
-                self.dropped_events += 1
-                return
-            self.events = bigger
-            self.cap_events = cap
-        e = &self.events[self.n_events]
+        cdef Event *e = self.log.add()
+        if e == NULL:
+            return
         e.start = start
         e.ns = ns
         e.live = self.live
         e.sig = sig
         e.module = module
         e.location = location
+        e.thread = here.number
         e.kind = kind
         e.phase = <uint8_t> phase
-        self.n_events += 1
 
     def event_count(self):
-        return self.n_events
+        return self.log.n
 
     def event(self, index):
-        """(kind, start ns, ns, signature, module, location, phase, live bytes)"""
-        if not 0 <= index < self.n_events:
-            raise IndexError(f"[event] expected an index below {self.n_events}, got {index}")
-        cdef Event *e = &self.events[<uint32_t> index]
-        return e.kind, e.start, e.ns, e.sig, e.module, e.location, e.phase, e.live
+        return self.log.event(index)
+
+    @property
+    def dropped_events(self):
+        return self.log.dropped
 
     cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
         cdef uint64_t now = mt_now(), began
-        if not self.enabled or self.in_op:
+        cdef Timeline here
+        if not self.enabled:
             return
-        if PyThread_get_thread_ident() != self.thread:
-            if current_phase() != PHASE_BACKWARD:
-                self.other_thread = True
+        here = self.here()
+        if here is None:
+            self.other_thread = True
             return
-        if kind == MODULE_ENTER and self.depth == 0:
+        if here.in_op:
+            return
+        if kind == MODULE_ENTER and here.depth == 0:
             self.mark("enter", now)
             if not self.enabled:
                 return
-        self.gap(now, self.cost_module, current_module(), current_phase())
-        self.note(<uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
+        self.gap(here, now, self.cost_module, current_module(), current_phase())
+        self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
-            self.depth += 1
+            here.depth += 1
             if self.module_peak(module):
                 self.entries[module] += 1
         elif kind == MODULE_EXIT:
-            self.depth -= self.depth > 0       # 0: entered before the timeline began
-            if self.depth == 0:
+            here.depth -= here.depth > 0       # 0: entered before the timeline began
+            if here.depth == 0:
                 self.mark("exit", now)
         elif current_phase() == PHASE_OPTIMIZER:
             self.mark("step", now)
@@ -724,9 +774,10 @@ cdef class Collector:
         if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
         # A mark may have let lazy ops run: then `last` is past `now`.
-        began = self.last if self.last > now else now
-        self.last = mt_now()
-        self.overhead += self.last - began
+        began = here.last if here.last > now else now
+        now = mt_now()
+        self.overhead += now - began
+        self.until(here, now, now - began)
 
     cdef void mark(self, str kind, uint64_t now) noexcept:
         try:

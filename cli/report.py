@@ -88,6 +88,9 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if lazy:
         runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
         facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
+    threads = report.get("threads") or []
+    if any(row["name"] != "main" for row in threads):
+        facts.append(("threads", _threads(threads)))
     if report.get("npu"):
         facts.append(("on NPUs", _on_npus(report["npu"])))
     imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
@@ -126,6 +129,13 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
     canvas.facts("genie profile", target, facts)
 
+
+def _threads(threads: list[dict[str, Any]]) -> str:
+    """Which threads ran ops. Times of threads that ran at once add up to more than the run took."""
+    named = [f"{clean(row['name'])}{' ×' + str(row['count']) if row['count'] > 1 else ''} {count(row['ops'])}"
+             for row in threads[:5]]  # fmt: skip
+    more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
+    return f"ops in {', '.join(named)}{more}; what ran at once is added up"
 
 
 def _on_npus(npu: dict[str, Any]) -> str:

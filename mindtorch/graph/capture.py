@@ -1,13 +1,14 @@
 """`capture()`: every op of a program while it runs, as a graph. The program itself is not changed.
 
-Ops are seen at the dispatch level, as the profiler sees them: backward, optimizers and autocast included; other
-threads' and processes' ops, and the insides of compiled functions, are not. ``detach`` is no node: it computes nothing
-and names the same value.
+Ops are seen at the dispatch level, as the profiler sees them: backward, optimizers, autocast and the threads that begin
+meanwhile included; other processes' ops, and the insides of compiled functions, are not. ``detach`` is no node: it
+computes nothing and names the same value.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
+from ..threads import ThreadWatch
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, constant, output_of
 
@@ -84,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self.graph = graph
         self.functions: dict[Any, Function] = {}
         self.names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # of tensors that no node makes yet
+        self.lock = threading.RLock()  # a node is put together in several steps; the op itself runs outside of it
+        self.stopped = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -91,20 +95,24 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if self.stopped:  # in a thread that outlived the capture
+            return func(*args, **kwargs)
         known = self.functions.get(func)
         if known is None:
             known = self.functions[func] = Function(func)
         # Before the call: it may change what its arguments are (`resize_`, `set_`, `t_`).
         sources: list[tuple[int, int]] = []
         inputs: list[torch.Tensor] = []
-        cargs = tuple(self._encode(a, sources, inputs, known.reads) for a in args)
-        ckwargs = {key: self._encode(a, sources, inputs, known.reads) for key, a in kwargs.items()}
+        with self.lock:
+            cargs = tuple(self._encode(a, sources, inputs, known.reads) for a in args)
+            ckwargs = {key: self._encode(a, sources, inputs, known.reads) for key, a in kwargs.items()}
         out = func(*args, **kwargs)
-        if func is _DETACH:
-            # The same value under another name (autograd makes many): the engine does not record it either.
-            self.graph._values.alias(out, inputs[0])
-            return out
-        self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
+        with self.lock:
+            if func is _DETACH:
+                # The same value under another name (autograd makes many): the engine does not record it either.
+                self.graph._values.alias(out, inputs[0])
+            else:
+                self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
         return out
 
     def _encode(self, value: Any, sources: list[tuple[int, int]], inputs: list[torch.Tensor], reads: bool) -> Any:
@@ -196,8 +204,15 @@ def _flat(value: Any) -> Iterable[torch.Tensor]:
 
 
 @contextmanager
+def _everywhere(recorder: Recorder) -> Iterator[None]:
+    with recorder, ThreadWatch(recorder):
+        yield
+    recorder.stopped = True
+
+
+@contextmanager
 def capture() -> Iterator[ComputationGraph]:
-    """Record every torch op of this thread within the block, of plain and lazy tensors alike.
+    """Record every torch op within the block, of plain and lazy tensors alike, in this thread and those that it starts.
 
     Tensors from outside are input nodes; parameters are input nodes of kind ``parameter``, with their qualified name
     once the module that owns them was called.
@@ -207,7 +222,7 @@ def capture() -> Iterator[ComputationGraph]:
     tracking = _tracking
     if tracking is None:
         log.warning("no module tracking is installed: the graph has no module paths")
-        with recorder:
+        with _everywhere(recorder):
             yield graph
         return
     tracking.install()
@@ -215,7 +230,7 @@ def capture() -> Iterator[ComputationGraph]:
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
     try:
-        with recorder:
+        with _everywhere(recorder):
             yield graph
     finally:
         tracking.modules.remove_listener(recorder.saw_root)

@@ -2,8 +2,9 @@
 
 It sees every op at the dispatch level: backward, optimizers, checkpointing, autocast and inference mode included.
 Ops on lazy tensors are counted when they are recorded and timed when they run (SPEC L14).
-It does not see: other threads' ops, other processes' (DataLoader workers), and the insides of compiled functions and
-of ops written in Python, which count as one op or as time between ops. Where it can tell, it says so in a warning.
+Threads that begin while it watches are part of it. It does not see: other processes' ops (DataLoader workers), and the
+insides of compiled functions and of ops written in Python, which count as one op or as time between ops. Where it can
+tell, it says so in a warning.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import _thread
 import logging
 import os
+import re
 import sys
+import threading
 import time
 import weakref
 from types import TracebackType
@@ -23,14 +26,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mindtorch import ops, semantics, tensors
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, Op, now_ns
+from mindtorch._ext.timeline import Timeline
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.npu_ops import NpuOps
-from mindtorch.profile.run import Run
+from mindtorch.profile.run import Run, ThreadWork
 from mindtorch.profile.targets import Target
 from mindtorch.semantics import modules
+from mindtorch.threads import ThreadWatch
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
+
+#: Kinds of threads told apart; a program may start ever new ones.
+MOST_THREADS = 32
 
 _active: weakref.WeakSet[Profiler] = weakref.WeakSet()
 
@@ -85,7 +93,7 @@ class Places(NamedTuple):
 
 
 class Profiler(Run):
-    """Record everything that runs in this thread within the ``with`` block.
+    """Record everything that runs within the ``with`` block, in this thread and in those that begin in it.
 
     warmup: iterations left out of the report. An iteration ends with an optimizer's step, or with an outermost module
         call in no-grad or inference mode.
@@ -113,7 +121,9 @@ class Profiler(Run):
         if target is not None:
             self.collector.weigh = work.work
         self.costs = calibrate.Costs(0, 0, 0)
-
+        self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
+        self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
+        self._running: dict[int, tuple[str, Timeline]] = {}
 
     # ---------------------------------------------------------------- the block
 
@@ -139,11 +149,13 @@ class Profiler(Run):
         collector.start(begun)
         self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
         collector.__enter__()
+        self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._thread_watch.__exit__()
         self.collector.stop()
         self._watch.__exit__()
         self.collector.__exit__(kind, error, trace)
@@ -213,6 +225,10 @@ class Profiler(Run):
         return now_ns()
 
     def _on_mark(self, kind: str, now: int) -> None:
+        with self._marking:
+            self._mark(kind, now)
+
+    def _mark(self, kind: str, now: int) -> None:
         if kind == "op":
             if self._stage == "import":
                 self._end_part(now)
@@ -236,6 +252,30 @@ class Profiler(Run):
         if following == "rest":
             self.frozen_ns = ended
             self.collector.stop()
+
+    def _thread_begins(self, thread: threading.Thread) -> None:
+        if self.collector.enabled:
+            self._running[threading.get_ident()] = (_kind_of(thread.name), self.collector.join())
+
+    def _thread_ends(self) -> None:
+        name, timeline = self._running.pop(threading.get_ident(), ("", None))
+        if timeline is not None:
+            self.collector.leave()
+            self._note_thread(name, timeline)
+
+    def _note_thread(self, name: str, timeline: Timeline) -> None:
+        if timeline.n_ops:
+            if name not in self._threads and len(self._threads) >= MOST_THREADS:
+                name = "others"
+            self._threads[name] = self._threads.get(name, ThreadWork(0, 0, 0)).plus(timeline)
+
+    def thread_work(self) -> list[tuple[str, ThreadWork]]:
+        """What each kind of thread did that ran an op, the one that made the profile first."""
+        while self._running:  # those that still run
+            self._note_thread(*self._running.popitem()[1])
+        first = self.collector.first
+        own = [("main", ThreadWork(0, 0, 0).plus(first))] if first is not None and first.n_ops else []
+        return [*own, *self._threads.items()]
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
@@ -274,6 +314,12 @@ def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: 
     """(FLOPs, MACs) of one call, None without a formula; asked once per signature."""
     found = ops.count_flops(func, args, kwargs, out)
     return None if found is None else (found.flops, found.macs)
+
+
+def _kind_of(name: str) -> str:
+    """The name of a thread without what numbers it: "Thread-3 (train)" is "train", a pool has one name."""
+    function = re.fullmatch(r"Thread-\d+ \((.+)\)", name)
+    return function[1] if function else re.sub(r"[-_]\d+(_\d+)?$", "", name)
 
 
 def _synchronize(out: Any) -> None:

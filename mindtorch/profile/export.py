@@ -77,27 +77,76 @@ def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
     """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
 
-    One track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there are any, and the
-    live bytes. Times are as measured, the
-    interception included. The first `max_events` events are kept.
+    Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there
+    are any; and the live bytes of all. Times are as measured, the interception included. The first `max_events` events
+    are kept.
     """
     collector = profiler.collector
     kept = min(collector.event_count(), max_events)
     dropped = collector.dropped_events + collector.event_count() - kept
     with atomic(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        tracks = [(1, "modules and ops"), (2, "phases")]
-        if collector.runs:
-            tracks.append((3, "lazy ops as they run"))
-        for tid, name in tracks:
-            meta = {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
-            file.write(json.dumps(meta, separators=(",", ":")) + ",\n")
         for event in _trace_events(profiler, kept):
             file.write(json.dumps(event, separators=(",", ":")) + ",\n")
         meta = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "genie profile"}}
         file.write(json.dumps(meta, separators=(",", ":")))
         file.write('\n],"otherData":' + json.dumps({"dropped_events": dropped}) + "}\n")
     return dropped
+
+
+class _Track:
+    """What one thread was in when an event came."""
+
+    def __init__(self, thread: int, paths: _Paths) -> None:
+        self.modules, self.phases, self.runs = range(10 * thread + 1, 10 * thread + 4)
+        self._paths = paths
+        self._open: list[tuple[int, int]] = []  # (path id, start)
+        self._group: tuple[int, int, int] | None = None  # consecutive ops of one module in backward: (…, start, end)
+        self._phase, self._phase_start, self._end = 0, 0, 0
+
+    def names(self, thread: int, lazy: bool) -> Iterator[dict[str, Any]]:
+        """Events that name the tracks."""
+        tracks = [(self.modules, "modules and ops"), (self.phases, "phases")]
+        for tid, name in [*tracks, *([(self.runs, "lazy ops as they run")] if lazy else [])]:
+            name = f"{name}, thread {thread}" if thread else name
+            yield {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
+
+    def at(self, start: int, ns: int, phase: int, module: int, is_op: bool) -> Iterator[dict[str, Any]]:
+        """What ends as the next event begins."""
+        if phase != self._phase:
+            if start > self._phase_start:
+                yield _slice(context.phase_name(self._phase), self._phase_start, start, self.phases)
+            self._phase, self._phase_start = phase, start
+        group = self._group
+        if group is not None and (not is_op or self._open or group[0] != module or phase != 2):
+            yield _slice(self._paths[group[0]], group[1], group[2], self.modules)
+            self._group = None
+        self._end = start + ns
+        if is_op and module and not self._open and phase == 2:
+            self._group = (module, start if self._group is None else self._group[1], self._end)
+
+    def enter(self, module: int, start: int) -> None:
+        self._open.append((module, start))
+
+    def exit(self, start: int) -> Iterator[dict[str, Any]]:
+        if self._open:
+            entered, since = self._open.pop()
+            yield _slice(self._paths[entered], since, start, self.modules)
+
+    def close(self) -> Iterator[dict[str, Any]]:
+        """The program ended inside, or the rest did not fit."""
+        if self._group is not None:
+            yield _slice(self._paths[self._group[0]], self._group[1], self._group[2], self.modules)
+        while self._open:
+            yield from self.exit(self._end)
+        if self._end > self._phase_start:
+            yield _slice(context.phase_name(self._phase), self._phase_start, self._end, self.phases)
+
+
+class _Paths(dict[int, str]):
+    def __missing__(self, id: int) -> str:
+        self[id] = found = context.module_path(id) if id else ""
+        return found
 
 
 def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -111,56 +160,37 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
 def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
     collector: Any = profiler.collector
     origin = collector.started
-    open_modules: list[tuple[int, int]] = []  # (path id, start)
-    group: tuple[int, int, int] | None = None  # consecutive ops of one module in backward: (path id, start, end)
-    phase, phase_start, end = 0, 0, 0
-    paths: dict[int, str] = {0: ""}
+    paths = _Paths()
+    tracks: dict[int, _Track] = {}
     every = max(1, kept // MEMORY_POINTS)
     highest = 0
-
-    def path(id: int) -> str:
-        if id not in paths:
-            paths[id] = context.module_path(id)
-        return paths[id]
-
     for index in range(kept):
-        kind, start, ns, sig, module, location, event_phase, live = collector.event(index)
+        kind, start, ns, sig, module, location, phase, live, thread = collector.event(index)
         start -= origin
+        track = tracks.get(thread)
+        if track is None:
+            track = tracks[thread] = _Track(thread, paths)
+            yield from track.names(thread, bool(collector.runs))
         if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
-            facts = _facts(collector, sig, path(module), location)
-            yield _slice(collector.sig_ops[sig].name, start, start + ns, 3, facts)
+            facts = _facts(collector, sig, paths[module], location)
+            yield _slice(collector.sig_ops[sig].name, start, start + ns, track.runs, facts)
             continue
-        if event_phase != phase:
-            if start > phase_start:
-                yield _slice(context.phase_name(phase), phase_start, start, 2)
-            phase, phase_start = event_phase, start
         is_op = kind in (OP, RECORD)
-        if group is not None and (not is_op or open_modules or group[0] != module or phase != 2):
-            yield _slice(path(group[0]), group[1], group[2], 1)
-            group = None
-        end = start + ns
+        yield from track.at(start, ns, phase, module, is_op)
         if is_op:
-            if module and not open_modules and phase == 2:
-                group = (module, start if group is None else group[1], end)
-            facts = _facts(collector, sig, path(module), location)
+            facts = _facts(collector, sig, paths[module], location)
             name = collector.sig_ops[sig].name
-            yield _slice(name if kind == OP else f"{name} (recorded)", start, end, 1, facts)
+            yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
         elif kind == ENTER:
-            open_modules.append((module, start))
-        elif kind == EXIT and open_modules:
-            entered, since = open_modules.pop()
-            yield _slice(path(entered), since, start, 1)
+            track.enter(module, start)
+        elif kind == EXIT:
+            yield from track.exit(start)
         highest = max(highest, live)
         if index % every == every - 1:
             yield {"ph": "C", "pid": 1, "name": "live bytes", "ts": start / 1000, "args": {"bytes": highest}}
             highest = live
-    if group is not None:
-        yield _slice(path(group[0]), group[1], group[2], 1)
-    while open_modules:  # the program ended inside, or the rest did not fit
-        entered, since = open_modules.pop()
-        yield _slice(path(entered), since, end, 1)
-    if end > phase_start:
-        yield _slice(context.phase_name(phase), phase_start, end, 2)
+    for track in tracks.values():
+        yield from track.close()
 
 
 def _facts(collector: Any, sig: int, path: str, location: int) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from typing import Any
 class ImportWatch:
     """A finder, first on ``sys.meta_path``, that calls ``begin()`` and ``end()`` around the loading of a module.
 
-    Modules that a module imports in turn are part of it. Only the thread that made the watch is watched.
+    Modules that a module imports in turn are part of it.
     """
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
-        self._thread = threading.get_ident()
-        self._loading = False
+        self._loading: set[int] = set()  # identities of threads
 
     def __enter__(self) -> ImportWatch:
         sys.meta_path.insert(0, self)
@@ -36,7 +35,7 @@ class ImportWatch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the other finders find, its loader timed; None while a module is being loaded already."""
-        if self._loading or threading.get_ident() != self._thread:
+        if threading.get_ident() in self._loading:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -57,14 +56,15 @@ class ImportWatch:
 
         def timed(module: ModuleType) -> None:
             attributes.pop("exec_module", None)
-            if self._loading or threading.get_ident() != self._thread:
+            thread = threading.get_ident()
+            if thread in self._loading:
                 return load(module)
-            self._loading = True
+            self._loading.add(thread)
             self._begin()
             try:
                 load(module)
             finally:
                 self._end()
-                self._loading = False
+                self._loading.discard(thread)
 
         attributes["exec_module"] = timed

@@ -50,6 +50,10 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "command": list(sys.argv),
         "lazy": _lazy(profiler, main, rows),
         "npu": profiler.npu.report() if profiler.npu is not None else None,
+        "threads": [
+            {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
+            for name, work in profiler.thread_work()
+        ],
         "model": profiler.book.main(),
         "startup": {
             "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
@@ -223,7 +227,8 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
         found.append(f"FLOPs leave out {calls} calls of ops without a formula: {names}{more}")
     if profiler.collector.other_thread:
-        found.append("modules ran in other threads; the ops of other threads are not counted")
+        found.append("modules ran in threads that began before the profile or outside of Python's threading; "
+                     "what those did is not counted")
     if profiler.compiled:
         found.append("compiled functions ran: their fused kernels count as time between ops, without FLOPs")
     if profiler.forks:

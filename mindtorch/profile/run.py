@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindtorch._ext import context
+from mindtorch._ext.timeline import Timeline
 from mindtorch.profile.model import ModelBook
 from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.targets import Target
+
+
+class ThreadWork(NamedTuple):
+    """What threads of one kind did: how many they were, their ops, and the time within ops."""
+
+    threads: int
+    ops: int
+    ns: int
+
+    def plus(self, timeline: Timeline) -> ThreadWork:
+        return ThreadWork(self.threads + 1, self.ops + timeline.n_ops, self.ns + timeline.op_ns)
 
 
 class Run:
@@ -42,6 +54,10 @@ class Run:
         if self._stage in ("warmup", "main"):
             self.marks.append(at)
             self.warmup += self._stage == "warmup"
+
+    def thread_work(self) -> list[tuple[str, ThreadWork]]:
+        """What each kind of thread did, where that is known."""
+        return []
 
     def _first_module(self) -> str:
         """The stage that begins with the first call of a module."""

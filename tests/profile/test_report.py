@@ -1,8 +1,10 @@
 """C2, C3: the report of a measured run: counts, closed-form FLOPs, sums, attribution."""
 
+import _thread
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -218,18 +220,79 @@ def test_C2_compiled_functions_stay_compiled_and_are_named_in_a_warning(record):
     torch._dynamo.reset()
 
 
-def test_C2_other_threads_are_not_counted_and_named(record):
+def test_C3_other_threads_are_measured(record):
     net = torch.nn.Linear(2, 2)
 
     def program():
         net(torch.ones(1, 2))
-        thread = threading.Thread(target=lambda: net(torch.ones(1, 2)))
+        with ThreadPoolExecutor(2, "pool") as pool:
+            list(pool.map(lambda rows: net(torch.ones(rows, 2)), range(1, 5)))
+        thread = threading.Thread(target=lambda: net(torch.ones(1, 2)).sum().backward(), name="trainer-3")
         thread.start()
         thread.join()
 
+    report, profiler = record(program)
+    assert op(report, "aten::addmm")["calls"] == 6
+    assert report["totals"]["params"] == 6 and report["modules"][0]["calls"] == 6
+    assert {row["name"] for row in report["phases"]} >= {"forward", "backward"}
+    threads = {row["name"]: row for row in report["threads"]}
+    assert set(threads) == {"main", "pool", "trainer"} and 1 <= threads["pool"]["count"] <= 2
+    assert sum(row["ops"] for row in threads.values()) == profiler.collector.n_ops
+    assert not any("thread" in text for text in report["warnings"])
+
+
+def test_C2_a_thread_that_waits_for_another_one_does_nothing(record):
+    """The sum of all self times is the run's where threads take turns: nothing is counted twice."""
+    x = torch.ones(300, 300)
+
+    def program():
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: [x @ x for _ in range(20)])
+            thread.start()
+            thread.join()
+            x @ x
+
+    report, _ = record(program)
+    totals, startup = report["totals"], report["startup"]
+    assert op(report, "aten::mm")["calls"] == 63
+    accounted = totals["time_s"] + totals["overhead_s"] + startup["import_s"] + startup["init_s"]
+    assert accounted <= totals["wall_s"] * 1.000001
+    assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(totals["time_s"])
+
+
+def test_C2_threads_outside_of_threading_are_not_counted_and_named(record):
+    net, done = torch.nn.Linear(2, 2), threading.Event()
+
+    def program():
+        net(torch.ones(1, 2))
+        _thread.start_new_thread(lambda: (net(torch.ones(1, 2)), done.set()), ())
+        assert done.wait(60)
+
     report, _ = record(program)
     assert op(report, "aten::addmm")["calls"] == 1
-    assert any("other threads" in text for text in report["warnings"])
+    assert any("outside of Python's threading" in text for text in report["warnings"])
+
+
+def test_C2_a_thread_still_running_at_the_end_is_no_harm(record):
+    go, stopped = threading.Event(), threading.Event()
+
+    def loop():
+        torch.ones(2) + 1
+        go.set()
+        assert stopped.wait(60)
+        torch.ones(2) + 1
+
+    thread = threading.Thread(target=loop, daemon=True, name="daemon")
+
+    def program():
+        thread.start()
+        assert go.wait(60)
+
+    report, profiler = record(program)
+    assert {row["name"]: row["ops"] for row in report["threads"]} == {"daemon": 2}
+    stopped.set()
+    thread.join()
+    assert profiler.collector.n_ops == 2 and threading.Thread._bootstrap_inner.__module__ == "threading"
 
 
 def test_C2_result_is_that_of_the_plain_program(record, Net):

@@ -1,0 +1,37 @@
+"""What happened when (see timeline.pyx)."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef struct Event:                             # one op, or one change of module or phase, for the trace
+    uint64_t start                             # ns
+    uint64_t ns                                # duration of an op; 0 for a change
+    uint64_t live                              # live bytes after it
+    uint32_t sig                               # signature of an op
+    uint32_t module
+    uint32_t location
+    uint16_t thread                            # number of the thread, 0 the first
+    uint8_t kind                               # EVENT_OP or 1 + Transition
+    uint8_t phase
+
+cdef enum:                                     # kinds; between EVENT_OP and EVENT_RECORD: 1 + Transition
+    EVENT_OP = 0
+    EVENT_RECORD = 4                           # an op that was only recorded
+    EVENT_RUN = 5                              # a recorded op that ran
+
+
+cdef class Timeline:                           # of one thread
+    cdef uint64_t last                         # end of the interval accounted for last
+    cdef uint64_t seen                         # what all threads together had been accounted for by then
+    cdef uint64_t inner                        # ns within the current op that are accounted for already
+    cdef bint in_op                            # an op written in Python may call modules: part of the op
+    cdef readonly uint32_t depth               # of running modules
+    cdef readonly uint16_t number              # 0: the thread that started the collector
+    cdef readonly uint64_t n_ops, op_ns
+
+
+cdef class EventLog:
+    cdef Event *events                         # owned
+    cdef uint32_t cap
+    cdef readonly uint32_t n, most
+    cdef readonly uint64_t dropped
+
+    cdef Event *add(self) noexcept             # a new entry to be filled in at once; NULL when there is no room

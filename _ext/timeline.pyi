@@ -1,0 +1,16 @@
+from typing import final
+
+@final
+class Timeline:
+    depth: int
+    number: int
+    n_ops: int
+    op_ns: int
+
+@final
+class EventLog:
+    n: int
+    most: int
+    dropped: int
+    def __init__(self, most: int) -> None: ...
+    def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int, int]: ...

@@ -1,0 +1,51 @@
+"""How far each thread of a profile is accounted for, and its events, up to a limit: what a trace is made of."""
+cimport cython
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, realloc
+
+cdef extern from *:
+    """
+    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
+    """
+    void MT_ASSERT(bint) noexcept nogil
+
+MT_ASSERT(sizeof(Event) == 40)
+
+
+@cython.final
+cdef class Timeline:
+    """Where the accounting of one thread is; the collector moves it."""
+
+
+@cython.final
+cdef class EventLog:
+    """At most `most` events; what finds no room is counted as dropped."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def __dealloc__(self):
+        free(self.events)
+
+    cdef Event *add(self) noexcept:
+        cdef uint32_t cap
+        cdef Event *bigger
+        if self.n == self.cap:
+            cap = 2 * self.cap if self.cap else 4096
+            if cap > self.most:
+                cap = self.most
+            bigger = NULL if cap == self.n else <Event *> realloc(self.events, cap * sizeof(Event))
+            if bigger == NULL:
+                self.dropped += 1
+                return NULL
+            self.events = bigger
+            self.cap = cap
+        self.n += 1
+        return &self.events[self.n - 1]
+
+    def event(self, index):
+        """(kind, start ns, ns, signature, module, location, phase, live bytes, thread)"""
+        if not 0 <= index < self.n:
+            raise IndexError(f"[event] expected an index below {self.n}, got {index}")
+        cdef Event *e = &self.events[<uint32_t> index]
+        return e.kind, e.start, e.ns, e.sig, e.module, e.location, e.phase, e.live, e.thread
