@@ -9,6 +9,7 @@ import click
 
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
+from .units import counted
 
 __all__ = ["command"]
 
@@ -41,12 +42,16 @@ def command(
         import mindtorch
 
         mindtorch._bootstrap()
+        from mindtorch.children import ChildWatch
         from mindtorch.graph import capture
 
         outcome = program.load()
         if outcome.error is None:
-            with capture() as graph:
+            with ChildWatch() as children, capture() as graph:
                 outcome = program.run()
+            if started := sum(children.found.values()):
+                unseen = counted(started, "child process")
+                click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children.found)}", err=True)
         outcome.show()
         if outcome.error is not None and program.model is not None and not outcome.interrupted:
             click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)

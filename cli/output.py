@@ -45,6 +45,20 @@ class OutputFile:
         self.is_stdout = name == "-"
         self.path = os.path.realpath(name)
 
+    def of_rank(self, rank: int) -> OutputFile:
+        """The file of one of several processes that were given the same name: ``out.rank1.json``."""
+        if self.is_stdout or self._is_special():
+            return self
+        folder, base = os.path.split(self.name)
+        stem, dot, ending = base.partition(".") if not base.startswith(".") else (base, "", "")
+        return OutputFile(os.path.join(folder, f"{stem}.rank{rank}{dot}{ending}"), self.option)
+
+    def discard(self) -> None:
+        """Remove what an earlier run left under this name."""
+        here = not self.is_stdout and not self._is_special() and os.path.exists(self.path)
+        if here and not self._is_somebody_elses():
+            os.unlink(self.path)
+
     def same_as(self, other: OutputFile) -> bool:
         return self.path == other.path and not self._is_special()
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.ranks import Rank, merge
 from mindtorch.workload import DTYPES, Request
 
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
+from .units import counted
 
 if TYPE_CHECKING:
     from mindtorch.outcome import Outcome
@@ -129,9 +131,18 @@ def command(
     mode without gradients, unless --train says otherwise. With "-" as an output file the report is not shown and what
     the program prints goes to stderr.
     """
+    rank = Rank.of_process()
+    merged_file = json_file
+    if rank is not None:
+        json_file, csv_file, trace_file = (
+            None if file is None else file.of_rank(rank.rank) for file in (json_file, csv_file, trace_file)
+        )
     files = (json_file, csv_file, trace_file)
     request = Request(seq, batch, decode, train, dtype)
     program = parse_target(target, script_args, inputs, *files, request=request)
+    if rank is not None and json_file is not None and merged_file is not None and not json_file.is_stdout:
+        merged_file.check(program.path)
+        json_file.discard()  # what is there afterwards is of this run
     to_stdout = any(file is not None and file.is_stdout for file in files)
 
     sized = device is not None or target_name is not None
@@ -155,13 +166,16 @@ def command(
 
     from .report import View
 
+    report["rank"] = None if rank is None else rank.facts()
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     if csv_file is not None:
         csv_file.write(lambda path: export.write_csv(report, path))
     if trace_file is not None:
         _write_trace(profiler, trace_file)
-    if not to_stdout and _ran_anything(report):
+    if rank is not None and json_file is not None and merged_file is not None and not json_file.is_stdout:
+        _merge_ranks(rank, merged_file)
+    if not to_stdout and _ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
         own += ["--assume", f"{assume:g}"] if assume is not None else []
         own += [word for value in inputs for word in ("--input", value)] + program.request.words()
@@ -253,6 +267,21 @@ def _write_trace(profiler: Any, file: OutputFile) -> None:
         click.echo(f"genie: {missing}; --steps makes a run shorter", err=True)
 
 
+def _merge_ranks(rank: Rank, file: OutputFile) -> None:
+    """Merge the reports of all ranks when this one is the last; nothing to do before."""
+    reports = []
+    for number in range(rank.world_size):
+        try:
+            with open(file.of_rank(number).path, encoding="utf-8") as source:
+                reports.append(json.load(source))
+        except (OSError, ValueError):
+            return  # not there yet, on another machine, or being replaced: that rank will come here, too
+        if (reports[-1].get("rank") or {}).get("run") != rank.run:
+            return
+    file.write_text(json.dumps(merge(reports), indent=1, ensure_ascii=False) + "\n")
+    click.echo(f"genie: wrote {file.name}, all {rank.world_size} ranks in one", err=True)
+
+
 def _note(text: str) -> None:
     """One line on stderr for whoever is waiting at a terminal."""
     if sys.stderr.isatty():
@@ -297,6 +326,9 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
     elif outcome.exit_code and program.kind == "script":
         click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
         _hint_options(program)
+    elif not _ran_anything(report) and report.get("unseen"):
+        unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
+        click.echo(f"genie: {program.target} ran no torch op itself; what {unseen} ran is not seen", err=True)
     elif not _ran_anything(report):
         names = program.candidates() if program.kind == "script" else []
         hint = (

@@ -144,8 +144,11 @@ def _shows_boxes() -> bool:
 
 
 def terminal_width() -> int:
-    """Columns to fill: the terminal's between 60 and 120, 80 for anything else."""
-    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if _on_terminal() else 80
+    """Columns to fill: the terminal's between 60 and 120, what COLUMNS says for anything else, or 80."""
+    columns = shutil.get_terminal_size((80, 24)).columns  # COLUMNS first
+    if _on_terminal():
+        return min(max(columns, 60), 120)
+    return min(max(columns, 60), 200) if os.environ.get("COLUMNS") else 80
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from . import sizes, tree
 from .render import Canvas, Column, Text, clean, grade
 from .report_workload import workload_facts
-from .units import amount, bytes_text, count, percent, seconds, work
+from .units import amount, bytes_text, count, counted, percent, seconds, work
 
 __all__ = ["SORT_KEYS", "View", "render_report"]
 
@@ -75,6 +75,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         size = bytes_text(model.get("param_bytes"))
         facts.append(("model", f"{text} ({size})" if size else text))
     facts += workload_facts(report)
+    if rank := report.get("rank"):
+        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; what follows is this process's alone"))
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
     facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
@@ -107,7 +109,9 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     facts.append(("work", text))
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.
-        facts.append(("coverage", f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"))
+        text = f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"
+        unseen = [counted(row["count"], clean(row["what"])) for row in report.get("unseen") or []]
+        facts.append(("coverage", text + (f", of those seen; NOT SEEN: {', '.join(unseen)}" if unseen else "")))
     roofline, predicted = report.get("roofline") or {}, totals.get("predicted_s")
     if roofline and predicted:
         shares = ", ".join(

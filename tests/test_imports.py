@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: list[set[str]] = [
     {"_ext"},
     {"config", "errors", "sourceline"},
-    {"ops", "devices", "hardware", "lazy_device", "threads"},
+    {"ops", "devices", "hardware", "lazy_device", "threads", "children", "ranks"},
     {"tensors", "recorded", "meta", "intercept", "predict", "mixing", "metadata", "handlers", "triggers", "backward"},
     {"npu"},
     {"graph", "creation", "modules", "counters", "device_module", "files", "processes", "tracing", "transforms",

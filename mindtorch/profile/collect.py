@@ -27,6 +27,7 @@ from mindtorch import ops, semantics, tensors
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, Op, now_ns
 from mindtorch._ext.timeline import Timeline
+from mindtorch.children import ChildWatch
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.profile import calibrate, work
@@ -149,6 +150,7 @@ class Profiler(Run):
         collector.start(begun)
         self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
         collector.__enter__()
+        self._child_watch = ChildWatch().__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
         return self
 
@@ -156,6 +158,8 @@ class Profiler(Run):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread_watch.__exit__()
+        self._child_watch.__exit__()
+        self.children = dict(self._child_watch.found)
         self.collector.stop()
         self._watch.__exit__()
         self.collector.__exit__(kind, error, trace)
@@ -164,7 +168,7 @@ class Profiler(Run):
         modules.remove_listener(self._saw_root)
         semantics.uninstall()
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
-        self.compiled = _compiled_frames() != self._frames
+        self.compiled = _compiled_frames() - self._frames
         self.book.refresh()
         self._end_part()
         if self.npu is not None:
@@ -339,10 +343,5 @@ def _in_child() -> None:
         profiler.collector.disable()
 
 
-def _in_parent() -> None:
-    for profiler in list(_active):
-        profiler.forks += 1
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
+    os.register_at_fork(after_in_child=_in_child)

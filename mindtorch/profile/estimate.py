@@ -19,6 +19,7 @@ from mindtorch import ops, predict, semantics, tensors
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Op
+from mindtorch.children import ChildWatch
 from mindtorch.estimate import files, known
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
@@ -76,6 +77,7 @@ class Estimator(Run):
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             stack.callback(gc.unfreeze)
         stack.enter_context(estimating(self._accelerator, self.assume))
+        self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
         modules.add_listener(self._saw_root)

@@ -78,6 +78,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "ops": _ops(profiler, rows, forecast),
         "lines": _lines(profiler, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
+        "unseen": _unseen(profiler),
         "assumed": [],
         "warnings": _warnings(profiler, main, uncounted),
         "interrupted": profiler.interrupted,
@@ -231,8 +232,11 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
                      "what those did is not counted")
     if profiler.compiled:
         found.append("compiled functions ran: their fused kernels count as time between ops, without FLOPs")
-    if profiler.forks:
-        found.append(f"{profiler.forks} child processes were started; what they ran is not counted")
+    if profiler.children:
+        names = ", ".join(f"{name} ×{n}" for name, n in list(profiler.children.items())[:5])
+        more = f" and {len(profiler.children) - 5} more" if len(profiler.children) > 5 else ""
+        found.append(f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
+                     "genie profile in place of python, torchrun … --no-python genie profile SCRIPT")
     if profiler.warmup and main == "warmup":
         found.append(f"the program ended within the {profiler.warmup} warm-up iterations; the report covers them")
     if profiler.frozen_ns:
@@ -250,6 +254,18 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
         found.append("no nn.Module was called; everything after the first op is reported")
     if profiler.collector.mark_error is not None:
         found.append(f"start-up and iterations could not be told apart: {profiler.collector.mark_error!r}")
+    return found
+
+
+def _unseen(profiler: Profiler) -> list[dict[str, Any]]:
+    """What ran and is in none of the figures."""
+    found = []
+    if profiler.compiled:
+        found.append({"what": "compiled function", "count": profiler.compiled})
+    if profiler.children:
+        found.append({"what": "child process", "count": sum(profiler.children.values())})
+    if profiler.collector.other_thread:
+        found.append({"what": "thread", "count": None})
     return found
 
 

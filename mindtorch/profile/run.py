@@ -41,8 +41,8 @@ class Run:
         self.phase_peaks: list[int] = [0] * len(context.PHASES)
         self.places: dict[str, Any] = {}
         self.npu: NpuOps | None = None  # an estimate runs nothing there
-        self.forks = 0
-        self.compiled = False
+        self.children: dict[str, int] = {}  # processes started that may have run torch
+        self.compiled = 0  # functions
         self.frozen_ns = 0
         self._stage = stage
         self._announced = False

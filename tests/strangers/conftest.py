@@ -41,6 +41,16 @@ def _end(process: subprocess.Popen[str], what: str) -> Ran:
 
 
 @pytest.fixture
+def programs() -> Path:
+    return PROGRAMS
+
+
+@pytest.fixture
+def limit() -> int:
+    return LIMIT
+
+
+@pytest.fixture
 def both(tmp_path: Path) -> Callable[..., Both]:
     """Runs a program plainly and as ``genie COMMAND --json FILE … program``; output and exit code must be the same."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 
@@ -45,3 +49,33 @@ def test_C3_a_server_with_asyncio_is_measured(both):
     assert report["model"]["name"] == "Sequential" and report["steps"]["count"] == 6
     graph = both("asyncio_server.py", "graph").report
     assert sum(node.get("op") == "aten::linear" for node in graph["nodes"]) == 12
+
+
+def test_C3_a_spawned_process_is_named_as_not_seen(both):
+    ran = both("spawned.py")
+    assert ran.report["unseen"] == [{"what": "child process", "count": 1}]
+    assert any("NOT COUNTED" in text and "multiprocessing: work" in text for text in ran.report["warnings"])
+    assert "NOT SEEN: 1 child process" in " ".join(ran.genie.stdout.replace("│", "").split())
+
+
+def test_C3_stages_in_processes_of_their_own_are_named_as_not_seen(both):
+    ran = both("subprocess_steps.py")
+    assert "what 1 child process ran is not seen" in ran.genie.stderr
+    assert "what 1 child process ran" in both("subprocess_steps.py", "graph").genie.stderr
+
+
+def test_C1_every_rank_under_torchrun_has_a_report_and_all_have_one(tmp_path, programs, limit):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    genie = ["--no-python", sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", "out.json"]
+    plain, under = (
+        subprocess.run([*torchrun, *words, str(programs / "ddp.py")], cwd=tmp_path, timeout=limit, text=True,
+                       capture_output=True, check=True)
+        for words in ([], genie)
+    )  # fmt: skip
+    assert under.stdout.startswith(plain.stdout) and under.stdout.count("genie profile ") < 8  # one report is shown
+    assert "rank      0 of 2" in under.stdout
+    single = [json.loads((tmp_path / f"out.rank{rank}.json").read_text()) for rank in range(2)]
+    merged = json.loads((tmp_path / "out.json").read_text())
+    assert [report["rank"]["rank"] for report in single] == [0, 1]
+    assert merged["totals"]["flops"] == sum(report["totals"]["flops"] for report in single) > 0
+    assert merged["totals"]["params"] == 36 and len(merged["ranks"]) == 2

@@ -1,0 +1,103 @@
+"""`ChildWatch`: which Python processes a program starts, since a profile of the program does not see what they do."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+_PYTHON = re.compile(r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed)(\s|$)")
+# Torch's own helpers: they compile, and run nothing of the program's.
+_TORCH = re.compile(r"torch/_inductor/|torch\._inductor|triton/")
+
+_active: list[ChildWatch] = []
+
+
+class ChildWatch:
+    """Within the block, counts the processes that may run torch, by what they are: ``found``.
+
+    Those of ``multiprocessing`` and so of DataLoaders, of ``subprocess`` and ``os.system`` that run Python, and forks.
+    """
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self._put_back: list[Callable[[], None]] = []
+        self._starting = False
+        self._pid = os.getpid()
+
+    def __enter__(self) -> ChildWatch:
+        self._stand_in(multiprocessing.process.BaseProcess, "start", self._process)
+        self._stand_in(subprocess.Popen, "__init__", self._command)
+        self._stand_in(os, "system", self._shell)
+        _active.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self in _active:
+            _active.remove(self)
+        while self._put_back:
+            self._put_back.pop()()
+
+    def _stand_in(self, owner: Any, name: str, note: Callable[..., Callable[[], None]]) -> None:
+        original = getattr(owner, name)
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._pid:  # a child has children
+                return original(*args, **kwargs)
+            noted = note(*args, **kwargs)
+            self._starting = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._starting = False
+            noted()
+            return result
+
+        def put_back() -> None:
+            if getattr(owner, name) is stand_in:
+                setattr(owner, name, original)
+
+        stand_in.__name__, stand_in.__doc__ = name, original.__doc__
+        stand_in.__wrapped__ = original  # type: ignore[attr-defined]
+        setattr(owner, name, stand_in)
+        self._put_back.append(put_back)
+
+    def _process(self, process: Any) -> Callable[[], None]:
+        target = getattr(process, "_target", None)
+        if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
+            target = process._args[0]  # the program's own, wrapped
+        if getattr(target, "__module__", "").startswith("torch.utils.data."):
+            what = "DataLoader worker"
+        else:
+            what = f"multiprocessing: {getattr(target, '__name__', type(process).__name__)}"
+        return lambda: self.found.update([what])
+
+    def _command(self, popen: Any, args: Any = (), *_: Any, **__: Any) -> Callable[[], None]:
+        words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+        return self._shell(" ".join(os.fsdecode(word) for word in words))
+
+    def _shell(self, line: Any) -> Callable[[], None]:
+        text = os.fsdecode(line)
+        mine = (sys.executable in text or _PYTHON.search(text)) and not _TORCH.search(text)
+        if not mine:
+            return lambda: None
+        words = text.replace(sys.executable, "python").split()
+        return lambda: self.found.update([" ".join(words)[:60]])
+
+    def _forked(self) -> None:
+        if not self._starting:
+            self.found["fork"] += 1
+
+
+def _in_parent() -> None:
+    for watch in _active:
+        watch._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_in_parent)
