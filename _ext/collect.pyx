@@ -156,7 +156,7 @@ cdef class Collector:
     cdef uint32_t row_mask, n_rows
     cdef EventLog log
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
-    cdef readonly uint64_t imported            # ns spent on loading modules, in none of the rows
+    cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
     cdef uint64_t live
@@ -289,6 +289,13 @@ cdef class Collector:
             self.imported += now - here.last
             self.until(here, now, now - here.last)
 
+    def compiling(self, begins):
+        """The calling thread begins or ends compiling a function."""
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None:
+            self.gap(here, mt_now(), 0, current_module(), current_phase())
+            here.compiling = begins
+
     def disable(self):
         """Ignore what follows (in a forked child, where the timeline means nothing)."""
         self.enabled = False
@@ -349,9 +356,14 @@ cdef class Collector:
         cdef uint64_t ns = at - here.last if at > here.last else 0
         cdef uint64_t elsewhere = self.accounted - here.seen    # by other threads meanwhile
         cdef uint64_t ours
-        cdef Row *r = self.row(0, module, 0, phase)
+        cdef Row *r
         ns = ns - elsewhere if elsewhere < ns else 0
+        if here.compiling:
+            self.compiled += ns
+            self.until(here, at if at > here.last else here.last, ns)
+            return
         ours = cost if cost < ns else ns
+        r = self.row(0, module, 0, phase)
         r.ns += ns - ours
         r.calls += 1
         self.overhead += ours

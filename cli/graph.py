@@ -28,6 +28,7 @@ Examples:
 def command(
     target: str,
     script_args: tuple[str, ...],
+    as_module: bool,
     inputs: tuple[str, ...],
     json_file: OutputFile | None,
     dot_file: OutputFile | None,
@@ -36,7 +37,7 @@ def command(
 
     Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead.
     """
-    program = parse_target(target, script_args, inputs, json_file, dot_file)
+    program = parse_target(target, script_args, inputs, json_file, dot_file, as_module=as_module)
     files = [file for file in (json_file, dot_file) if file is not None]
     with claimed_stdout(any(file.is_stdout for file in files)):
         import mindtorch
@@ -57,7 +58,7 @@ def command(
             click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
             outcome.exit_code = 2
             return outcome.exit_code
-        if outcome.error is not None and program.kind != "script":
+        if outcome.error is not None and program.is_model:
             return outcome.exit_code
     if json_file is not None:
         json_file.write_text(_as_text(graph.to_json()))

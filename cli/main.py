@@ -43,6 +43,9 @@ class Genie(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, False, **extra)
             sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            code = 0
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx else "genie"
             _complain(error.format_message(), where, f" (see {where} --help)")

@@ -29,6 +29,7 @@ _EPILOG = """\b
 Examples:
   genie profile train.py --lr 0.1      options after the script are the script's
   genie profile --by line --top 30 train.py       genie's own come before it
+  genie profile -m pkg.train --lr 0.1  as python -m pkg.train --lr 0.1
   genie profile model.py:build --input 1x3x224x224     a model built in a file
   genie profile config.json            a transformers model with random weights
   genie profile config.json --batch 8 --seq 1024 --dtype bfloat16
@@ -105,6 +106,7 @@ Examples:
 def command(
     target: str,
     script_args: tuple[str, ...],
+    as_module: bool,
     inputs: tuple[str, ...],
     by: str | None,
     top: int | None,
@@ -127,9 +129,9 @@ def command(
 ) -> int:
     """Run TARGET unmodified and show its time, memory and FLOPs by phase, module and op.
 
-    TARGET is a script, or a model: FILE.py:NAME, or the config.json of a transformers model. A model is called in eval
-    mode without gradients, unless --train says otherwise. With "-" as an output file the report is not shown and what
-    the program prints goes to stderr.
+    TARGET is a script, a module (-m), or a model: FILE.py:NAME, or the config.json of a transformers model. A model is
+    called in eval mode without gradients, unless --train says otherwise. With "-" as an output file the report is not
+    shown and what the program prints goes to stderr.
     """
     rank = Rank.of_process()
     merged_file = json_file
@@ -139,7 +141,7 @@ def command(
         )
     files = (json_file, csv_file, trace_file)
     request = Request(seq, batch, decode, train, dtype)
-    program = parse_target(target, script_args, inputs, *files, request=request)
+    program = parse_target(target, script_args, inputs, *files, request=request, as_module=as_module)
     if rank is not None and json_file is not None and merged_file is not None and not json_file.is_stdout:
         merged_file.check(program.path)
         json_file.discard()  # what is there afterwards is of this run
@@ -200,7 +202,7 @@ def _measure(
     from mindtorch.profile import Profiler, targets
 
     target = None if predict is None else targets.find(predict)
-    if program.kind == "script":
+    if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target)
         with profiler:
@@ -238,7 +240,7 @@ def _estimate(
     estimator = Estimator(target=chosen, warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
-    if program.kind != "script" and outcome.error is not None and not outcome.interrupted:
+    if program.is_model and outcome.error is not None and not outcome.interrupted:
         _explain(program, outcome)
         return outcome, None, None
     return outcome, _report(program, outcome, estimator), estimator
@@ -323,7 +325,7 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
         )
     if outcome.interrupted:
         click.echo("genie: interrupted; the report covers what ran until then", err=True)
-    elif outcome.exit_code and program.kind == "script":
+    elif outcome.exit_code and not program.is_model:
         click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
         _hint_options(program)
     elif not _ran_anything(report) and report.get("unseen"):

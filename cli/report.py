@@ -11,7 +11,7 @@ from typing import Any
 from . import sizes, tree
 from .render import Canvas, Column, Text, clean, grade
 from .report_workload import workload_facts
-from .units import amount, bytes_text, count, counted, percent, seconds, work
+from .units import amount, bytes_text, count, counted, number, percent, seconds, work
 
 __all__ = ["SORT_KEYS", "View", "render_report"]
 
@@ -71,7 +71,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     model = report.get("model")
     facts = []
     if model:
-        text = f"{model.get('name') or 'model'}, {amount(model.get('params'), '0')} parameters"
+        text = f"{model.get('name') or 'model'}, {number(model.get('params'), '0')} parameters"
         size = bytes_text(model.get("param_bytes"))
         facts.append(("model", f"{text} ({size})" if size else text))
     facts += workload_facts(report)
@@ -97,7 +97,9 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("on NPUs", _on_npus(report["npu"])))
     imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
     if (imports or construction) and not sized:
-        facts.append(("start-up", f"{seconds(imports)} imports, {seconds(construction)} construction, kept apart"))
+        compiling = f", {seconds(startup['compile_s'])} compiling" if startup.get("compile_s") else ""
+        apart = f"{seconds(imports)} imports, {seconds(construction)} construction{compiling}, kept apart"
+        facts.append(("start-up", apart))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
@@ -125,7 +127,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("memory", sizes.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
-        share = f" ({100 * overhead / wall:.1f} % of the run)" if wall else ""
+        # Of what was measured: a run that is mostly imports would make any overhead look like none.
+        share = f" ({100 * overhead / (overhead + time_s):.1f} % of what is reported)" if overhead + time_s else ""
         facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and subtracted"))
     if report.get("interrupted"):
         facts.append(("ended", "interrupted; what follows is what ran until then"))
@@ -224,7 +227,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             percent(values.get("self_s"), total),
             amount(values.get("flops")),
             bytes_text(values.get("peak_bytes")),
-            amount(values.get("params")),
+            number(values.get("params")),
             seconds(values.get("predicted_s")),
         ][: len(columns)]
         canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))

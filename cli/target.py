@@ -26,7 +26,7 @@ class TargetCommand(click.Command):
         ctx.allow_interspersed_args = False
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         target, after = values.get("target"), values.get("script_args")
-        if isinstance(target, str) and split_target(target)[0] != "script":
+        if isinstance(target, str) and not values.get("as_module") and split_target(target)[0] != "script":
             ctx.allow_interspersed_args = True
             place = len(args) - len(after if isinstance(after, (list, tuple)) else ()) - 1
             if place and args[place - 1] == "--":
@@ -35,9 +35,12 @@ class TargetCommand(click.Command):
 
 
 def target_arguments(function: Any) -> Any:
-    """TARGET, the script's arguments and ``--input``."""
+    """TARGET, the script's arguments, ``-m`` and ``--input``."""
     function = click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")(function)
     function = click.argument("target")(function)
+    function = click.option(
+        "-m", "as_module", is_flag=True, help="TARGET is a module: run as python -m TARGET, what follows is its own."
+    )(function)
     return click.option(
         "--input",
         "inputs",
@@ -54,9 +57,10 @@ def parse_target(
     inputs: tuple[str, ...],
     *files: OutputFile | None,
     request: Request | None = None,
+    as_module: bool = False,
 ) -> Program:
     """The program, and the promise that every output file can be written and none replaces the program."""
-    program = Program.parse(target, script_args, inputs, request)
+    program = Program.parse(target, script_args, inputs, request, as_module)
     given = [file for file in files if file is not None]
     for index, file in enumerate(given):
         file.check(program.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["amount", "bytes_text", "count", "counted", "percent", "seconds", "work"]
+__all__ = ["amount", "bytes_text", "count", "counted", "number", "percent", "seconds", "work"]
 
 
 def _three(value: float) -> str:
@@ -55,6 +55,11 @@ def amount(value: float | None, zero: str = "") -> str:
     return _three(value / 1e18) + " E"
 
 
+def number(value: float | None, zero: str = "") -> str:
+    """As `amount`, of things that are counted: 8.03 B parameters, not G."""
+    return amount(value, zero).replace(" G", " B")
+
+
 def work(value: float | None, unit: str) -> str:
     """``241 GFLOP``, ``48 FLOP``."""
     text = amount(value, "0")
@@ -75,7 +80,7 @@ def count(value: int | None) -> str:
     """Exact with thousands separators up to a million, then with a prefix."""
     if value is None:
         return ""
-    return f"{value:,}" if value < 1_000_000 else amount(value)
+    return f"{value:,}" if value < 1_000_000 else number(value)
 
 
 def percent(part: float | None, whole: float | None) -> str:

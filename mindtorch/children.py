@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 _PYTHON = re.compile(r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed)(\s|$)")
-# Torch's own helpers: they compile, and run nothing of the program's.
-_TORCH = re.compile(r"torch/_inductor/|torch\._inductor|triton/")
+# What starts processes to compile in: nothing of the program's runs there.
+_COMPILERS = tuple(os.path.join("torch", *name.split("/")) for name in ("_inductor/", "_dynamo/", "utils/cpp_ext"))
 
 _active: list[ChildWatch] = []
 
@@ -47,7 +48,7 @@ class ChildWatch:
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._pid:  # a child has children
+            if os.getpid() != self._pid or _compiles():  # a child has children
                 return original(*args, **kwargs)
             noted = note(*args, **kwargs)
             self._starting = True
@@ -83,15 +84,24 @@ class ChildWatch:
 
     def _shell(self, line: Any) -> Callable[[], None]:
         text = os.fsdecode(line)
-        mine = (sys.executable in text or _PYTHON.search(text)) and not _TORCH.search(text)
-        if not mine:
+        if sys.executable not in text and not _PYTHON.search(text):
             return lambda: None
         words = text.replace(sys.executable, "python").split()
         return lambda: self.found.update([" ".join(words)[:60]])
 
     def _forked(self) -> None:
-        if not self._starting:
+        if not self._starting and not _compiles():
             self.found["fork"] += 1
+
+
+def _compiles() -> bool:
+    """Whether it is one of torch's compilers that starts a process."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if any(name in frame.f_code.co_filename for name in _COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _in_parent() -> None:

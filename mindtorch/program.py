@@ -1,8 +1,8 @@
-"""The user's program: an unmodified script, a model in a file, or a transformers configuration.
+"""The user's program: an unmodified script or module, a model in a file, or a transformers configuration.
 
-A script runs as ``python script.py`` would run it. What it does wrong is its own: its exceptions and exit codes are
-captured and handed back with the tool's frames taken out of the traceback. What the user asked wrongly of the tool
-(no such file, no such name, inputs that do not fit) raises ``UsageError``.
+A script runs as ``python script.py`` would run it, a module as ``python -m module``. What it does wrong is its own: its
+exceptions and exit codes are captured and handed back with the tool's frames taken out of the traceback. What the user
+asked wrongly of the tool (no such file, no such name, inputs that do not fit) raises ``UsageError``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ __all__ = ["Outcome", "Program", "split_target"]
 
 @dataclass
 class Program:
-    """What to run. Made by :meth:`parse`; ``kind`` is ``script``, ``model`` (``file.py:name``) or ``config``."""
+    """What to run. Made by :meth:`parse`.
+
+    ``kind`` is ``script`` (or a folder with a ``__main__.py``), ``module``, ``model`` (``file.py:name``) or ``config``.
+    """
 
     target: str
     kind: str
@@ -57,13 +60,29 @@ class Program:
         script_args: Sequence[str] = (),
         inputs: Sequence[str] = (),
         request: Request | None = None,
+        as_module: bool = False,
     ) -> Program:
-        """Understand ``target`` without running anything. ``UsageError`` when it cannot be run."""
+        """Understand ``target`` without running anything. ``UsageError`` when it cannot be run.
+
+        as_module: it is the dotted name of a module, as after ``python -m``.
+        """
+        request = request or Request()
+        if as_module:
+            if not all(part.isidentifier() for part in target.split(".")):
+                raise UsageError(f"-m {target}: expected the dotted name of a module, as pkg.train")
+            if inputs:
+                raise UsageError(f"--input is for a model (file.py:name), not for a module: -m {target}")
+            _check_request("module", f"-m {target}", request, False)
+            return cls(target, "module", os.path.join(os.getcwd(), "-m"), target, list(script_args), [], request)
         kind, path, name = split_target(target)
         if os.path.isdir(path):
-            raise UsageError(
-                f"{path} is a directory; expected a script (train.py) or a model in a file (model.py:name)"
-            )
+            path = os.path.join(path, "__main__.py")
+            if not os.path.exists(path):
+                raise UsageError(
+                    f"{target} is a directory without a __main__.py; expected a script (train.py), a model in a file "
+                    f"(model.py:name), or a module (-m pkg.train)"
+                )
+            kind, name = "script", ""
         if not os.path.exists(path):
             raise UsageError(f"{path} does not exist")
         if not os.access(path, os.R_OK):
@@ -74,7 +93,6 @@ class Program:
             raise UsageError(f"--input is for a model ({path}:name), not for a script{_candidates_text(path)}")
         if kind != "script" and script_args:
             raise UsageError(f"{target} is a model and takes no arguments, got {' '.join(script_args)!r}")
-        request = request or Request()
         _check_request(kind, target, request, bool(inputs))
         specs = [parse_input(text) for text in inputs]
         names = [spec.name for spec in specs if spec.name]
@@ -85,7 +103,12 @@ class Program:
     @property
     def command(self) -> list[str]:
         """The target and its arguments, as typed."""
-        return [self.target, *self.script_args]
+        return [*(["-m"] if self.kind == "module" else []), self.target, *self.script_args]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model that genie calls, and not a program that runs by itself."""
+        return self.kind in ("model", "config")
 
     def run(self, repeat: int = 1, warmup: int = 0, stage: Callable[[str], None] | None = None) -> Outcome:
         """Run it and say how it ended. A model is built first unless :meth:`load` did; then called ``warmup`` and then
@@ -93,8 +116,8 @@ class Program:
 
         Only ``UsageError`` about the request itself is raised. Not to be called from several threads.
         """
-        if self.kind == "script":
-            return self._guarded(self._run_script)
+        if not self.is_model:
+            return self._guarded(self._run_script if self.kind == "script" else self._run_module)
         outcome = self.load()
         if outcome.error is not None:
             return outcome
@@ -102,7 +125,7 @@ class Program:
 
     def load(self) -> Outcome:
         """Build the model and its inputs; nothing for a script. Idempotent."""
-        if self.kind == "script" or self._call is not None:
+        if not self.is_model or self._call is not None:
             return Outcome()
         return self._guarded(self._build)
 
@@ -116,9 +139,9 @@ class Program:
         """Run the user's code as the interpreter would, and put the process back afterwards."""
         pid = os.getpid()
         before = set(threading.enumerate())
-        with _interpreter_state([self.path if self.kind != "script" else self.target, *self.script_args], self.path):
+        with _interpreter_state([self.path if self.is_model else self.target, *self.script_args], self.path):
             outcome = captured(work)
-            if self.kind == "script":
+            if not self.is_model:
                 if outcome.error is not None and threading.active_count() > 1:
                     outcome.show()  # as Python does, which then waits: a thread that never ends must not hide it
                 outcome = wait_for_threads(before, outcome)
@@ -131,6 +154,19 @@ class Program:
     def _run_script(self) -> None:
         code = _compiled(self.path)
         module = _new_main(self.path)
+        if os.path.isdir(self.target):
+            module.__package__ = ""  # as Python has it for the __main__.py of a folder
+        self._run_main(module, code)
+
+    def _run_module(self) -> None:
+        spec, code = _find_module(self.name)
+        self.path = sys.argv[0] = str(spec.origin)
+        module = _new_main(self.path)
+        module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
+        module.__dict__["__cached__"] = spec.cached
+        self._run_main(module, code)
+
+    def _run_main(self, module: types.ModuleType, code: types.CodeType) -> None:
         self._modules.append(module)  # threads and exit handlers of the script outlive the run: keep its globals
         self.namespace = module.__dict__
         sys.modules["__main__"] = module
@@ -265,6 +301,30 @@ def _compiled(path: str) -> types.CodeType:
     return compile(source, absolute, "exec", dont_inherit=True)
 
 
+def _find_module(name: str) -> tuple[importlib.machinery.ModuleSpec, types.CodeType]:
+    """What ``python -m name`` runs: the module, or the ``__main__`` of a package. Packages around it are imported."""
+    looked_for = name
+    while True:
+        try:
+            spec = importlib.util.find_spec(looked_for)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (looked_for == error.name or looked_for.startswith(error.name + ".")):
+                raise  # of a package's own making
+            spec = None
+        except ValueError:  # already imported by hand, without a spec
+            spec = None
+        if spec is None:
+            what = f"-m {name}: no module named {looked_for}"
+            raise _Refused(what if looked_for == name else f"-m {name}: a package without a __main__ module")
+        if spec.submodule_search_locations is None:
+            break
+        looked_for += ".__main__"
+    code = getattr(spec.loader, "get_code", lambda name: None)(looked_for)
+    if code is None or spec.origin is None:
+        raise _Refused(f"-m {name}: there is no Python code in {spec.origin or looked_for}")
+    return spec, code
+
+
 def _new_main(path: str) -> types.ModuleType:
     module = types.ModuleType("__main__")
     absolute = os.path.abspath(path)
@@ -305,9 +365,9 @@ def _check_request(kind: str, target: str, request: Request, inputs: bool) -> No
     if not words:
         return
     said = " ".join(words)
-    if kind == "script":
+    if kind in ("script", "module"):
         raise UsageError(
-            f"{said} is for the config.json of a transformers model, not for a script; options of the script's own go "
+            f"{said} is for the config.json of a transformers model, not for a {kind}; options of the script's own go "
             f"behind it: {target} {said}"
         )
     if kind == "model":

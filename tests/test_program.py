@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import traceback
 
@@ -16,6 +17,7 @@ import mindtorch
 from mindtorch.errors import UsageError
 from mindtorch.inputs import parse_input
 from mindtorch.program import Program, split_target
+from mindtorch.workload import Request
 
 
 @pytest.fixture(autouse=True)
@@ -405,3 +407,64 @@ def test_C1_config_too_large_for_this_machine(write):
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 262144, "n_head": 2, "vocab_size": 50}
     with pytest.raises(UsageError, match="GiB"):
         Program.parse(write("config.json", json.dumps(config))).run()
+
+
+PACKAGE = {
+    "pkg/__init__.py": "print('package')",
+    "pkg/helper.py": "name = 'helped'",
+    "pkg/train.py": """
+        import pickle, sys
+        from .helper import name
+        class Thing: pass
+        print(__name__, __package__, __spec__.name, sys.argv, __file__, sys.path[0], name)
+        print(__loader__ is __spec__.loader)
+        print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing)
+        raise SystemExit(3 if '--fail' in sys.argv else 0)
+    """,
+    "pkg/__main__.py": "import sys; from .helper import name; print(__name__, __package__, sys.argv, name)",
+    "pkg/wrong.py": "import not_there",
+    "pkg/empty/__init__.py": "",
+    "folder/__main__.py": "import side, sys; print(__name__, repr(__package__), sys.argv, sys.path[0], __file__)",
+    "folder/side.py": "",
+}
+
+
+@pytest.fixture
+def package(tmp_path):
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["-m", "pkg.train", "--lr", "1"], ["-m", "pkg.train", "--fail"], ["-m", "pkg", "a"],
+                                   ["folder", "b"], ["-m", "pkg.wrong"]])  # fmt: skip
+def test_C1_modules_and_folders_run_as_python_runs_them(package, words):
+    plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    as_module, rest = words[0] == "-m", words[words[0] == "-m":]
+    program = f"Program.parse({rest[0]!r}, {rest[1:]!r}, as_module={as_module})"
+    ours = subprocess.run([sys.executable, "-c", RUN.replace("Program.parse({!r})", program)], capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode)
+    assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("pkg.nope", "no module named pkg.nope"), ("nope.nope", "no module named nope"),
+    ("pkg.empty", "a package without a __main__ module"), ("pkg/train.py", "expected the dotted name of a module"),
+    ("sys", "there is no Python code in"),
+])  # fmt: skip
+def test_C1_a_module_that_cannot_be_run_is_refused(package, monkeypatch, name, message):
+    monkeypatch.syspath_prepend(str(package))
+    with pytest.raises(UsageError, match=message):
+        Program.parse(name, as_module=True).run()
+    for more in ({"inputs": ["1x3"]}, {"request": Request(seq=3)}):
+        with pytest.raises(UsageError, match=r"(?s)model.*module"):
+            Program.parse("pkg.train", as_module=True, **more)
+    sys.modules.pop("pkg", None)
+    sys.modules.pop("pkg.empty", None)
+
+
+def test_C1_a_folder_without_main_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"directory without a __main__.py; expected .*-m pkg.train"):
+        Program.parse(str(tmp_path))

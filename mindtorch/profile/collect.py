@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -148,7 +149,8 @@ class Profiler(Run):
         self._recorded = tensors.tape.n_recorded
         self.npu = NpuOps()
         collector.start(begun)
-        self._watch = ImportWatch(collector.begin_import, collector.end_import).__enter__()
+        self._compile_watch = CompileWatch(collector.compiling)
+        self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         collector.__enter__()
         self._child_watch = ChildWatch().__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
@@ -162,6 +164,7 @@ class Profiler(Run):
         self.children = dict(self._child_watch.found)
         self.collector.stop()
         self._watch.__exit__()
+        self._compile_watch.stop()
         self.collector.__exit__(kind, error, trace)
         local.set_op_observer(None)
         _active.discard(self)
@@ -257,6 +260,10 @@ class Profiler(Run):
             self.frozen_ns = ended
             self.collector.stop()
 
+    def _imported(self) -> None:
+        self.collector.end_import()
+        self._compile_watch.look()
+
     def _thread_begins(self, thread: threading.Thread) -> None:
         if self.collector.enabled:
             self._running[threading.get_ident()] = (_kind_of(thread.name), self.collector.join())
@@ -336,6 +343,36 @@ def _compiled_frames() -> int:
     """How many functions Dynamo has compiled so far, without importing it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+
+
+class CompileWatch:
+    """Calls ``compiling(True)`` and ``compiling(False)`` around each compilation, once Dynamo is there."""
+
+    def __init__(self, compiling: Callable[[bool], None]) -> None:
+        self._compiling = compiling
+        self._handler: Any = None
+        self.look()
+
+    def look(self) -> None:
+        """Dynamo may have been imported in the meantime; it takes too long to import it for this."""
+        callback = sys.modules.get("torch._dynamo.callback")
+        if self._handler is None and (handler := getattr(callback, "callback_handler", None)) is not None:
+            self._handler = handler
+            handler.register_start_callback(self._begin)
+            handler.register_end_callback(self._end)
+
+    def stop(self) -> None:
+        if self._handler is not None:
+            handler = self._handler
+            for callbacks, own in ((handler.start_callbacks, self._begin), (handler.end_callbacks, self._end)):
+                if own in callbacks:  # the program may have cleared them
+                    callbacks.remove(own)
+
+    def _begin(self, _: Any) -> None:
+        self._compiling(True)
+
+    def _end(self, _: Any) -> None:
+        self._compiling(False)
 
 
 def _in_child() -> None:

@@ -60,7 +60,8 @@ class Estimator(Run):
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={},
-                                         other_thread=False, mark_error=None, imported=0, started=0, stopped=0)
+                                         other_thread=False, mark_error=None, imported=0, compiled=0,
+                                         started=0, stopped=0)
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
         self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until

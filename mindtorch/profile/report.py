@@ -1,8 +1,8 @@
 """The report: one plain dict of seconds, bytes and FLOPs, in which nothing is counted twice.
 
-Every nanosecond between start and stop is in exactly one of: start-up (also imports in the middle of the run), warm-up,
-interception (`overhead_s`), and the rows of `ops` (equally: of `modules`, of `phases`), whose self times sum to
-`totals.time_s`.
+Every nanosecond between start and stop is in exactly one of: start-up (also imports and compiling in the middle of the
+run), warm-up, interception (`overhead_s`), and the rows of `ops` (equally: of `modules`, of `phases`), whose self times
+sum to `totals.time_s`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "model": profiler.book.main(),
         "startup": {
             "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
+            "compile_s": collector.compiled / 1e9,
             "init_s": _seconds(profiler, "init", main),
             "ops": sum(row[4] for stage in before for row in grouped(as_table(stage), SIG) if row[0]),
         },

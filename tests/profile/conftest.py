@@ -75,7 +75,7 @@ def _check_sums(report: dict[str, Any]) -> None:
     assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
     assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
     startup = report["startup"]
-    accounted = (startup["import_s"] + startup["init_s"] + report["steps"]["warmup_s"]
+    accounted = (startup["import_s"] + startup["compile_s"] + startup["init_s"] + report["steps"]["warmup_s"]
                  + total + report["totals"]["overhead_s"])
     assert accounted == pytest.approx(report["totals"]["wall_s"], rel=1e-9)
 

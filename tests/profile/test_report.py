@@ -217,6 +217,8 @@ def test_C2_compiled_functions_stay_compiled_and_are_named_in_a_warning(record):
         report, _ = record(lambda: compiled(torch.ones(1, 3)))
     assert calls == [1]
     assert any("compiled" in text for text in report["warnings"])
+    assert report["unseen"] == [{"what": "compiled function", "count": 1}]
+    assert report["startup"]["compile_s"] > 0
     torch._dynamo.reset()
 
 
