@@ -1,22 +1,191 @@
-"""Stand-ins for torch's own functions, cheap where the program does not use our devices (SPEC S4)."""
-from cpython.ref cimport Py_INCREF, PyObject
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+"""Torch's own functions, asked first whether a device of ours is meant (SPEC L1, S4).
+
+A function stays the object that it is: what is exchanged is the C function behind it. So ``torch.zeros`` is itself in
+function modes, pickles, Dynamo's tables and names taken before the import. A call that does not concern us costs one
+more C call and one dictionary probe.
+"""
+from cpython.object cimport PyObject
 
 from .lazy cimport handle_of
 
 cdef extern from *:
     """
-    #define MT_GET(d, instance, owner) (Py_TYPE(d)->tp_descr_get((d), (instance), (owner)))
-    #define MT_SET(d, instance, value) (Py_TYPE(d)->tp_descr_set((d), (instance), (value)))
-    #define MT_SET_CALL(type, f) (((PyTypeObject *)(type))->tp_call = (ternaryfunc)(f))
-    """
-    void MT_SET_CALL(object type, void* f) noexcept
-    object MT_GET(object descriptor, object instance, object owner)
-    int MT_SET(object descriptor, object instance, object value) except -1
-    PyObject* PyObject_Call_ "PyObject_Call"(PyObject* func, PyObject* args, PyObject* kwargs) except NULL
-    PyObject* PyDict_GetItem_ "PyDict_GetItem"(PyObject* d, PyObject* key) noexcept
+    #define MT_SLOTS 64
+    #define MT_METHODS 10
+    /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
+       Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
+    typedef struct {
+        PyObject *function, *hook;       /* owned; NULL: a free slot */
+        PyMethodDef *torchs, ours;       /* live for good: calls may be under way, twins refer to torch's */
+    } mt_slot;
+    static mt_slot mt_slots[MT_SLOTS + MT_METHODS];
+    static PyObject *mt_device_key;
+    static int mt_concerns(PyObject *hook, PyObject *owner, PyObject *first, PyObject *device, int named);
+    static PyObject *mt_answer(PyObject *hook, PyObject *owner, PyObject *args, PyObject *kwargs);
 
-cdef object _device_key = "device"
+    /* Torch's errors pass through here as they are, without a line of ours in the traceback. */
+    static PyObject *mt_run(const mt_slot *s, int ours, PyObject *self, PyObject *args, PyObject *kwargs) {
+        PyObject *out, *hook = s->hook;
+        if (ours == 0) return ((PyCFunctionWithKeywords)(void *)s->torchs->ml_meth)(self, args, kwargs);
+        if (ours < 0) return NULL;
+        Py_INCREF(hook);  /* enable() may put another one there meanwhile */
+        out = mt_answer(hook, self, args, kwargs);
+        Py_DECREF(hook);
+        return out;
+    }
+    static PyObject *mt_called(int slot, PyObject *f, PyObject *const *given, size_t flags, PyObject *names) {
+        const mt_slot *s = &mt_slots[slot];
+        const Py_ssize_t n = PyVectorcall_NARGS(flags), named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+        PyObject *out, *args, *name, *device = NULL, *kwargs = NULL;
+        Py_ssize_t i;
+        int ours;
+        for (i = 0; i < named; i++) {
+            name = PyTuple_GET_ITEM(names, i);
+            if (name == mt_device_key || PyUnicode_Compare(name, mt_device_key) == 0) device = given[n + i];
+        }
+        ours = mt_concerns(s->hook, NULL, n > 0 ? given[0] : NULL, device, named > 0);
+        args = PyTuple_New(n);
+        if (args == NULL) return NULL;
+        for (i = 0; i < n; i++) {
+            Py_INCREF(given[i]);
+            PyTuple_SET_ITEM(args, i, given[i]);
+        }
+        if (named > 0) {
+            kwargs = PyDict_New();
+            for (i = 0; i < named; i++) {
+                if (kwargs == NULL || PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), given[n + i]) < 0) {
+                    Py_DECREF(args);
+                    Py_XDECREF(kwargs);
+                    return NULL;
+                }
+            }
+        }
+        out = mt_run(s, ours, PyCFunction_GET_SELF(f), args, kwargs);
+        Py_DECREF(args);
+        Py_XDECREF(kwargs);
+        return out;
+    }
+    static PyObject *mt_method(int slot, PyObject *self, PyObject *args, PyObject *kwargs) {
+        const mt_slot *s = &mt_slots[MT_SLOTS + slot];
+        PyObject *first = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : NULL;
+        const int named = kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0;
+        PyObject *device = named ? PyDict_GetItem(kwargs, mt_device_key) : NULL;
+        return mt_run(s, mt_concerns(s->hook, self, first, device, named), self, args, kwargs);
+    }
+
+    #define MT_ENTRY(n) static PyObject *mt_call_##n(PyObject *f, PyObject *const *a, size_t c, PyObject *k) { \
+        return mt_called(n, f, a, c, k); }
+    #define MT_METHOD(n) static PyObject *mt_method_##n(PyObject *s, PyObject *a, PyObject *k) { \
+        return mt_method(n, s, a, k); }
+    #define MT_4(f, t) f(t##0) f(t##1) f(t##2) f(t##3)
+    #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
+    #define MT_64(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_4(f, 6)
+    MT_64(MT_ENTRY)
+    MT_10(MT_METHOD, )
+    #define MT_NAME(n) mt_call_##n,
+    #define MT_METHOD_NAME(n) mt_method_##n,
+    static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_64(MT_NAME) };
+    static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = { MT_10(MT_METHOD_NAME, ) };
+
+    /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
+    static int mt_kind(PyObject *f) {
+        const PyMethodDef *def = PyCFunction_CheckExact(f) ? ((PyCFunctionObject *)f)->m_ml
+            : Py_IS_TYPE(f, &PyMethodDescr_Type) ? ((PyMethodDescrObject *)f)->d_method : NULL;
+        if (def == NULL || (def->ml_flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) return 0;
+        return PyCFunction_CheckExact(f) ? 1 : 2;
+    }
+    static void mt_hook(int slot, PyObject *f, PyObject *hook) {
+        mt_slot *s = &mt_slots[slot];
+        if (s->function == NULL) {
+            Py_INCREF(f);
+            s->function = f;
+            s->torchs = slot < MT_SLOTS ? ((PyCFunctionObject *)f)->m_ml : ((PyMethodDescrObject *)f)->d_method;
+            s->ours = *s->torchs;
+            if (slot >= MT_SLOTS) s->ours.ml_meth = (PyCFunction)(void *)mt_methods[slot - MT_SLOTS];
+        }
+        Py_INCREF(hook);
+        Py_XSETREF(s->hook, hook);
+        if (slot < MT_SLOTS) ((PyCFunctionObject *)f)->vectorcall = mt_entries[slot];
+        else ((PyMethodDescrObject *)f)->d_method = &s->ours;
+    }
+    static void mt_unhook(int slot) {
+        PyObject *f = mt_slots[slot].function;
+        if (slot < MT_SLOTS) ((PyCFunctionObject *)f)->vectorcall = NULL;  /* as of all that take a tuple */
+        else ((PyMethodDescrObject *)f)->d_method = mt_slots[slot].torchs;
+    }
+    static PyObject *mt_twin(PyObject *f) {
+        if (!PyCFunction_CheckExact(f)) return PyDescr_NewMethod(PyDescr_TYPE(f), ((PyMethodDescrObject *)f)->d_method);
+        return PyCFunction_NewEx(((PyCFunctionObject *)f)->m_ml, ((PyCFunctionObject *)f)->m_self,
+                                 ((PyCFunctionObject *)f)->m_module);
+    }
+    static inline PyObject *mt_function_of(int slot) { return mt_slots[slot].function; }
+    static inline PyObject *mt_hook_of(int slot) { return mt_slots[slot].hook; }
+
+    /* The setter of an attribute, exchanged in the same way. One is enough. */
+    static PyGetSetDef mt_ours_attribute, *mt_torchs_attribute;
+    static int mt_moves(PyObject *self, PyObject *value);
+    static int mt_assign(PyObject *self, PyObject *value);
+    static int mt_assigned(PyObject *self, PyObject *value, void *closure) {
+        int ours = value == NULL ? 0 : mt_moves(self, value);
+        if (ours == 0) return mt_torchs_attribute->set(self, value, closure);
+        return ours < 0 ? -1 : mt_assign(self, value);
+    }
+    static int mt_hook_setter(PyObject *descriptor) {
+        PyGetSetDescrObject *d = (PyGetSetDescrObject *)descriptor;
+        if (!Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) return 0;
+        if (mt_torchs_attribute == NULL) {
+            mt_torchs_attribute = d->d_getset;
+            mt_ours_attribute = *mt_torchs_attribute;
+            mt_ours_attribute.set = mt_assigned;
+        }
+        d->d_getset = &mt_ours_attribute;
+        return 1;
+    }
+    static void mt_unhook_setter(PyObject *descriptor) {
+        ((PyGetSetDescrObject *)descriptor)->d_getset = mt_torchs_attribute;
+    }
+
+    /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
+    #define MT_TYPES 4
+    static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
+    static int mt_make_known(PyObject *args, PyObject *kwargs);
+    static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+        PyObject *kind, *error, *trace, *made = mt_types[slot].torchs(type, args, kwargs);
+        int known;
+        if (made != NULL || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return made;
+        PyErr_Fetch(&kind, &error, &trace);
+        known = mt_make_known(args, kwargs);
+        if (known == 0) { PyErr_Restore(kind, error, trace); return NULL; }
+        Py_XDECREF(kind); Py_XDECREF(error); Py_XDECREF(trace);
+        return known < 0 ? NULL : mt_types[slot].torchs(type, args, kwargs);
+    }
+    static PyObject *mt_new_0(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(0, t, a, k); }
+    static PyObject *mt_new_1(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(1, t, a, k); }
+    static PyObject *mt_new_2(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(2, t, a, k); }
+    static PyObject *mt_new_3(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(3, t, a, k); }
+    static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3};
+    static void mt_hook_type(int slot, PyObject *type) {
+        mt_types[slot].type = (PyTypeObject *)type;
+        if (mt_types[slot].type->tp_new != mt_constructors[slot]) mt_types[slot].torchs = mt_types[slot].type->tp_new;
+        mt_types[slot].type->tp_new = mt_constructors[slot];
+    }
+    static void mt_unhook_type(int slot) { mt_types[slot].type->tp_new = mt_types[slot].torchs; }
+    """
+    int MT_SLOTS, MT_METHODS, MT_TYPES
+    PyObject* mt_device_key
+    int mt_kind(object function) noexcept
+    void mt_hook(int slot, object function, object hook) noexcept
+    void mt_unhook(int slot) noexcept
+    object mt_twin(object function)
+    PyObject* mt_function_of(int slot) noexcept
+    PyObject* mt_hook_of(int slot) noexcept
+    int mt_hook_setter(object descriptor) noexcept
+    void mt_unhook_setter(object descriptor) noexcept
+    void mt_hook_type(int slot, object type) noexcept
+    void mt_unhook_type(int slot) noexcept
+
+cdef str _device_key = "device"
+mt_device_key = <PyObject*>_device_key
 cdef str _device_type = "remote_accelerator"
 
 
@@ -31,6 +200,22 @@ def take_meta(enabled):
     global _subclasses_enabled, _last_foreign
     _subclasses_enabled = enabled
     _last_foreign = None
+
+
+cdef object _meta_where = None             # asked about a `meta` device outside estimates: is it ours where this runs?
+
+
+def take_meta_where(asked):
+    """A `meta` device is one of ours wherever `asked()`."""
+    global _meta_where, _last_foreign
+    _meta_where = asked
+    _last_foreign = None
+
+
+cdef bint _meta_is_ours() except -1:
+    if _subclasses_enabled is not None:
+        return _subclasses_enabled()
+    return _meta_where is not None and _meta_where()
 
 
 cdef object _other_base = None            # tensors of a device driven beside the recording one, and its type
@@ -53,98 +238,189 @@ cdef bint _names_us(object device) except -1:
     if type(device) is str:
         if (<str>device).startswith((_device_type, _other_type)):
             return True
-        return _subclasses_enabled is not None and (<str>device).startswith("meta") and _subclasses_enabled()
+        return (<str>device).startswith("meta") and _meta_is_ours()
     kind = getattr(device, "type", None)
     if kind == _device_type or kind == _other_type:
         return True
-    return _subclasses_enabled is not None and kind == "meta" and _subclasses_enabled()
+    return kind == "meta" and _meta_is_ours()
 
 
-cdef class CreationHook:
-    """Stand-in for a torch creation function: calls create(func, args, kwargs) when `device=` is one of ours.
+cdef class Hook:
+    """What is asked before one of torch's functions runs. `concerns` must not fail for arguments torch refuses.
 
-    Its tp_call is the C function below: a plain call costs one more C call and one dictionary probe (SPEC S4).
+    owner, first, device: the tensor whose method it is, the first argument, ``device=``; NULL where there is none.
+    named: are there arguments by name?
     """
-    cdef object func, create
+    cdef object twin                           # torch's function as it was: calls of it are not asked about
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+        return False
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        raise NotImplementedError
+
+
+cdef class CreationHook(Hook):
+    """Calls create(func, args, kwargs) when `device=` is one of ours."""
+    cdef object create
     cdef object prepare                        # prepare(args, kwargs) -> both, as torch can take them; mostly None
     cdef bint takes_data                       # torch.tensor(lazy, device="cpu"): C++ thinks that it is there already
-    cdef dict __dict__
-    cdef object __weakref__                    # torch.jit.script keeps functions by weak reference
 
-    @property
-    def __class__(self):
-        return type(self.func)                 # isinstance(torch.zeros, types.BuiltinFunctionType): Dynamo asks
-
-    def __getattr__(self, name):
-        return getattr(self.func, name)        # __self__, __text_signature__ and what else a builtin has
-
-    def __hash__(self):
-        return hash(self.func)
-
-    def __eq__(self, other):
-        # Dynamo's tables may have been made with torch's own function or with the hook: both find the other.
-        if type(other) is CreationHook:
-            return (<CreationHook>other).func is self.func
-        return other is self.func
-
-    def __init__(self, func, create, bint takes_data=False, prepare=None):
-        self.func = func
+    def __init__(self, create, bint takes_data=False, prepare=None):
         self.create = create
         self.takes_data = takes_data
         self.prepare = prepare
 
-    def __call__(self, *args, **kwargs):
-        return self.func(*args, **kwargs)      # replaced by _hook_call below
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+        if everything is not None:
+            if everything():
+                return False
+            return device == NULL or _type_of_device(<object>device) != "meta" or _names_us(<object>device)
+        return self.prepare is not None or self.named_us(first, device)
 
-    def __get__(self, instance, owner):
-        return self                            # a builtin does not bind either
-
-    def __repr__(self):
-        return repr(self.func)
-
-    def __reduce__(self):
-        return self.__name__                   # pickled by name, like the function it stands for
-
-
-cdef PyObject* _hook_call(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
-    cdef PyObject* device
-    if everything is not None:
-        return _hook_all(self, args, kwargs)
-    if kwargs:
-        device = PyDict_GetItem_(kwargs, <PyObject*>_device_key)
-        if device != NULL and device != <PyObject*>None and (
-            device != <PyObject*>_last_foreign or (<CreationHook>self).takes_data
+    cdef bint named_us(self, PyObject* first, PyObject* device) except -1:
+        global _last_foreign
+        if device == NULL or device == <PyObject*>None:
+            return False
+        if self.takes_data and first != NULL and (
+            handle_of(<object>first) is not None or _is_other(<object>first)
         ):
-            return _hook_device(self, args, kwargs, device)
-    return _call(<CreationHook>self, args, kwargs)
+            return True
+        if device == <PyObject*>_last_foreign:
+            return False
+        if _names_us(<object>device):
+            return True
+        # A meta device may be ours another time.
+        if _subclasses_enabled is None and (_meta_where is None or _type_of_device(<object>device) != "meta"):
+            _last_foreign = <object>device
+        return False
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        cdef object device = kwargs.get("device")
+        cdef PyObject* first = <PyObject*>args[0] if args else NULL
+        if self.prepare is None or everything is not None or self.named_us(first, <PyObject*>device):
+            return self.create(self.twin, args, kwargs)
+        args, kwargs = self.prepare(args, kwargs)
+        return self.twin(*args, **kwargs)
 
 
-cdef inline PyObject* _call(CreationHook hook, PyObject* args, PyObject* kwargs) except NULL:
-    cdef object ready
-    if hook.prepare is None:
-        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
-    ready = hook.prepare(<object>args, <object>kwargs if kwargs else {})
-    return PyObject_Call_(<PyObject*>hook.func, <PyObject*>ready[0], <PyObject*>ready[1])
+cdef class MoveHook(Hook):
+    """Tensor.to: `slow(tensor, ...)` decides when a tensor of ours or a device by name is involved."""
+    cdef object slow, dtype, device            # the last two: torch's types
+
+    def __init__(self, slow, dtype, device):
+        self.slow, self.dtype, self.device = slow, dtype, device
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+        if named or first == NULL or everything is not None or handle_of(<object>owner) is not None:
+            return True
+        return not (type(<object>first) is self.dtype or (
+            type(<object>first) is self.device and not _names_us(<object>first)
+        ))
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.slow(<object>owner, *args, **kwargs)
+
+
+cdef class MethodHook(Hook):
+    """Tensor.new_zeros and its like: `slow(twin, tensor, ...)` is called for ours, and when a device is named."""
+    cdef object slow
+
+    def __init__(self, slow):
+        self.slow = slow
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+        return (device != NULL or everything is not None or handle_of(<object>owner) is not None
+                or _is_other(<object>owner))
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.slow(self.twin, <object>owner, *args, **kwargs)
+
+
+cdef class NameHook(Hook):
+    """A question about a device type by name: the other device's is asked about `stands_for` instead."""
+    cdef str stands_for
+
+    def __init__(self, str stands_for):
+        self.stands_for = stands_for
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+        return named or (first != NULL and self.meant(<object>first))
+
+    cdef bint meant(self, value):
+        return type(value) is str and _other_base is not None and (<str>value).partition(":")[0] == _other_type
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        cdef list given = []
+        cdef dict named = {}
+        for value in args:
+            given.append(self.stands_for if self.meant(value) else value)
+        for name, value in kwargs.items():
+            named[name] = self.stands_for if self.meant(value) else value
+        return self.twin(*given, **named)
+
+
+cdef int _concerns "mt_concerns"(PyObject* hook, PyObject* owner, PyObject* first, PyObject* device,
+                                 int named) except -1:
+    return (<Hook>hook).concerns(owner, first, device, named)
+
+
+cdef object _answer "mt_answer"(PyObject* hook, PyObject* owner, PyObject* args, PyObject* kwargs):
+    return (<Hook>hook).answer(owner, <tuple>args, <dict>kwargs if kwargs else {})
+
+
+cdef int _n_functions = 0, _n_methods = 0      # slots are not given back: enable() hooks the same functions again
+
+
+def hook(function, Hook asked):
+    """Ask `asked` about every call of `function`: a builtin, or a method of a builtin type, called with keywords.
+
+    Returns its twin, which does what `function` did. TypeError for any other function.
+    """
+    global _n_functions, _n_methods
+    cdef int slot = _slot_of(function)
+    cdef int kind = mt_kind(function)
+    if kind == 0:
+        raise TypeError(f"[hook] expected a builtin function or method that takes keywords, got {function!r}")
+    if slot >= 0:
+        asked.twin = original(function)
+    elif kind == 1 and _n_functions < MT_SLOTS:
+        asked.twin = mt_twin(function)
+        slot = _n_functions
+        _n_functions += 1
+    elif kind == 2 and _n_methods < MT_METHODS:
+        asked.twin = mt_twin(function)
+        slot = MT_SLOTS + _n_methods
+        _n_methods += 1
+    else:
+        raise RuntimeError(f"[hook] expected at most {MT_SLOTS} functions and {MT_METHODS} methods, got one more")
+    mt_hook(slot, function, asked)
+    return asked.twin
+
+
+def unhook(function):
+    """Let `function` be torch's own again."""
+    mt_unhook(_slot_of(function))
+
+
+def original(function):
+    """Torch's `function` as it was before it was hooked; itself where it never was."""
+    cdef int slot = _slot_of(function)
+    return function if slot < 0 else (<Hook><object>mt_hook_of(slot)).twin
+
+
+cdef int _slot_of(object function) noexcept:
+    cdef int slot
+    for slot in range(_n_functions):
+        if mt_function_of(slot) == <PyObject*>function:
+            return slot
+    for slot in range(MT_SLOTS, MT_SLOTS + _n_methods):
+        if mt_function_of(slot) == <PyObject*>function:
+            return slot
+    return -1
 
 
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
-
-
-cdef PyObject* _hook_device(PyObject* self, PyObject* args, PyObject* kwargs, PyObject* device) except NULL:
-    global _last_foreign
-    cdef CreationHook hook = <CreationHook>self
-    cdef object out
-    cdef bint lazy_data = hook.takes_data and PyTuple_GET_SIZE(<object>args) and (
-        handle_of(<object>PyTuple_GET_ITEM(<object>args, 0)) is not None
-        or _is_other(<object>PyTuple_GET_ITEM(<object>args, 0))
-    )
-    if not lazy_data and (device == <PyObject*>_last_foreign or not _names_us(<object>device)):
-        if _subclasses_enabled is None:        # else it depends
-            _last_foreign = <object>device
-        return _call(hook, args, kwargs)
-    out = hook.create(hook.func, <object>args, <object>kwargs)
-    Py_INCREF(out)
-    return <PyObject*>out
 
 
 cdef object everything = None         # while estimating: says that torch is at work for ourselves
@@ -159,69 +435,63 @@ def route_everything(ours):
     everything = ours
 
 
-cdef PyObject* _hook_all(PyObject* self, PyObject* args, PyObject* kwargs) except NULL:
-    cdef CreationHook hook = <CreationHook>self
-    cdef object out, device = None
-    cdef dict given = <dict><object>kwargs if kwargs else {}
-    device = given.get("device")
-    if everything() or (device is not None and _type_of_device(device) == "meta" and not _names_us(device)):
-        return PyObject_Call_(<PyObject*>hook.func, args, kwargs)
-    out = hook.create(hook.func, <object>args, given)
-    Py_INCREF(out)
-    return <PyObject*>out
-
-
 cdef object _type_of_device(object device):
     return (<str>device).split(":")[0] if type(device) is str else getattr(device, "type", None)
 
 
-MT_SET_CALL(CreationHook, <void*>_hook_call)
+cdef object _assign = None
 
 
-cdef class DataHook:
-    """Stand-in for the descriptor of Tensor.data: assign(tensor, lazy) when a plain tensor is given a lazy one's data.
+def hook_data(descriptor, assign):
+    """Tensor.data: `assign(tensor, source)` when a plain tensor is given the data of one of ours.
 
-    Torch's own does not ask the right-hand side: it would leave the plain tensor without any memory.
+    Torch's own setter does not ask the right-hand side: it would leave the plain tensor without any memory.
     """
-    cdef object descriptor, assign
-
-    def __init__(self, descriptor, assign):
-        self.descriptor = descriptor
-        self.assign = assign
-
-    def __get__(self, instance, owner):
-        return self if instance is None else MT_GET(self.descriptor, instance, owner)
-
-    def __set__(self, instance, value):
-        if (handle_of(value) is None or handle_of(instance) is not None) and not (
-            _is_other(value) and not _is_other(instance)
-        ):
-            MT_SET(self.descriptor, instance, value)
-        else:
-            self.assign(instance, value)
-
-    def __delete__(self, instance):
-        self.descriptor.__delete__(instance)   # torch refuses it, in its own words
-
-    def __getattr__(self, name):
-        return getattr(self.descriptor, name)
-
-    def __repr__(self):
-        return repr(self.descriptor)
+    global _assign
+    _assign = assign
+    if not mt_hook_setter(descriptor):
+        raise TypeError(f"[hook_data] expected an attribute of a builtin type, got {descriptor!r}")
 
 
-def make_to_hook(original, slow, dtype, device):
-    """Stand-in for Tensor.to: `slow` decides when a lazy tensor or a device by name is involved.
+def unhook_data(descriptor):
+    """Let it be torch's own again."""
+    mt_unhook_setter(descriptor)
 
-    `dtype`, `device`: torch's types.
-    """
 
-    def to(self, *args, **kwargs):
-        cdef PyObject* first
-        if not kwargs and PyTuple_GET_SIZE(args) > 0 and handle_of(self) is None and everything is None:
-            first = <PyObject*>PyTuple_GET_ITEM(args, 0)
-            if type(<object>first) is dtype or (type(<object>first) is device and not _names_us(<object>first)):
-                return original(self, *args)
-        return slow(self, *args, **kwargs)
+cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
+    return handle_of(<object>target) is None and not _is_other(<object>target) and (
+        handle_of(<object>source) is not None or _is_other(<object>source)
+    )
 
-    return to
+
+cdef int _assigned "mt_assign"(PyObject* target, PyObject* source) except -1:
+    _assign(<object>target, <object>source)
+    return 0
+
+
+cdef list _types = []
+cdef object _make_known = None
+
+
+def hook_types(types, make_known):
+    """Constructors that take a device: where torch refuses one, `make_known(args, kwargs)`; if true, once more."""
+    global _make_known
+    cdef int slot
+    if len(types) > MT_TYPES:
+        raise RuntimeError(f"[hook_types] expected at most {MT_TYPES} types, got {len(types)}")
+    _make_known = make_known
+    _types[:] = types
+    for slot in range(len(types)):
+        mt_hook_type(slot, types[slot])
+
+
+def unhook_types():
+    """Let them be torch's own again."""
+    cdef int slot
+    for slot in range(len(_types)):
+        mt_unhook_type(slot)
+    del _types[:]
+
+
+cdef int _known "mt_make_known"(PyObject* args, PyObject* kwargs) except -1:
+    return bool(_make_known(<object>args, <object>kwargs if kwargs else {}))

@@ -49,8 +49,9 @@ def npu_native() -> bool:
 
 
 def register_device() -> str:
-    """``GENIE_REGISTER_DEVICE`` (``auto``): claim torch's slot for a foreign device: ``auto`` (not on a machine
-    with CUDA, where that would take over ``torch.accelerator``), ``always`` or ``never``."""
+    """``GENIE_REGISTER_DEVICE`` (``auto``): claim torch's slot for a foreign device: ``auto`` (when ours is first used;
+    not on a machine with CUDA, where that would take over ``torch.accelerator``), ``always`` (at import) or ``never``.
+    """
     value = os.environ.get("GENIE_REGISTER_DEVICE", "auto").strip().lower()
     if value not in ("auto", "always", "never"):
         raise UsageError(f"GENIE_REGISTER_DEVICE: expected auto, always or never, got {value!r}")

@@ -57,6 +57,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)
     index = place_of(kwargs.pop("device"))
+    if index >= 0:
+        tensors.on_device()
     target = kwargs.get("out")
     if target is not None:
         if _core.get_handle(target) is None or _core.device_index(target) != index:

@@ -32,6 +32,10 @@ class DeviceModule(types.ModuleType):
     def current_device(self) -> int:
         return getattr(_current, "index", 0)
 
+    def set_device(self, device: Any) -> None:
+        """Which device the functions below mean when they are not told, in this thread."""
+        _current.index = self._index(device)
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ package = (0, _tag, _restore)
 def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Stand-in for torch._utils._rebuild_tensor, through which every dense tensor of a file goes."""
 
+    @functools.wraps(original)
     def rebuild(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
         target = getattr(storage._untyped_storage, _MARK, None)
         if target is None:
@@ -61,6 +63,7 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         if target.npu:
             return _on_npu(target, original(storage, storage_offset, size, stride))
         tensors.in_use()
+        tensors.on_device()
         lazy = _core.hold(original(storage, storage_offset, size, stride), target.index, target.last(), True)
         target.last = weakref.ref(lazy)
         return lazy

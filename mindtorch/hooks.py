@@ -1,7 +1,8 @@
-"""Making torch know the device: registration, creation hooks, `.to()`, module moves (SPEC L1).
+"""Making torch know the device: creation hooks, `.to()`, module moves (SPEC L1).
 
-`enable()` and `disable()`. Every patch is an attribute that `disable()` puts back; the device's name, once registered
-with torch, stays.
+`enable()` and `disable()`. Torch's compiled functions stay the objects that they are (`_ext.hooks`); what else is
+replaced is an attribute that `disable()` puts back. Torch's slot for a foreign device is claimed when the program
+first names one (`claim`); once registered there, the name stays.
 """
 
 from __future__ import annotations
@@ -25,21 +26,20 @@ from . import (
     files,
     handlers,
     meta,
+    namespace,
     npu,
     predict,
     processes,
+    slot,
     tensors,
     tracing,
     transforms,
     uninitialized,
 )
 from ._ext import hooks as _hooks
-from ._ext import intercept as _intercept
-from ._ext import intern as _intern
 from ._ext import lazy as _core
-from .device_module import DeviceModule
 from .devices import device as mindtorch_device
-from .errors import LazyTensorError, UnsupportedOperationError
+from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
 from .modules import assign_data, is_ours
@@ -51,44 +51,36 @@ from .npu.tensor import NpuTensor, is_npu
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
+_hooked: list[Any] = []
 _library: Any = None
-_registered = False
 
 
 def enable() -> None:
     """Hook torch so that ``device="remote_accelerator[:i]"`` works everywhere. Idempotent."""
+    global _torch_to
     if _saved:
         return
     npu_is_ours = not npu.stands_aside()  # first: torch_npu claims torch's slot when it is imported
-    _register()
-    _torch_device._device_constructors()  # memoized with torch's own functions before their names are replaced
-    named: list[tuple[Any, str]] = [(torch, name) for name in (*creation.RECORDED, *creation.EAGER)]
-    named += [(torch.fft, "fftfreq"), (torch.fft, "rfftfreq"), *((torch.nested, name) for name in creation.NESTED)]
-    for owner, name in named:
-        original = getattr(owner, name, None)
-        if original is None:
-            continue
-        prepare = creation.read_indices if name == "sparse_coo_tensor" else None
-        hook = _hooks.CreationHook(original, _create, name in creation.FROM_DATA, prepare)
-        functools.update_wrapper(hook, original)
-        if id(original) in _script_names():
-            _script_names()[id(hook)] = _script_names()[id(original)]  # torch.jit.script finds functions by id
-        _patch(owner, name, hook)
-    to = _hooks.make_to_hook(_torch_to, _to, torch.dtype, torch.device)
-    _patch(torch.Tensor, "to", functools.wraps(_torch_to)(to))
+    for name in (*creation.RECORDED, *creation.EAGER):
+        if hasattr(_functions, name):
+            prepare = creation.read_indices if name == "sparse_coo_tensor" else None
+            _hook(getattr(_functions, name), _hooks.CreationHook(_create, name in creation.FROM_DATA, prepare))
+    for function in (torch._C._fft.fft_fftfreq, torch._C._fft.fft_rfftfreq):
+        _hook(function, _hooks.CreationHook(_create))
+    for name in creation.NESTED:
+        _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
+    _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
-        _patch(torch.Tensor, name, _new_hook(name))
-    data = _hooks.DataHook(_torch_data, assign_data)
-    _intercept.register(data.__set__, _intern.OpInfo(data, "aten::data", _intern.HANDLER, handler=handlers.set_data))
-    _patch(torch.Tensor, "data", data)
+        _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
+    _hooks.hook_data(_base.data, assign_data)
+    slot.watch()
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
-        for owner, name in (*((torch, name) for name in _AUTOCAST), (torch.amp, "is_autocast_available"),
-                            (torch.amp.autocast_mode, "is_autocast_available")):
-            _patch(owner, name, _autocast_question(getattr(owner, name)))
+        for name in _AUTOCAST:
+            _hook(getattr(torch._C, name), _hooks.NameHook("cpu"))
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
@@ -100,7 +92,7 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in (*uninitialized.patches(torch.Tensor.to), *tracing.patches()):
+    for owner, name, stand_in in (*uninitialized.patches(), *tracing.patches()):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
@@ -111,8 +103,10 @@ def enable() -> None:
     _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
     if not hasattr(torch, tensors.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
-        _patch(torch, tensors.DEVICE_TYPE, DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
+        _patch(torch, tensors.DEVICE_TYPE, slot.module)
     _patch(torch, "get_device_module", _get_device_module)
+    if config.register_device() == "always" or config.enable_aten_impl():
+        slot.claim()
     if config.enable_aten_impl():
         _register_aten()
 
@@ -120,10 +114,16 @@ def enable() -> None:
 def disable() -> None:
     """Put torch back as it was. Lazy tensors that exist keep working."""
     global _library
+    if not _saved:
+        return
+    slot.unwatch()
+    while _hooked:
+        _hooks.unhook(_hooked.pop())
+    _hooks.unhook_data(_base.data)
     while _saved:
         owner, name, value, own = _saved.pop()
-        if isinstance(vars(owner)[name], _hooks.CreationHook):
-            _script_names().pop(id(vars(owner)[name]), None)
+        if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:
+            continue  # torch has put it there for good
         if own:
             setattr(owner, name, value)
         else:
@@ -141,8 +141,9 @@ def is_enabled() -> bool:
     return bool(_saved)
 
 
-def _script_names() -> dict[int, str]:
-    return torch.jit._builtins._get_builtin_table()  # made when torch is imported
+def _hook(function: Any, asked: _hooks.Hook) -> Any:
+    _hooked.append(function)
+    return _hooks.hook(function, asked)
 
 
 def _patch(owner: Any, name: str, value: Any) -> None:
@@ -151,40 +152,10 @@ def _patch(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-# ---- the device's name -----------------------------------------------------------------------------------------------
-def _register() -> None:
-    global _registered
-    mode = config.register_device()
-    if _registered or mode == "never":
-        return
-    owner = torch._C._get_privateuse1_backend_name()
-    if owner != "privateuseone":
-        log.info("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
-        return
-    if mode == "auto" and torch.backends.cuda.is_built() and torch.cuda.is_available():
-        log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
-        return
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, DeviceModule(f"torch.{tensors.DEVICE_TYPE}"))
-    torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]  # for good, as the name: see there
-    _registered = True
-
-
-def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
-    if tensors.is_ours(kwargs.get("device")):
-        raise UnsupportedOperationError(
-            f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
-            "example torch.empty(n, dtype=torch.uint8, device=...)"
-        )
-    return torch._C.StorageBase.__new__(cls, *args, **kwargs)
-
-
 def _register_aten() -> None:
     """L11: kernels for the slot, so that creation calls that bypass the hooks reach us too."""
     global _library
-    if not _registered:
+    if not slot.claimed():
         log.warning("GENIE_ENABLE_ATEN_IMPL=1 needs the device's name registered with torch; it is not")
         return
     _library = torch.library.Library("aten", "IMPL")
@@ -196,7 +167,7 @@ def _register_aten() -> None:
         "randperm": torch.randperm,
     }
     for name, func in overloads.items():
-        _library.impl(name, _aten_kernel(getattr(func, "__wrapped__", func)), "PrivateUse1")
+        _library.impl(name, _aten_kernel(_hooks.original(func)), "PrivateUse1")
 
 
 def _aten_kernel(func: Any) -> Any:
@@ -214,8 +185,9 @@ def _aten_kernel(func: Any) -> Any:
 
 
 # ---- patched functions -----------------------------------------------------------------------------------------------
-_torch_to = torch.Tensor.to
-_torch_data = torch._C.TensorBase.data  # type: ignore[attr-defined]
+_functions = torch._C._VariableFunctions
+_base: Any = torch._C.TensorBase
+_torch_to: Any = _base.to  # its twin, once that is hooked
 _torch_rebuild_tensor = torch._utils._rebuild_tensor
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_module_to = torch.nn.Module.to
@@ -235,6 +207,16 @@ def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return make(func, args, kwargs)
 
 
+def _nested_hook(original: Any) -> Any:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or dataless_everywhere()
+        return _create(original, args, kwargs) if ours else original(*args, **kwargs)
+
+    return make
+
+
 def _tensor_npu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """A copy on an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
     target = mindtorch_device("npu", device) if device is None or isinstance(device, int) else device
@@ -252,7 +234,8 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(first, (str, torch.device, mindtorch_device)):
         return first
     if isinstance(first, torch.Tensor):
-        return first.device
+        with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
+            return first.device
     if isinstance(first, int) and not isinstance(first, bool) and dataless_everywhere():
         return torch.device("cuda", first)
     return kwargs.get("device")
@@ -267,7 +250,6 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-@functools.wraps(_torch_to)
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
@@ -279,6 +261,9 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if holds_no_data(target) and torch._C._is_torch_function_enabled():
             dtype, _non_blocking, _format = _to_options(args, kwargs)
             return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
+    if not lazy and target is not None and meta.knowing is None and holds_no_data(target) and namespace.speaks():
+        dtype, _non_blocking, _format = _to_options(args, kwargs)
+        return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
     if target is None or (lazy and tensors.is_ours(target) and tensors.index_of(target) == _core.device_index(self)):
@@ -329,26 +314,26 @@ def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
 
 
 def _new_hook(name: str) -> Any:
-    original = getattr(torch.Tensor, name)
     factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
 
-    @functools.wraps(original)
-    def hook(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         lazy = is_ours(self)
-        if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device)):
+        if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
+            not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks()
+        )):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
-            return _create(getattr(factory, "__wrapped__", factory), args, kwargs)
+            return _create(_hooks.original(factory), args, kwargs)
         nowhere = meta.knowing is not None and lazy and _core.device_index(self) < 0
         if lazy and device is not None and (nowhere or holds_no_data(device)):
-            return relocate(hook(self, *args, **{**kwargs, "device": None}), device)
+            return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
         if lazy and name == "new_tensor":
-            return _create(getattr(factory, "__wrapped__", factory), args,
+            return _create(_hooks.original(factory), args,
                            {"dtype": self.dtype, **kwargs, "device": self.device})
         if not lazy:
             return original(self, *args, **kwargs)
@@ -424,7 +409,7 @@ def _get_device_module(device: Any = None) -> Any:
     if npu_moves.names_npu(device):
         return npu
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
-    nobody = device is None and _registered and not torch.accelerator.is_available()
+    nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
     return _torch_get_device_module("cpu" if nobody else device)
 
 
@@ -438,18 +423,9 @@ def _set_default_dtype(d: torch.dtype) -> None:
     _torch_set_default_dtype(d)
 
 
-_AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
-
-
-def _autocast_question(original: Any) -> Any:
-    """``torch.is_autocast_available("npu")`` and its like: autocast of NPU tensors is the CPU's."""
-
-    @functools.wraps(original)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        return original(*("cpu" if npu_moves.names_npu(a) else a for a in args),
-                        **{k: "cpu" if npu_moves.names_npu(v) else v for k, v in kwargs.items()})
-
-    return ask
+# ``torch.is_autocast_enabled("npu")`` and its like: autocast of NPU tensors is the CPU's.
+_AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
+             "_is_autocast_available")
 
 
 @functools.wraps(_torch_autocast_init)
@@ -482,7 +458,7 @@ def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: 
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
     ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
-    ours = ours or (meta.knowing is not None and holds_no_data(self.device))
+    ours = ours or (holds_no_data(self.device) and (meta.knowing is not None or namespace.speaks()))
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
-        return _create(func, args, {**kwargs, "device": self.device})
+        return _create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

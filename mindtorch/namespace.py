@@ -2,27 +2,49 @@
 
 Everything torch has is reachable as ``mindtorch.<name>``. Creation functions also take ``device="meta[:i]"`` as this
 package's meta device, a ``mindtorch.device``, and the default device set here; on ``cpu`` and ``cuda`` they give plain
-torch tensors.
+torch tensors. In a file where ``torch`` is this package, ``meta`` is its meta device for what torch's own code makes,
+too: ``torch.ones(2).to("meta:1")``, ``torch.nn.Linear(2, 2, device="meta")``. Elsewhere it stays torch's.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from typing import Any
 
 import torch
 
 from . import creation
+from ._ext import hooks as _hooks
 from .devices import device as mindtorch_device
 from .devices import get_default_device
 from .lazy_device import holds_no_data
 
 CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
 _made: dict[str, Any] = {}
+_package = sys.modules[__package__]
+_folders = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, _package))
+_used = False
+
+
+def speaks() -> bool:
+    """True if the program's code that is running, torch's and ours left out, calls this package ``torch``."""
+    if not _used or not torch._C._is_torch_function_enabled():
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_folders):
+        frame = frame.f_back
+    names = frame.f_locals if "torch" in frame.f_locals else frame.f_globals
+    return names.get("torch") is _package
 
 
 def lookup(name: str) -> Any:
     """What ``mindtorch.<name>`` is when it is not one of this package's own names. Raises AttributeError."""
+    global _used
+    if not _used:
+        _used = True
+        _hooks.take_meta_where(speaks)
     if name not in CREATION and name != "from_numpy":
         return getattr(torch, name)  # looked up each time: patched functions come and go
     if name not in _made:
@@ -38,7 +60,7 @@ def _creation(name: str) -> Any:
         if device is None and get_default_device().type in ("meta", "npu") and not name.endswith("_like"):
             device = get_default_device()
         if device is not None and holds_no_data(device):
-            return creation.create(getattr(function, "__wrapped__", function), args, {**kwargs, "device": device})
+            return creation.create(_hooks.original(function), args, {**kwargs, "device": device})
         if isinstance(device, mindtorch_device):
             kwargs["device"] = device if device.type == "remote_accelerator" else str(device)
         return function(*args, **kwargs)

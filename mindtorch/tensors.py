@@ -201,6 +201,23 @@ def in_use() -> None:
         _tracking.install()
 
 
+_claim: Callable[[], Any] | None = None
+
+
+def set_claim(claim: Callable[[], Any]) -> None:
+    """Hand in what tells torch of the device: called once, just before the first tensor on it is made."""
+    global _claim
+    _claim = claim
+
+
+def on_device() -> None:
+    """A tensor on ``remote_accelerator`` is about to be made."""
+    global _claim
+    if _claim is not None:
+        claim, _claim = _claim, None
+        claim()
+
+
 def out_of_use() -> None:
     """Leave torch's modules alone again, until the next lazy tensor is made."""
     global _tracked
@@ -309,6 +326,7 @@ class _FromPlain(torch.autograd.Function):
 
 def _upload(t: torch.Tensor, index: int) -> Any:
     in_use()
+    on_device()
     predict.check_movable(t, DEVICE_TYPE)
     with ExitStack() as stack:
         predict.quiet(stack)

@@ -72,10 +72,9 @@ def _deepcopy(self: Any, memo: dict) -> Any:
     return copied
 
 
-def patches(to: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in) of what torch must do in another way for these tensors; ``to``: our ``Tensor.to``."""
+def patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in) of what torch must do in another way for these tensors."""
     return [
-        (UninitializedTensorMixin, "_allowed_methods", [*UninitializedTensorMixin._allowed_methods, to]),
         (UninitializedParameter, "__new__", _maker(UninitializedParameter.__new__)),
         (UninitializedBuffer, "__new__", _maker(UninitializedBuffer.__new__)),
         (UninitializedParameter, "__deepcopy__", _deepcopy),

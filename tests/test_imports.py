@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"tensors", "recorded", "meta", "intercept", "predict", "mixing", "metadata", "handlers", "triggers", "backward"},
     {"npu"},
     {"graph", "creation", "modules", "counters", "device_module", "files", "processes", "tracing", "transforms",
-     "uninitialized", "hooks", "namespace"},
+     "uninitialized", "slot", "accelerator", "hooks", "namespace"},
     {"execute", "semantics", "optimize", "estimate"},
     {"profile", "program", "configs", "inputs", "model_inputs", "outcome", "workload"},
     {"__init__"},

@@ -337,3 +337,44 @@ def test_M1_a_profile_of_a_program_without_data() -> None:
     with Profiler() as profiler:
         model(mindtorch.ones(2, 3, device="meta"))
     assert profiler.report()["totals"]["flops"] == 2 * 2 * 3 * 4
+
+
+def test_D6_meta_is_ours_for_torchs_own_code_in_files_that_call_mindtorch_torch(in_python: Callable[..., Any]) -> None:
+    code = """
+        import mindtorch as torch
+        from mindtorch import MetaTensor, nn
+
+        x = torch.ones(2, 3)
+        for moved in (x.to("meta:1"), x.to(torch.device("meta:1")), x.to(device="meta:1", dtype=torch.float64),
+                      x.new_zeros(2, device="meta:1"), (x.to("meta:1") + 1).sum()):
+            assert isinstance(moved, MetaTensor) and str(moved.device) == "meta:1", moved
+        assert x.to("meta:1", torch.float64).dtype is torch.float64 and str(x.to("meta").device) == "meta"
+        for place in ("meta", "meta:1"):
+            made = nn.Linear(2, 2, device=place)
+            moved = torch.nn.Linear(2, 2).to(place)
+            with torch.device(place):
+                within = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+            for module in (made, moved, within):
+                for p in module.parameters():
+                    assert isinstance(p, nn.Parameter) and isinstance(p, MetaTensor) and str(p.device) == place, p
+                out = module(torch.ones(4, 2, device=place))
+                assert str(out.device) == place and out.shape == (4, 2) and out.requires_grad
+                out.sum().backward()
+                assert all(str(p.grad.device) == place for p in module.parameters())
+        optimizer = torch.optim.AdamW(made.parameters())
+        optimizer.step()
+        back = made.to("cpu")
+        assert back is made and type(back.weight) is nn.Parameter and back.weight.device.type == "cpu"
+        assert nn.Linear(2, 2, device="meta").to_empty(device="cpu").weight.shape == (2, 2)
+
+        def inside():
+            import torch  # here it is torch's own
+            return torch.nn.Linear(2, 2, device="meta").weight, torch.ones(2).to("meta")
+
+        other = {}
+        exec("import torch; made = torch.nn.Linear(2, 2, device='meta').weight, torch.ones(2).to('meta:1')", other)
+        for parameter, moved in (inside(), other["made"]):
+            assert type(parameter) is nn.Parameter and type(moved) is torch.Tensor and moved.is_meta
+        print("done")
+    """
+    assert in_python(code).stdout.strip() == "done"

@@ -1,4 +1,4 @@
-"""The shared timer. Import it before anything else: it keeps torch's functions as they were before mindtorch."""
+"""The shared timer. Import it before anything else: it sets up torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-UNHOOKED = SimpleNamespace(zeros=torch.zeros, empty=torch.empty, randn=torch.randn)
+import mindtorch
+from mindtorch._ext.hooks import original
 
-import mindtorch  # noqa: E402
+UNHOOKED = SimpleNamespace(zeros=original(torch.zeros), empty=original(torch.empty), randn=original(torch.randn))
 
 torch.set_num_threads(1)
 
