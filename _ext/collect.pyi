@@ -55,6 +55,8 @@ class Collector:
     sig_ops: list[Op | None]
     sig_flops: list[tuple[int, int] | None]
     sig_works: list[Any]
+    def keep_apart(self, function_modes: Callable[[], int], functions_seen: Callable[[], bool],
+                   no_functions: Callable[[], Any]) -> None: ...
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     enabled: bool
     other_thread: bool

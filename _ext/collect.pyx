@@ -170,6 +170,7 @@ cdef class Collector:
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
     cdef readonly list sig_works               # signature index -> what `weigh` said, or None
+    cdef object function_modes, functions_seen, no_functions
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
@@ -211,6 +212,10 @@ cdef class Collector:
         self.entries = <uint64_t *> calloc(256, 8)
         if self.rows == NULL or self.peaks == NULL or self.entries == NULL:
             raise MemoryError
+
+    def keep_apart(self, function_modes, functions_seen, no_functions):
+        """What torch says of function modes: how many there are, whether they are on, a context without them."""
+        self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
 
     def __dealloc__(self):
         free(self.rows)
@@ -439,6 +444,9 @@ cdef class Collector:
         cdef Op op
         cdef Row *r
         cdef Timeline here
+        if self.function_modes is not None and self.function_modes() and self.functions_seen():
+            with self.no_functions():          # modes of the program's: they are not told of what is called from here
+                return self.dispatch(func, types, args, kwargs)
         found = self.ops.get(<uintptr_t> <void *> func)
         op = <Op> found if found is not None else self.new_op(func)
         if not self.enabled:

@@ -42,7 +42,7 @@ def command(
     with claimed_stdout(any(file.is_stdout for file in files)):
         import mindtorch
 
-        mindtorch._bootstrap()
+        mindtorch._bootstrap(wait=True)
         from mindtorch.children import ChildWatch
         from mindtorch.graph import capture
 

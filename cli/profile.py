@@ -198,7 +198,7 @@ def _measure(
     waited = time.perf_counter_ns() - begun
     import mindtorch
 
-    mindtorch._bootstrap()
+    mindtorch._bootstrap(wait=True)
     from mindtorch.profile import Profiler, targets
 
     target = None if predict is None else targets.find(predict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 
@@ -66,8 +67,11 @@ _NEEDS_TORCH = frozenset(_HOME) - {"device", "get_default_device", "set_default_
 _ready = False
 
 
-def _bootstrap() -> None:
-    """Load torch and the engine, and hook torch unless GENIE_AUTO_ENABLE=0. Idempotent."""
+def _bootstrap(wait: bool = False) -> None:
+    """Load torch and the engine, and hook torch unless GENIE_AUTO_ENABLE=0. Idempotent.
+
+    wait: hook torch when somebody outside the package imports it: a program that `genie` runs, if it does so.
+    """
     global _ready
     if _ready:
         return
@@ -77,8 +81,28 @@ def _bootstrap() -> None:
     config.check()
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
-    if config.auto_enable():
+    if not config.auto_enable():
+        return
+    if wait and __spec__ is not None:
+        __spec__.__class__ = _Awaited
+    else:
         hooks.enable()
+
+
+class _Awaited(ModuleSpec):
+    """The package's spec until the program imports it. Of a module that is there, `import` asks only one thing."""
+
+    @property
+    def _initializing(self) -> bool:  # type: ignore[override]
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "importlib":
+            frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] != __name__:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            from . import hooks
+
+            hooks.enable()
+        return False
 
 
 def _is_submodule(name: str) -> bool:

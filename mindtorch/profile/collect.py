@@ -63,6 +63,8 @@ class Mode(TorchDispatchMode, Collector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()  # the arguments went to Collector.__cinit__
+        modes, seen = torch._C._len_torch_function_stack, torch._C._is_torch_function_enabled
+        self.keep_apart(modes, seen, torch._C.DisableTorchFunction)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

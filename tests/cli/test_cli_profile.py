@@ -275,7 +275,7 @@ def test_C8_closed_pipe_is_not_an_error(here):
 
 def test_C2_program_on_lazy_tensors_shows_that_and_its_devices(here):
     (here / "lazy.py").write_text(
-        "import torch\n"
+        "import torch, mindtorch\n"
         "net = torch.nn.Linear(256, 256).to('remote_accelerator:0')\n"
         "with torch.no_grad():\n"
         "    y = net(torch.ones(64, 256).to('remote_accelerator:0'))\n"
