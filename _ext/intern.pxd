@@ -61,7 +61,11 @@ cdef inline void unref(uint16_t* count) noexcept:
 # The metadata ids of the call's tensor inputs, in order, into out[n_in].
 cdef void hole_metas(SigS* s, uint32_t* out) noexcept
 
+# The key's hash among those of the settings in force.
 cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept
+
+# What is known of calls holds in one world each: as long as torch's settings (mindtorch.flags) are as they are.
+cdef void set_world(uint32_t number) noexcept
 
 
 cdef class OpInfo:

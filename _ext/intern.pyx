@@ -31,6 +31,15 @@ cdef enum:
     SHARED = 64                # entries back that a size or stride is looked for, to be held once
 
 
+cdef uint32_t world = 0        # state of torch's settings under which calls are looked up and added; see set_world
+
+
+cdef void set_world(uint32_t number) noexcept:
+    # An odd factor: the same key has another hash in each world, so that entries of one are not found in another.
+    global world
+    world = number * <uint32_t>0x9E3779B1
+
+
 cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
     # 8 bytes at a time, multiply-xorshift (the finalizer of splitmix64); the key is short and trusted.
     cdef uint64_t h = 0x9E3779B97F4A7C15ULL ^ n
@@ -48,7 +57,7 @@ cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
         h ^= h >> 29
     h *= 0x94D049BB133111EBULL
     h ^= h >> 32
-    return <uint32_t>h
+    return <uint32_t>h ^ world
 
 
 cdef const uint8_t* _walk_holes(const uint8_t* p, uint32_t* out, uint32_t* n) noexcept:

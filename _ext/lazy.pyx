@@ -8,7 +8,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
-from .intern cimport OpInfo, hole_metas, sig_out_meta
+from .intern cimport OpInfo, hole_metas, set_world as _set_world, sig_out_meta
 from .ledger cimport listening, note_memory
 from .replay cimport again, decode_call, plan_segment
 from .structs cimport (
@@ -469,6 +469,11 @@ def producer(Handle h):
 def forget_calls():
     """Infer every call afresh from now on (something that results depend on has changed)."""
     tape.interner.forget_calls()
+
+
+def set_world(uint32_t number):
+    """Find only calls first recorded under this number, from now on: one for each state of torch's settings."""
+    _set_world(number)
 
 
 def keep_calls(bint on):

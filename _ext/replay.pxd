@@ -13,6 +13,7 @@ cdef class Segment:
     cdef size_t done
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
+    cdef readonly bint lost_write     # some record failed that should have written into a storage
     cdef readonly bint random         # some record draws from the device's generator
     cdef void _finish(self, uint64_t seq, Record* r) noexcept
     cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept

@@ -6,6 +6,7 @@ from mindtorch._ext.tape import Tape
 @final
 class Segment:
     tape: Tape
+    lost_write: bool
     random: bool
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def __len__(self) -> int: ...

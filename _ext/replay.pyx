@@ -420,6 +420,7 @@ cdef class Segment:
             tape.slot(i).flags &= ~SLOT_OVERWRITTEN
         self.done += 1
         tape._drain()
+        self.lost_write |= writes
         return writes
 
     cdef bint _takes(self, Record* r) noexcept:

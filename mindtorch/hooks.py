@@ -24,11 +24,11 @@ from . import (
     config,
     creation,
     files,
+    flags,
     handlers,
     meta,
     namespace,
     npu,
-    predict,
     processes,
     slot,
     tensors,
@@ -97,7 +97,9 @@ def enable() -> None:
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
     _patch(torch, "manual_seed", _manual_seed)
-    _patch(torch, "set_default_dtype", _set_default_dtype)
+    for owner, name, stand_in in flags.patches():
+        _patch(owner, name, stand_in)
+    flags.note()
     _patch(torch.amp.autocast_mode.autocast, "__init__", _autocast_init)
     _patch(torch.overrides, "has_torch_function", _has_torch_function)
     _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
@@ -194,7 +196,6 @@ _torch_module_to = torch.nn.Module.to
 _torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_manual_seed = torch.random.manual_seed
-_torch_set_default_dtype = torch.set_default_dtype
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
 _torch_adjust = _CrossEntropyOptions._adjust
@@ -411,16 +412,6 @@ def _get_device_module(device: Any = None) -> Any:
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
     nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
     return _torch_get_device_module("cpu" if nobody else device)
-
-
-@functools.wraps(_torch_set_default_dtype)
-def _set_default_dtype(d: torch.dtype) -> None:
-    if d is not torch.get_default_dtype():
-        # Some recorded calls (int / int, sqrt of an int tensor) give the default dtype: run them under the old one.
-        tensors.flush("set_default_dtype")
-        _core.forget_calls()
-        predict.forget()
-    _torch_set_default_dtype(d)
 
 
 # ``torch.is_autocast_enabled("npu")`` and its like: autocast of NPU tensors is the CPU's.

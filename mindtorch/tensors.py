@@ -22,7 +22,7 @@ from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
-from .errors import LazyTensorError
+from .errors import LazyTensorError, MaterializationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .recorded import RecordedMeta, RecordedTensor, formatted
 
@@ -241,6 +241,8 @@ def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = ()
     if any(_core.device_index(t) < 0 for t in tensors):
         meta.refuse(reason)
     with lock:
+        if _overdue:
+            raise _overdue.pop(0)
         _run(_core.segment(handles, [t._handle for t in written]), reason)
         if generator is not None:
             _run(_core.rng_segment(generator), reason)
@@ -253,6 +255,27 @@ def flush(reason: str) -> None:
     with lock:
         _run(_core.segment_all(), reason)
         _core.sweep()  # what is left had no visible effect
+
+
+_overdue: list[MaterializationError] = []
+
+
+def settle(reason: str) -> None:
+    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
+
+    What fails here fails where its values are asked for, as it would have without the change; that something was not
+    written is said at the next read of anything.
+    """
+    while len(segment := _core.segment_all()):
+        pending = tape.n_pending
+        try:
+            _run(segment, reason)
+        except MaterializationError as error:
+            if tape.n_pending == pending:  # for want of memory: it stays pending
+                raise
+            if segment.lost_write:
+                _overdue.append(error)
+    _core.sweep()
 
 
 def draw(reason: str) -> None:
