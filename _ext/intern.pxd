@@ -27,8 +27,9 @@ cdef class Interner:
     cdef uint32_t* sig_index
     cdef uint32_t meta_mask, sig_mask
     cdef readonly size_t bytes     # everything allocated here, owned Python objects included
-    cdef readonly size_t limit     # bytes at which to look for entries that nothing names any more
-    cdef size_t evict_at           # as `limit`, and more when much is in use
+    cdef readonly size_t limit     # bytes that entries may take which nothing names any more
+    cdef size_t at_once            # bytes at which to look for those that are not found again, either
+    cdef size_t evict_at           # as `at_once`, and more when much is in use
     cdef uint32_t frozen           # no entry may go: somebody holds an id that is not counted yet
     cdef object size_type          # torch.Size
 

@@ -25,6 +25,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     LIMIT = 64 << 20           # bytes; some 150,000 distinct calls
+    AT_ONCE = 16 << 20         # bytes of new calls at which to look first: most of them may be made only once
 
 
 cdef enum:
@@ -427,10 +428,15 @@ cdef class Interner:
         self._index_sigs()
 
     # ---- eviction ----------------------------------------------------------------------------------------------
-    def set_limit(self, size_t limit):
-        """Look for entries that nothing names any more whenever the tables hold `limit` bytes."""
+    def set_limit(self, size_t limit, size_t at_once=AT_ONCE):
+        """Let the tables hold `limit` bytes, besides what is named.
+
+        Entries that nothing names, and that were not found since the last look, go whenever there are `at_once` bytes,
+        and half as much again as the last look has left.
+        """
         self.limit = limit
-        self.evict_at = limit
+        self.at_once = min(at_once, limit)
+        self.evict_at = self.at_once
 
     cdef int evict(self, uint8_t* pinned, set seen) except -1:
         """Free calls that no handle and, by pinned[id], no record names, and metadata that is used by none that stays.
@@ -479,7 +485,7 @@ cdef class Interner:
         for i in range(1, self.n_sigs):
             if self.sigs[i]:
                 self.sigs[i].flags &= ~SIG_HIT
-        self.evict_at = max(self.limit, self.bytes + self.bytes // 2)    # so that looking stays O(1) per new entry
+        self.evict_at = max(self.at_once, self.bytes + self.bytes // 2)    # so that looking stays O(1) per new entry
         return 0
 
     cdef int _measure(self, set seen) except -1:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import mindtorch
+from mindtorch import predict
 from mindtorch.tensors import tape
 
 LAZY = "remote_accelerator:0"
@@ -55,6 +57,48 @@ def test_S5_uploads_of_changing_shapes_do_not_grow_the_tables() -> None:
         if i % 1000 == 0:
             held.append(mindtorch.stats()["bytes_held"])
     assert max(held) <= max(held[0], LIMIT) * 2
+
+
+@pytest.mark.parametrize("device", [LAZY, "meta"])
+def test_S5_what_is_never_seen_again_goes_long_before_the_limit(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ever new scalars and shapes, beside calls that a loop makes again and again: these stay."""
+    tape.interner.set_limit(64 << 20, LIMIT)
+    asked: list[str] = []
+    infer = predict._infer
+
+    def asking(info: Any, *args: Any) -> Any:
+        asked.append(info.name)
+        return infer(info, *args)
+
+    monkeypatch.setattr(predict, "_infer", asking)
+    x, w = mindtorch.ones(4, device=device), mindtorch.ones(4, 4, device=device)
+    largest = evictions = calls = 0
+    for i in range(40_000):
+        x * (i + 0.5)
+        if i % 4 == 0:
+            x.expand(i + 1, 4)
+        if i % 10 == 0:
+            (w @ w).relu().sum(0).softmax(0)
+        if i % 100 == 0:
+            largest = max(largest, tape.interner.bytes)
+            evictions += tape.interner.counts()[1] < calls
+            calls = tape.interner.counts()[1]
+    assert largest < 2 * LIMIT and evictions >= 2, (largest, evictions)
+    assert all(asked.count(name) <= 1 for name in ("aten::matmul", "aten::relu", "aten::sum", "aten::softmax")), asked
+
+
+def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
+    tape.interner.set_limit(64 << 20)
+    x = torch.ones(4, device=LAZY)
+    most = 0
+    for i in range(260_000):
+        x * (i + 0.25)
+        if i % 1000 == 0:
+            most = max(most, tape.interner.counts()[1])
+    assert 50_000 < most < 250_000, most
+    assert tape.interner.counts()[1] < most and tape.interner.bytes <= 17 << 20
 
 
 def test_S5_calls_in_use_survive_an_eviction() -> None:
