@@ -19,11 +19,13 @@ from mindtorch._ext.context cimport (
     current_location, current_module, current_phase, set_transition_hook,
 )
 from mindtorch._ext.lazy cimport get_tape, handle_of
+from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
 
 import weakref
+from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
     """
@@ -802,10 +804,12 @@ cdef class Collector:
     cdef void mark(self, str kind, uint64_t now) noexcept:
         try:
             self.on_mark(kind, now)
-        except Exception as error:             # a C caller can't raise; the report says that it happened
+        except BaseException as error:         # a C caller can't raise; the report says that it happened
+            if interrupts(error):
+                raise_soon(error)
+                return
             self.failed += 1
-            self.on_mark = ignore
-            self.mark_error = error
+            self.on_mark, self.mark_error = ignore, error
 
 
 def ignore(kind, now):

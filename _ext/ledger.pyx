@@ -13,8 +13,11 @@ from mindtorch._ext.context cimport (
 )
 
 from .intern cimport OpInfo, sig_out_meta
+from .signals cimport interrupts
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .tape cimport Handle, Tape, set_freed_hook
+
+from .signals import raise_soon
 
 cdef extern from *:
     """
@@ -373,7 +376,10 @@ cdef void _mark(str kind) noexcept:
     global on_mark, mark_error
     try:
         on_mark(kind, n_calls)
-    except Exception as error:                 # a C caller can't raise; the report says that it happened
+    except BaseException as error:             # a C caller can't raise; the report says that it happened
+        if interrupts(error):
+            raise_soon(error)
+            return
         on_mark = _ignore
         mark_error = error
 

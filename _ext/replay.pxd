@@ -10,11 +10,17 @@ cdef class Segment:
     """Pending records, in program order, that one materialization runs."""
     cdef readonly Tape tape
     cdef Vec seqs
+    cdef uint32_t* targets            # what was asked for, then what is about to be written; owned. NULL: everything
+    cdef size_t n_targets, n_written
+    cdef uint64_t tail, pending       # of the tape, when the records were looked for
+    cdef bint whole                   # all pending writes to the targets' storages are among them
     cdef size_t done
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
     cdef readonly bint lost_write     # some record failed that should have written into a storage
     cdef readonly bint random         # some record draws from the device's generator
+    cdef int _plan(self) except -1
+    cdef int _claim(self) except -1
     cdef void _finish(self, uint64_t seq, Record* r) noexcept
     cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept
     cdef object _failed_input(self, Record* r, SigS* s)

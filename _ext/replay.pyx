@@ -7,10 +7,11 @@ from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from .intern cimport OpInfo, SigS, sig_key, sig_written
+from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
     SLOT_OVERWRITTEN, SLOT_PENDING, Record, Slot,
@@ -176,6 +177,38 @@ cdef class Segment:
 
     def __dealloc__(self):
         free(self.seqs.data)
+        free(self.targets)
+
+    cdef int _plan(self) except -1:
+        cdef Tape tape = self.tape
+        cdef uint32_t* written = self.targets + self.n_targets if self.targets else NULL
+        cdef size_t k
+        self.tail, self.pending = tape.tail, tape.n_pending
+        self.whole = tape.plan(self.targets, self.n_targets, written, self.n_written, &self.seqs)
+        self.random = False
+        if self.whole and self.targets and not self.seqs.n:
+            tape.unmark_writes(self.targets, self.n_targets)       # they have run, for others that were asked for
+        for k in range(self.seqs.n):
+            if tape.interner.sigs[tape.record(self.seqs.data[k]).sig].flags & SIG_RANDOM:
+                self.random = True
+        return 0
+
+    cdef int _claim(self) except -1:
+        """Take the records from the tape. Not before they run: a signal handler may raise in between.
+
+        If anything was recorded or run since they were looked for, they are looked for again.
+        """
+        cdef Tape tape = self.tape
+        cdef size_t k
+        if self.closed or self.done:
+            return 0
+        if self.tail != tape.tail or self.pending != tape.n_pending:
+            self._plan()
+        if self.whole and self.targets:
+            tape.unmark_writes(self.targets, self.n_targets)
+        for k in range(self.seqs.n):
+            tape.record(self.seqs.data[k]).state = REC_RUNNING
+        return 0
 
     def __len__(self):
         return self.seqs.n
@@ -199,7 +232,8 @@ cdef class Segment:
         observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
         An op that fails leaves everything before it computed, takes what depends on it with it (see _fail), and leaves
         everything else after it pending. So does an interrupt, which takes nothing with it
-        (a signal handler that raises): it gets its chance between ops, and where Python code is called.
+        (a signal handler that raises, whatever it raises): it gets its chance between ops, and where Python code is
+        called.
         """
         cdef Tape tape = self.tape
         cdef Record* r
@@ -215,6 +249,7 @@ cdef class Segment:
         cdef object get_state = generator.get_state, set_state = generator.set_state
         big.data = NULL
         big.n = big.cap = 0
+        self._claim()
         try:
             while self.done < self.seqs.n and not self.closed:
                 PyErr_CheckSignals()
@@ -254,10 +289,12 @@ cdef class Segment:
                     result = _invoke(s, inputs, device)
                     self._store(r, s, result)
                 except MemoryError as e:
-                    if not s.flags & (SIG_WRITES | SIG_RANDOM):
+                    if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
                         raise          # it has had no effect: it stays pending, and runs when there is memory
                     failure = _words(seq, e, on_error)
                 except Exception as e:
+                    if interrupts(e):
+                        raise
                     failure = _words(seq, e, on_error)
                 if failure is not None:
                     self._fail(seq, failure)
@@ -370,9 +407,10 @@ cdef class Segment:
                     value = <object>slot.concrete
                     self._put(outs[k], verify(r.sig, k, value))
                 k += 1
-            except KeyboardInterrupt as e:
-                interrupt = e              # once more: what was promised to the program must be kept
-            except Exception as e:
+            except BaseException as e:
+                if interrupts(e):
+                    interrupt = e          # once more: what was promised to the program must be kept
+                    continue
                 if isinstance(e, MemoryError) and not s.flags & (SIG_WRITES | SIG_RANDOM):
                     self._undo(seq, outs, s)
                     raise
@@ -492,11 +530,14 @@ cdef class Segment:
 
 cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written):
     cdef Segment seg = Segment.__new__(Segment)
-    cdef size_t k
     seg.tape = tape
-    tape.plan(targets, n, written, n_written, &seg.seqs)
-    for k in range(seg.seqs.n):
-        tape.record(seg.seqs.data[k]).state = REC_RUNNING
-        if tape.interner.sigs[tape.record(seg.seqs.data[k]).sig].flags & SIG_RANDOM:
-            seg.random = True
+    if targets:
+        seg.targets = <uint32_t*>malloc((n + n_written + 1) * sizeof(uint32_t))
+        if not seg.targets:
+            raise MemoryError()
+        memcpy(seg.targets, targets, n * sizeof(uint32_t))
+        if n_written:
+            memcpy(seg.targets + n, written, n_written * sizeof(uint32_t))
+        seg.n_targets, seg.n_written = n, n_written
+    seg._plan()
     return seg

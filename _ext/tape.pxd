@@ -73,6 +73,7 @@ cdef class Tape:
     cdef void _drop_side(self, Record* r, SigS* s) noexcept
     cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
                   Vec* out) except -1
+    cdef void unmark_writes(self, const uint32_t* targets, size_t n) noexcept
     cdef int sweep(self) except -1
     cdef void rearm(self) noexcept
     cdef int evict(self) except -1

@@ -513,6 +513,7 @@ cdef class Tape:
 
         `written`: slots whose storage the caller is about to write outside the tape; their pending readers come too.
         With `targets` NULL: everything that a live handle can see.
+        1 when every pending write to a target's storage is among them, else 0.
         """
         cdef size_t k
         cdef uint64_t low = self.tail      # the scan may stop here: nothing needed lies before it
@@ -558,15 +559,17 @@ cdef class Tape:
                         low = min(low, self._earliest(rec_ins(r)[i]))
         finally:
             self._unmark()
-        if low == self.head:
-            # Every pending write to a target's storage is in `out` (whatever does not get to run marks it again).
-            for k in range(n):
-                self.slot(self.slot(targets[k]).root).flags &= ~SLOT_WRITTEN
         for k in range(out.n // 2):
             tmp = out.data[k]
             out.data[k] = out.data[out.n - 1 - k]
             out.data[out.n - 1 - k] = tmp
-        return 0
+        return low == self.head
+
+    cdef void unmark_writes(self, const uint32_t* targets, size_t n) noexcept:
+        """All that is pending and writes to their storages is about to run. What does not get to it marks it again."""
+        cdef size_t k
+        for k in range(n):
+            self.slot(self.slot(targets[k]).root).flags &= ~SLOT_WRITTEN
 
     cdef void mark_writes(self, Record* r, SigS* s) noexcept:
         """Note on the storages that `r` writes, and on the generator, that a write is pending."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -117,8 +116,7 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         args = tuple(
             tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args
         )
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         made = func(*args, device=_CPU if index >= 0 else torch.device("meta"), **kwargs)
         if index < 0:
             if func.__name__ == "tensor":

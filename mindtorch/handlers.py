@@ -13,6 +13,7 @@ from . import intercept, meta, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
+from ._ext.guards import NoGrad
 from .errors import LazyTensorError
 from .lazy_device import is_ours, place_of
 from .meta import as_meta, value_of
@@ -80,7 +81,7 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
     if _core.get_handle(source) is None or not rest:
         return None
     offset, size, *stride = rest
-    with torch.no_grad():
+    with NoGrad():
         return (source.detach().as_strided(size, stride[0] if stride else predict.contiguous(size), offset),)
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import types
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.autograd import forward_ad
 from . import meta, ops
 from ._ext import intern as _intern
 from ._ext import lazy as _core
+from ._ext.signals import by_signal_handler
 from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
@@ -223,8 +223,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
             if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
                 return a
             found = True
-            with ExitStack() as stack:
-                quiet(stack)
+            with quiet():
                 value = a.detach().clone().to(_runtime.device())
             return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
         if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
@@ -274,14 +273,13 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         values = [meta_tensor(_core.get_handle(t)) for t in inputs]
     else:
         values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
-    with ExitStack() as stack:
-        quiet(stack, grad=True)
+    with quiet(grad=True) as inside:
         if index >= 0 and not before and not torch.is_grad_enabled() and multiplies_inside(info.name):
             values = [v.detach().requires_grad_() if t.requires_grad else v
                       for t, v in zip(inputs, values, strict=True)]
-            stack.enter_context(knowing_views())
+            inside.also(knowing_views())
         if info.random and index >= 0:
-            stack.enter_context(_runtime.rng(index))
+            inside.also(_runtime.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
@@ -307,7 +305,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 from error
         except Exception as error:  # noqa: BLE001 - raised below
             failure = error
-            if index < 0 and depends:
+            if index < 0 and depends and not by_signal_handler(error):
                 refuse(info.name)
     if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
         for t in before:

@@ -13,6 +13,7 @@ import torch
 from . import sourceline
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
+from ._ext.guards import NoGrad
 from .errors import NoDataError
 from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, known_device, place_of
 from .predict import extent
@@ -237,7 +238,7 @@ def relocate(t: Any, device: Any) -> Any:
     """
     if knowing is not None and _core.device_index(t) < 0:
         return knowing.move(t, device)
-    with torch.no_grad():
+    with NoGrad():
         where = "meta" if holds_no_data(device) else device if is_ours(device) else known_device(device)
         made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
         if holds_no_data(device):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ._ext import lazy as _core
+from ._ext.guards import NoGrad
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere
 from .meta import MetaTensor
@@ -27,7 +28,7 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
         for child in module.children():
             child._apply(fn)
     crossing: list[tuple[str, Any, torch.Tensor]] = []
-    with torch.no_grad():
+    with NoGrad():
         for key, param in module._parameters.items():
             if param is None:
                 continue
@@ -47,7 +48,7 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
         grad = param.grad
         if grad is not None:
             param.grad = None
-            with torch.no_grad():
+            with NoGrad():
                 grad = fn(grad)
         _exchange(module._parameters, key, param, moved)
         if grad is not None:
@@ -91,7 +92,7 @@ def _twin(source: torch.Tensor, parameter: bool, requires_grad: bool) -> Any:
 
 
 def _lazy_twin(lazy: torch.Tensor, cls: Any, requires_grad: bool) -> Any:
-    with torch.no_grad():
+    with NoGrad():
         fresh = cls._make_wrapper_subclass(
             cls, lazy.shape, lazy.stride(), lazy.storage_offset(), None, lazy.dtype
         )

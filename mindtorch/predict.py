@@ -10,15 +10,17 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
 
 from . import ops
+from ._ext import guards as _guards
 from ._ext import lazy as _core
 from ._ext import shapes as _shapes
+from ._ext.signals import by_signal_handler
 from .errors import UnsupportedOperationError
 from .lazy_device import device_at
 from .ops import conv_layout
@@ -170,8 +172,7 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
     if eager_row:
         return None  # torch's own prediction is known to be wrong
-    with ExitStack() as stack:
-        quiet(stack)
+    with quiet():
         metas = [meta_tensor(_core.get_handle(t)) for t in inputs]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
         holes = iter(metas)
@@ -182,6 +183,8 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
         try:
             out = info.call(*margs, **mkwargs)
         except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
+            if by_signal_handler(error):
+                raise
             log.debug("%s: no meta inference: %s", info.name, error)
             return None
         if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
@@ -252,8 +255,7 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
         return not asked
     error: Exception | None = None
     for integer in (0, 1):  # indices may have to be 0, divisors must not be
-        with ExitStack() as stack:
-            quiet(stack, grad=True)
+        with quiet(grad=True):
             values = []
             for t, (dtype, size, stride, _offset, _device) in zip(inputs, metas, strict=True):
                 value = torch.empty_strided(size, stride or contiguous(size), dtype=dtype)
@@ -271,6 +273,8 @@ def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spe
             except torch.linalg.LinAlgError:
                 return not asked  # about these values, not about the call
             except _TORCH_ERRORS as e:
+                if by_signal_handler(e):
+                    raise
                 error = e
             finally:
                 if state is not None:
@@ -453,33 +457,9 @@ def check_movable(t: torch.Tensor, kind: str) -> None:
         raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
 
 
-def quiet(stack: ExitStack, grad: bool = False) -> None:
-    """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
-
-    ``grad``: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
-    """
-    stack.enter_context(torch._C.DisableTorchFunction())
-    if torch._C._len_torch_dispatch_stack():
-        stack.enter_context(_python_dispatch._disable_current_modes())
-    if torch._C._is_any_autocast_enabled():
-        stack.enter_context(torch._C._DisableAutocast())
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        stack.enter_context(torch._C._DisableFuncTorch())
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))  # which turns grad mode on
-        grad = False
-    if _excluded(_BITS[0]):
-        # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
-        for key in _BITS:
-            _set_excluded(key, False)
-            stack.callback(_set_excluded, key, True)
-    if not grad:
-        stack.enter_context(torch.no_grad())
-
-
-_excluded, _set_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded, \
-    torch._C._dispatch_tls_set_dispatch_key_excluded
-_BITS = (torch._C.DispatchKey.Negative, torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.ZeroTensor)
+#: ``with quiet():`` torch code of our own; see there.
+quiet = _guards.Quiet
+_guards.init(torch, _python_dispatch._disable_current_modes)
 
 
 def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from ._ext import intercept as _intercept
 from ._ext import lazy as _core
+from ._ext.guards import NoGrad
 from .errors import LazyTensorError
 from .lazy_device import device_at
 from .metadata import TensorMetadata
@@ -38,7 +39,7 @@ class Copied:
                 "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
                 "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
             )
-        with torch.no_grad():
+        with NoGrad():
             copied = self._copied(memo)
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
@@ -75,7 +76,7 @@ def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
         suffixes.append(f"grad_fn=<{type(t.grad_fn).__name__}>")
     elif t.requires_grad:
         suffixes.append("requires_grad=True")
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch._C.DisableTorchFunction(), NoGrad():
         text = torch._tensor_str._tensor_str(value.cpu(), len("tensor(")) if value.numel() else "[]"
         whole = torch._tensor_str._add_suffixes("tensor(" + text, suffixes, len("tensor("), force_newline=False)
     return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole

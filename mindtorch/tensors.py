@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
+from ._ext.guards import NoGrad
 from .errors import LazyTensorError, MaterializationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .recorded import RecordedMeta, RecordedTensor, formatted
@@ -302,7 +302,7 @@ class _Runtime:
 def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
     """The value as a plain CPU tensor that shares nothing with the engine's."""
     value = materialize([t], reason)[0]
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch._C.DisableTorchFunction(), NoGrad():
         out = value.to("cpu")
         return out.clone() if out is value else out
 
@@ -351,8 +351,7 @@ def _upload(t: torch.Tensor, index: int) -> Any:
     in_use()
     on_device()
     predict.check_movable(t, DEVICE_TYPE)
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         value = t.detach().to(executor().device, copy=True)
     return _core.hold(value, index, None, torch.is_grad_enabled())
 

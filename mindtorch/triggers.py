@@ -7,6 +7,7 @@ from typing import Any
 
 from ._ext import context as _context
 from ._ext import lazy as _core
+from ._ext.signals import by_signal_handler
 from .errors import MaterializationError
 
 MAX_PLACES = 1000  # distinct places in the program that are told apart
@@ -26,6 +27,8 @@ def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
     except MaterializationError:
         raise
     except Exception as error:
+        if by_signal_handler(error):
+            raise
         if segment.next is None:
             raise MaterializationError(f"{type(error).__name__}: {error}") from error
         raise failure(tape, segment.next, error) from error

@@ -12,7 +12,7 @@ counted and listed (``assumed()``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -23,6 +23,7 @@ from .._ext import hooks as _hooks
 from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from .._ext import ledger as _ledger
+from .._ext.signals import by_signal_handler
 from ..errors import NoDataError
 from ..intercept import data_dependent
 from ..lazy_device import device_at, place_of
@@ -72,8 +73,7 @@ def knowing(assume: float = 0) -> Iterator[None]:
 def read(t: torch.Tensor, what: str) -> torch.Tensor:
     """A plain tensor with the value of ``t``, on the memory that is kept for it; or full of the assumption."""
     handle = _core.get_handle(t)
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         value = _core.kept(handle)
         if value is None:
             size = _core.meta_of(handle)[1]
@@ -85,8 +85,7 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
 
 def contents(t: torch.Tensor) -> str:
     """What repr() shows of the values."""
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         value = _core.kept(_core.get_handle(t))
         return "..." if value is None else torch._tensor_str._tensor_str(value, len("tensor("))
 
@@ -104,8 +103,7 @@ def adopt(t: torch.Tensor, place: int, computed: bool = False, no_grad: bool | N
         return made
     if not little(t.dtype, t.numel()) or not (computed or handle is not None or not t.dtype.is_floating_point):
         return made
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         value = t.detach() if handle is None else _core.kept(handle)
         if value is not None:
             value = value if computed else _with_storage(value)
@@ -137,8 +135,7 @@ def move(t: torch.Tensor, device: Any) -> Any:
 
 
 def _moved(t: torch.Tensor, place: int) -> Any:
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         value = _core.kept(_core.get_handle(t))
         if value is not None:
@@ -165,8 +162,7 @@ class _Move(torch.autograd.Function):
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place: int, from_data: bool) -> Any:
     """What a creation call makes that cannot be recorded (data, a generator), if its values can be kept; else None."""
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         if from_data:
             data = args[0] if args else None
             numel = data.numel() if isinstance(data, torch.Tensor) else getattr(data, "size", 0)
@@ -193,8 +189,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
 def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     """Compute what call ``call`` gives, on the real values of its inputs; see intercept.set_evaluator."""
     if _surrounded():
-        with ExitStack() as stack:
-            predict.quiet(stack, grad=True)
+        with predict.quiet(grad=True):
             _compute(call, info, template, inputs, results)
     else:
         with torch._C.DisableTorchFunction():
@@ -221,6 +216,8 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     try:
         out = info.call(*args, **kwargs)
     except Exception as error:
+        if by_signal_handler(error):
+            raise
         no_kernel = isinstance(error, NotImplementedError) or "not implemented for" in str(error)
         if made is not None or no_kernel:
             _lose(call, info, inputs)
@@ -366,21 +363,22 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
             out = without_data(info, args, kwargs)
             return _with_workspace(args, out) if info.name == "aten::mkldnn_rnn_layer" else out
         except (RuntimeError, NotImplementedError) as error:
+            if by_signal_handler(error):
+                raise
             refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
     elements = sum(t.numel() for t in missing)
     if elements > assumptions.MOST_ASSUMED:
         if refused is None or isinstance(refused, NoDataError):
             raise assumptions.too_large(info.name, elements)
         raise refused
-    with ExitStack() as stack:
-        predict.quiet(stack)
+    with predict.quiet():
         values = [
             assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)
         ]
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
-    except (RuntimeError, NotImplementedError):
-        if refused is not None:
+    except (RuntimeError, NotImplementedError) as error:
+        if refused is not None and not by_signal_handler(error):
             raise refused from None
         raise
 
@@ -401,8 +399,7 @@ def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: 
     place = _core.device_index(inputs[0])
     shapes = [(v.shape, v.stride()) for v in values]
     holes = iter(values)
-    with ExitStack() as stack:
-        predict.quiet(stack, grad=True)
+    with predict.quiet(grad=True):
         cargs = tuple(concrete(a, holes, _CPU) for a in args)
         ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
         if "device" in ckwargs:

@@ -6,14 +6,14 @@ special care: the replay happens in program order on real, aliased storage, belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import triggers
 from .._ext import lazy as _core
+from .._ext.guards import Drawing
 from ..errors import MaterializationError, UsageError
 from ..predict import contiguous, quiet
 from ..tensors import tape
@@ -61,33 +61,20 @@ class LocalExecutor(Executor):
             return torch.cuda.default_generators[self.device.index or 0]
         return torch.default_generator
 
-    @contextmanager
-    def rng(self, index: int) -> Iterator[None]:
+    def rng(self, index: int) -> Drawing:
         """Swap the lazy device's generator state in for torch's default one, and back. Calls for one index nest."""
-        if index in self._swapped_in:
-            yield
-            return
-        generator = self._default_generator()
-        outside = generator.get_state()
-        generator.set_state(self._states[index])
-        self._swapped_in.add(index)
-        try:
-            yield
-        finally:
-            self._swapped_in.remove(index)
-            self._states[index] = generator.get_state()
-            generator.set_state(outside)
+        return Drawing(self._default_generator(), self._states, index, self._swapped_in)
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         kept = {index: self._states[index] for index in besides}
-        self._states = _States(self.device, seed)
+        self._states.clear()  # the same dictionary: a block that is open draws from it
+        self._states.seed = seed
         self._states.update(kept)
 
     # ---- the four verbs ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
                outputs: Sequence[int] | None = None) -> None:
-        with ExitStack() as stack:
-            quiet(stack)
+        with quiet():
             segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, self._default_generator(),
                         self._states, _op_observer)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -68,8 +67,7 @@ def _numbers(data: Any) -> Any:
 
 def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> NpuTensor:
     name = func.__name__
-    with ExitStack() as stack:
-        quiet(stack)
+    with quiet() as inside:
         if name in _UNINITIALIZED or name.startswith("zeros"):
             shape = func(*_stand_ins(args, name.endswith("_like")), device=_META, **kwargs)
             if shape.layout is torch.strided:
@@ -78,7 +76,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                     block = block_of(made)
                     _blocks.fill(block, 0, 0, block.nbytes)
                 return made
-        stack.enter_context(drawing(index))
+        inside.also(drawing(index))
         plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)
         if plain.layout is not torch.strided or plain.is_quantized:
             raise UnsupportedOperationError(f"[{name}] npu holds dense strided tensors, asked for {plain.layout}")

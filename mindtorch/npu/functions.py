@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import intercept, mixing, ops
+from .._ext.guards import NoGrad
 from ..errors import LazyTensorError
 from ..handlers import refuse_pinning
 from ..meta import MetaTensor
@@ -145,7 +146,7 @@ def _element_wise(name: str) -> Callable[[tuple, dict], Any]:
         target, *others = args
         host = move(target.detach(), "cpu")
         method(host, *(move(a, "cpu") if is_npu(a) else a for a in others), **kwargs)
-        with torch.no_grad():
+        with NoGrad():
             target.copy_(host)
         return target
 

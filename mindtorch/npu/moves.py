@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from .. import tensors
 from .._ext import blocks as _blocks
 from .._ext import pool
+from .._ext.guards import NoGrad
 from ..devices import device as mindtorch_device
 from ..handlers import refuse_pinning
 from ..lazy_device import dataless_everywhere, is_ours
@@ -62,7 +62,7 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
-    with torch.no_grad():
+    with NoGrad():
         if not is_npu(t):
             return upload(t.detach(), index_of(device), non_blocking)
         if names_npu(device):
@@ -81,8 +81,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
     if isinstance(t, tensors.LazyTensor):
         t = t.cpu()
     check_movable(t, "npu")
-    with ExitStack() as stack:
-        quiet(stack)
+    with quiet():
         if t._is_zerotensor():  # autograd's zeros, without memory
             t = t.clone()
         host = t.detach().to("cpu").resolve_conj().resolve_neg()
@@ -99,8 +98,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
 
 def download(t: NpuTensor) -> torch.Tensor:
     """A copy of an NPU tensor in host memory, with the strides torch's ``.to()`` gives; waits for it."""
-    with ExitStack() as stack:
-        quiet(stack)
+    with quiet():
         first, length = span(t)
         storage = torch.UntypedStorage(length)
         if length:

@@ -11,7 +11,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,8 +239,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         for t in tensors_in(named.get(key)):
             if is_npu(t):
                 stage.writes(t)
-    with ExitStack() as stack:
-        quiet(stack, grad=True)
+    with quiet(grad=True) as inside:
         if op.blind:
             first = mine[0]
             stage.stand_in(first, torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=_CPU))
@@ -251,9 +249,9 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
             host_kwargs["device"] = _CPU
         if not torch.is_grad_enabled() and multiplies_inside(op.base):
             stage.mark_parameters()
-            stack.enter_context(knowing_views())
+            inside.also(knowing_views())
         if op.random and kwargs.get("generator") is None:
-            stack.enter_context(drawing(stage.device))
+            inside.also(drawing(stage.device))
         try:
             out = op.func(*host_args, **host_kwargs)
         finally:

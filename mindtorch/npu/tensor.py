@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._ext import blocks as _blocks
+from .._ext.guards import NoGrad
 from ..devices import device as mindtorch_device
 from ..errors import LazyTensorError
 from ..predict import extent
@@ -129,7 +130,7 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
 
     def _copied(self, memo: dict) -> Any:
         """A copy of the tensor and of all its storage, one per memo, as torch's deepcopy makes."""
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction(), NoGrad():
             storage = _torch_storage(self)
             key = ("mindtorch npu storage", storage._cdata)
             if key not in memo:
@@ -185,7 +186,7 @@ def view_of(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: in
             bits: int = 0) -> NpuTensor:
     """A tensor of other sizes, strides, dtype and lazy bits (see `view_bits`) on the storage of ``t``."""
     aten = torch.ops.aten
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), NoGrad():
         out: Any = t
         if t.dtype is not dtype:
             whole = _torch_storage(t).nbytes()

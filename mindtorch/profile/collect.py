@@ -9,7 +9,6 @@ tell, it says so in a warning.
 
 from __future__ import annotations
 
-import _thread
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mindtorch import ops, semantics, tensors
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, Op, now_ns
+from mindtorch._ext.signals import raise_soon
 from mindtorch._ext.timeline import Timeline
 from mindtorch.children import ChildWatch
 from mindtorch.errors import LazyTensorError
@@ -229,8 +229,8 @@ class Profiler(Run):
             tensors.flush("profile")
         except LazyTensorError as error:
             log.debug("the program's own read will raise: %s", error)
-        except KeyboardInterrupt:  # the caller is compiled and can't raise: have it come again right after
-            _thread.interrupt_main()
+        except BaseException as error:  # noqa: BLE001 - the caller is compiled and can't raise: it comes right after
+            raise_soon(error)
         return now_ns()
 
     def _on_mark(self, kind: str, now: int) -> None:

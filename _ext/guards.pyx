@@ -1,0 +1,140 @@
+"""Context managers that a signal handler cannot split: what they change is put back, wherever a handler raises.
+
+A handler runs between two steps of Python code, so in the middle of a context manager that is written in Python, or of
+an ExitStack: grad mode would stay off, or a generator would keep the numbers of another. Entering and leaving these
+takes no step of Python code.
+"""
+cdef object set_grad_enabled, grad_enabled, DisableTorchFunction, dispatch_stack, disable_modes, any_autocast
+cdef object DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
+cdef tuple lazy_keys = ()
+
+
+def init(torch, disable_current_modes):
+    """Hand in torch, and what turns its dispatch modes off. Called once."""
+    global set_grad_enabled, grad_enabled, DisableTorchFunction, dispatch_stack, disable_modes, any_autocast
+    global DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
+    global lazy_keys
+    c = torch._C
+    set_grad_enabled, grad_enabled = c._set_grad_enabled, torch.is_grad_enabled
+    DisableTorchFunction = c.DisableTorchFunction
+    DisableAutocast, DisableFuncTorch = c._DisableAutocast, c._DisableFuncTorch
+    dispatch_stack, any_autocast = c._len_torch_dispatch_stack, c._is_any_autocast_enabled
+    functorch_stack = c._functorch.peek_interpreter_stack
+    inference_enabled, InferenceMode = torch.is_inference_mode_enabled, c._InferenceMode
+    excluded, set_excluded = c._dispatch_tls_is_dispatch_key_excluded, c._dispatch_tls_set_dispatch_key_excluded
+    disable_modes = disable_current_modes
+    lazy_keys = (c.DispatchKey.Negative, c.DispatchKey.Conjugate, c.DispatchKey.ZeroTensor)
+
+
+cdef class NoGrad:
+    """torch.no_grad()."""
+    cdef bint before
+
+    def __enter__(self):
+        self.before = grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, kind, error, traceback):
+        set_grad_enabled(self.before)
+
+
+cdef class Quiet:
+    """Run torch code of our own: no modes of the user, no autocast, no functorch, normal tensors.
+
+    `grad`: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
+    """
+    cdef bint grad
+    cdef list entered
+
+    def __init__(self, bint grad=False):
+        self.grad = grad
+
+    def __enter__(self):
+        cdef bint grad = self.grad
+        self.entered = []
+        try:
+            self._enter(DisableTorchFunction())
+            if dispatch_stack():
+                self._enter(disable_modes())
+            if any_autocast():
+                self._enter(DisableAutocast())
+            if functorch_stack() is not None:
+                self._enter(DisableFuncTorch())
+            if inference_enabled():
+                self._enter(InferenceMode(False))      # which turns grad mode on
+                grad = False
+            if excluded(lazy_keys[0]):
+                # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
+                self._enter(_LazyBits())
+            if not grad:
+                self._enter(NoGrad())
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def also(self, guard):
+        """Enter one more, which is left with the block."""
+        self._enter(guard)
+
+    cdef int _enter(self, object guard) except -1:
+        guard.__enter__()
+        self.entered.append(guard)
+        return 0
+
+    def __exit__(self, kind, error, traceback):
+        self._leave()
+
+    cdef int _leave(self) except -1:
+        cdef list entered = self.entered
+        while entered:
+            try:
+                entered.pop().__exit__(None, None, None)
+            except BaseException:
+                self._leave()              # the modes of the user are turned on again in Python code
+                raise
+        return 0
+
+
+cdef class _LazyBits:
+    def __enter__(self):
+        for key in lazy_keys:
+            set_excluded(key, False)
+
+    def __exit__(self, kind, error, traceback):
+        for key in lazy_keys:
+            set_excluded(key, True)
+
+
+cdef class Drawing:
+    """`generator` draws what device `index` draws next: its state, `states[index]`, is swapped in, and back.
+
+    Blocks for one index nest; `swapped_in` is the set of those that are open.
+    """
+    cdef object generator, states, index, outside
+    cdef set swapped_in
+
+    def __init__(self, generator, states, index, set swapped_in):
+        self.generator = generator
+        self.states = states
+        self.index = index
+        self.swapped_in = swapped_in
+
+    def __enter__(self):
+        if self.index in self.swapped_in:
+            return
+        state = self.states[self.index]        # may be made now, in Python code: nothing has changed yet
+        outside = self.generator.get_state()
+        self.generator.set_state(state)
+        self.outside = outside
+        self.swapped_in.add(self.index)
+
+    def __exit__(self, kind, error, traceback):
+        if self.outside is None:
+            return
+        self.swapped_in.discard(self.index)
+        try:
+            self.states[self.index] = self.generator.get_state()
+        finally:
+            self.generator.set_state(self.outside)
+            self.outside = None

@@ -1,0 +1,1 @@
+cdef bint interrupts(object error) except -1

@@ -1,0 +1,58 @@
+"""Exceptions that the program's own signal handlers raise while the engine is at work: they are the program's."""
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) noexcept
+    void PyErr_SetObject(PyObject* kind, PyObject* value) noexcept
+
+cdef enum:
+    CO_VARARGS = 4
+
+
+def by_signal_handler(BaseException error):
+    """Was this raised in a signal handler, or by what one called?
+
+    A handler is told which frame it interrupted, and that is the frame below its own: nothing else is called like that.
+    """
+    cdef object link = error.__traceback__, frame, code, known, value
+    cdef Py_ssize_t n
+    while link is not None:
+        frame = link.tb_frame
+        if frame.f_back is not None:
+            code = frame.f_code
+            known = frame.f_locals
+            n = code.co_argcount
+            for name in code.co_varnames[:n]:
+                if known.get(name) is frame.f_back:
+                    return True
+            if code.co_flags & CO_VARARGS:
+                n += code.co_kwonlyargcount
+                for value in known.get(code.co_varnames[n], ()):
+                    if value is frame.f_back:
+                        return True
+        link = link.tb_next
+    return False
+
+
+cdef bint interrupts(object error) except -1:
+    """Does this, caught in the engine's work, have nothing to do with that work?"""
+    return not isinstance(error, Exception) or by_signal_handler(error)
+
+
+cdef int _raise(void* error) noexcept:
+    cdef object held = <object><PyObject*>error
+    cdef object kind = type(held)
+    PyErr_SetObject(<PyObject*>kind, <PyObject*>error)
+    Py_DECREF(held)
+    return -1
+
+
+def raise_soon(BaseException error):
+    """Raise this in the main thread, where signal handlers run, as soon as that is back in Python code.
+
+    For callers that can't raise: what was interrupted by a signal is interrupted a moment later.
+    """
+    Py_INCREF(error)
+    if Py_AddPendingCall(_raise, <void*><PyObject*>error):
+        Py_DECREF(error)
+        raise RuntimeError("[raise_soon] the interpreter takes no more calls") from error
