@@ -1,7 +1,8 @@
 """Gradient formulas that torch chooses by the kind of tensor they get.
 
-Some of torch's C++ formulas (cumprod, prod, masked_fill, ormqr) compute in another way when handed a tensor subclass:
-right, but with other last bits or strides than eager. Their backward step runs on computed, plain tensors instead.
+Some of torch's C++ formulas (cumprod, prod, masked_fill, ormqr, max of all elements) compute in another way when handed
+a tensor subclass: right, but with other last bits or strides than eager. Their backward step runs on computed, plain
+tensors instead.
 """
 
 from __future__ import annotations

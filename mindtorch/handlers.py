@@ -272,12 +272,22 @@ def _set_item(args: tuple, kwargs: dict) -> Any:
 
 
 def _one_hot(args: tuple, kwargs: dict) -> Any:
-    # As above: C++ makes the zeros. (Where nothing is known, torch's own way has the sizes right.)
+    # Of tensor subclasses C++ compares the indices with all classes, which gives the layout of the indices; as above,
+    # it makes the zeros itself. (Where nothing is known, torch's own way has the sizes right.)
     index = args[0]
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    if meta.knowing is None or not _without_data(index) or index.dtype is not torch.int64:
+    if _core.get_handle(index) is None or index.dtype is not torch.int64:
         return NotImplemented
-    if index.numel():
+    if not _without_data(index):
+        if classes == 0 or classes < -1 or not index.numel():
+            return NotImplemented
+        if classes == -1:
+            if index.min() < 0:
+                raise RuntimeError("Class values must be non-negative.")
+            classes = int(index.max()) + 1
+    elif meta.knowing is None:
+        return NotImplemented
+    elif index.numel():
         if _core.is_kept(index._handle) and index.min() < 0:
             raise RuntimeError("Class values must be non-negative.")
         if classes < 0:

@@ -57,6 +57,8 @@ _NEVER_WHOLE = frozenset({
 })
 #: What copies its input, or views it, or gives it back, as the arguments and its strides have it.
 _MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::type_as"})
+#: Reductions of which only those without a dimension have another gradient formula for tensor subclasses.
+_OF_ALL = frozenset({"aten::max", "aten::min", "aten::median", "aten::nanmedian"})
 _ATTENTION = "aten::scaled_dot_product_attention"
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
@@ -90,12 +92,12 @@ def describe(func: Any, dispatch: bool) -> Any:
                           copies=plain_name in _MAY_COPY and not dispatch)
     if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
-    if info.writes and (row := ops.row(plain_name)) is not None and row.values_backward:
-        info.kind, info.handler = _intern.HANDLER, functools.partial(_in_place, info)
+    if kind == _intern.PASS and (row := ops.row(plain_name)) is not None and row.values_backward:
+        info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
 
 
-def _in_place(info: Any, args: tuple, kwargs: dict) -> Any:
+def _checked(info: Any, args: tuple, kwargs: dict) -> Any:
     mixed_devices(info, args, kwargs)
     return _with_values_backward(info, args, kwargs)
 
@@ -345,8 +347,11 @@ def _alone() -> bool:
 def _with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
     if not _alone() or "out" in kwargs or (info.writes == (0,) and args[0]._is_view()):
         return NotImplemented
-    # Of masked_fill, only the gradient for the value has another formula.
-    asked = (args[2:], kwargs.get("value")) if info.name.startswith("aten::masked_fill") else (args, *kwargs.values())
+    asked: Any = (args, *kwargs.values())
+    if info.name.startswith("aten::masked_fill"):
+        asked = (args[2:], kwargs.get("value"))  # only the gradient for the value has another formula
+    elif info.name in _OF_ALL and len(asked) + len(args) > 2:
+        return NotImplemented  # only those over all elements have
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
         return NotImplemented
 

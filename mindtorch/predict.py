@@ -1,33 +1,49 @@
 """What a call will give: sizes, dtype, strides and aliasing of its results, before it runs.
 
-Asked once per distinct call. The extension's own shape rules first, torch's meta kernels next; small calls are also
-tried on the kernel itself, which refuses some things that meta functions let through.
+Asked once per distinct call. The extension's own shape rules first, torch's meta kernels next, put right where the
+kernels are known to lay results out otherwise; then the call is tried on the kernel itself, large ones on a small copy
+(trial): it refuses some things that meta functions let through.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
-from . import ops
-from ._ext import guards as _guards
+from . import ops, trial
 from ._ext import lazy as _core
 from ._ext import shapes as _shapes
 from ._ext.signals import by_signal_handler
+from .arguments import (
+    collect,
+    concrete,
+    contiguous,
+    extent,
+    lazy_in,
+    meta_like,
+    meta_tensor,
+    on_meta,
+    overlapping,
+    quiet,
+    same_device,
+    tensors_in,
+)
 from .errors import UnsupportedOperationError
 from .lazy_device import device_at
-from .ops import conv_layout
+from .ops.layouts import REFUSED, laid_out
+
+__all__ = [
+    "RULES", "check_movable", "collect", "concrete", "contiguous", "decompose", "extent", "forget", "infer",
+    "knowing_views", "lazy_in", "meta_like", "meta_tensor", "multiplies_inside", "quiet", "same_device", "taken_apart",
+    "tensors_in", "wrapped",
+]  # fmt: skip
 
 log = logging.getLogger("mindtorch.predict")
 SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND, SIG_FOLDS = 2, 4, 8, 64, 128, 128  # as in _ext/structs.pxd
-_CPU = torch.device("cpu")
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 _shapes.init(torch)
@@ -125,6 +141,7 @@ _MOST_REMEMBERED = 4096
 def forget() -> None:
     """Predict afresh from now on (something that results depend on has changed)."""
     _same_but_floats.clear()
+    trial.forget()
 
 
 def _without_floats(a: Any, shown: list[Any]) -> bool:
@@ -147,7 +164,7 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
     """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
 
     outputs: one (dtype, size, stride or None if contiguous, storage offset, device index[, bits]) per fresh tensor.
-    check: ask the kernel itself about small calls (see _probe).
+    check: ask the kernel itself, too (see trial).
     alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
     """
     if info.name == "genie::manual_seed":
@@ -160,24 +177,42 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
         collect(a, key in info.writes, inputs, written)
     if kwargs.get("generator") is not None:
         return None
-    place = device if device is not None else _core.device_index(inputs[0]) if inputs else 0
-    if place < 0:
-        check = False  # no kernel will run
-        if info.name == "aten::index" and any(_core.meta_of(_core.get_handle(t))[0] is torch.bool for t in inputs[1:]):
-            return None  # as many as are true
+    facts = [(*_core.meta_of(h), _core.view_bits(h)) for h in map(_core.get_handle, inputs)]
+
+    def predicted(args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
+        return _predicted(info, args, kwargs, facts, bytes(written), dispatch, device)
+
+    spec = predicted(args, kwargs, facts)
+    place = device if device is not None else facts[0][4] if facts else 0
+    if spec is None or info.view or not check or place < 0 or (device is not None and not info.random):
+        return spec
+    return spec if trial.passes(info, args, kwargs, facts, spec, predicted) else None
+
+
+def _predicted(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool,
+               device: int | None) -> Any:
+    """What the call would return (see _infer) if our tensors among the arguments were as these facts say.
+
+    facts: for each of them (dtype, size, stride or None if contiguous, storage offset, device index, bits).
+    """
+    place = device if device is not None else facts[0][4] if facts else 0
+    if place < 0 and info.name == "aten::index" and any(f[0] is torch.bool for f in facts[1:]):
+        return None  # as many as are true
+    if place >= 0 and any(w and overlapping(f[1], f[2]) for f, w in zip(facts, written, strict=True)):
+        return None  # nearly every kernel refuses to write where elements share memory
     eager_row = place >= 0 and (row := ops.row(info.name)) is not None and row.eager
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
-        spec = _infer_by_rule(info, args, kwargs, inputs, written, dispatch)
+        spec = _by_rule(info, args, kwargs, facts, written, dispatch)
         if spec is not None:
-            return spec if not check or _probe(info, args, kwargs, inputs, spec) else None
+            return spec
     if eager_row:
         return None  # torch's own prediction is known to be wrong
     with quiet():
-        metas = [meta_tensor(_core.get_handle(t)) for t in inputs]
+        metas = [meta_like(f[:5], f[5]) for f in facts]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
         holes = iter(metas)
-        margs = tuple(_replace(a, holes) for a in args)
-        mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
+        margs = tuple(on_meta(a, holes) for a in args)
+        mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
         if device is not None:
             mkwargs["device"] = torch.device("meta")
         try:
@@ -191,15 +226,14 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
             return None
         if place >= 0:
             out = _asked_for(info, out, args)
-        if info.name.startswith("aten::conv") and device_at(place).type != "meta":
-            out = conv_layout.laid_out(info.name, out, margs, mkwargs)
+        if device_at(place).type != "meta":
+            out = laid_out(info.name, out, margs, mkwargs)
+            if out is REFUSED:
+                return None
         spec = _spec(info, out, metas, written, dispatch, place)
-    if spec is None or info.view or not check or (device is not None and not info.random):
-        if info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(
-            *_core.meta_of(_core.get_handle(inputs[0]))[1:4]):
-            return None  # whether the storage goes on there is not known here
-        return spec
-    return spec if _probe(info, args, kwargs, inputs, spec) else None
+    if spec is not None and info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(*facts[0][1:4]):
+        return None  # whether the storage goes on there is not known here
+    return spec
 
 
 def _asked_for(info: Any, out: Any, args: tuple) -> Any:
@@ -214,114 +248,27 @@ def _asked_for(info: Any, out: Any, args: tuple) -> Any:
     return tuple(o if wanted else None for o, wanted in zip(out, args[at], strict=True)) if at < len(args) else out
 
 
-def _infer_by_rule(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], written: bytearray,
-                   dispatch: bool) -> Any:
+def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool) -> Any:
     """The result by the extension's own shape rules, if the op's family has one."""
-    if any(_core.view_bits(_core.get_handle(t)) for t in inputs):
+    if any(f[5] for f in facts):
         return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
-    metas = [_shapes.Meta(tuple(m[1]), m[2] if m[2] is not None else contiguous(m[1]), m[0]) for m in
-             (_core.meta_of(_core.get_handle(t)) for t in inputs)]
+    metas = [_shapes.Meta(tuple(f[1]), f[2] if f[2] is not None else contiguous(f[1]), f[0]) for f in facts]
     holes = iter(metas)
-    margs = tuple(_replace(a, holes) for a in args)
-    mkwargs = {k: _replace(a, holes) for k, a in kwargs.items()}
+    margs = tuple(on_meta(a, holes) for a in args)
+    mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
     result = _shapes.infer(info.name, margs, mkwargs)
     if result is None:
         return None
-    device = _core.device_index(inputs[0]) if inputs else 0
+    device = facts[0][4] if facts else 0
     outs = [(dtype, torch.Size(shape), None if stride == contiguous(shape) else stride, 0, device)
             for shape, stride, dtype in result]
     single = len(outs) == 1
     kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
-    return outs, [-1] * len(outs), None if single else (kind, *range(len(outs))), bytes(written), (
+    return outs, [-1] * len(outs), None if single else (kind, *range(len(outs))), written, (
         SIG_WRITES if any(written) else 0)
 
 
-_PROBE_ELEMENTS = 1 << 14  # up to this size every distinct call is tried
-_MOST_ELEMENTS = 1 << 18  # … and those of ops marked `probe`; larger ones run at once rather than twice
-
-
-def _probe(info: Any, args: tuple, kwargs: dict, inputs: list[torch.Tensor], spec: Any) -> bool:
-    """Would the kernel itself take this call, and give what was predicted? Asked once per distinct small call.
-
-    Kernels refuse dtypes and arguments that meta functions let through, and a few lay their result out otherwise.
-    Refused here means: run it eagerly, so that torch's own error comes at the call (SPEC L9).
-    """
-    asked = (row := ops.row(info.name)) is not None and row.probe
-    metas = [_core.meta_of(_core.get_handle(t)) for t in inputs]
-    if info.name == "aten::index":
-        asked = not all(_descending(m) for m in metas)  # else torch's prediction of its strides is the kernel's
-    elements = sum(m[1].numel() for m in metas) + sum(o[1].numel() for o in spec[0])
-    if elements > (_MOST_ELEMENTS if asked else _PROBE_ELEMENTS):
-        return not asked
-    error: Exception | None = None
-    for integer in (0, 1):  # indices may have to be 0, divisors must not be
-        with quiet(grad=True):
-            values = []
-            for t, (dtype, size, stride, _offset, _device) in zip(inputs, metas, strict=True):
-                value = torch.empty_strided(size, stride or contiguous(size), dtype=dtype)
-                value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5)
-                values.append(_core.set_view_bits(value, _core.view_bits(_core.get_handle(t))))
-            holes = iter(values)
-            cargs = tuple(concrete(a, holes, _CPU) for a in args)
-            ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
-            state = torch.default_generator.get_state() if info.random else None
-            before = [(v.shape, v.stride(), v.is_conj()) for v in values]
-            try:
-                out = info.call(*cargs, **ckwargs)
-                after = [(v.shape, v.stride(), v.is_conj()) for v in values]  # out= may be resized, or conjugated
-                return _as_predicted(out, spec, asked) and after == before
-            except torch.linalg.LinAlgError:
-                return not asked  # about these values, not about the call
-            except _TORCH_ERRORS as e:
-                if by_signal_handler(e):
-                    raise
-                error = e
-            finally:
-                if state is not None:
-                    torch.default_generator.set_state(state)
-    log.debug("%s: the kernel refuses the call: %s", info.name, error)
-    return False
-
-
-def _as_predicted(out: Any, spec: Any, asked: bool) -> bool:
-    """Has the kernel's result the predicted sizes (`asked`: or any)? Its strides replace the predicted ones."""
-    items = out if isinstance(out, (tuple, list)) else (out,)
-    ret = spec[2]
-    for position, item in enumerate(items):
-        code = 0 if ret is None else ret[position + 1] if position + 1 < len(ret) else None
-        if code is None or code < 0:
-            continue
-        dtype, size, _stride, offset, device, *_bits = spec[0][code]
-        if not isinstance(item, torch.Tensor) or item.dtype is not dtype or (item.shape != size and not asked):
-            return False
-        spec[0][code] = (dtype, item.shape, _core.canonical(item.shape, item.stride()), offset, device,
-                         _core.view_bits(item))
-    return True
-
-
-def _descending(meta: tuple) -> bool:
-    """Do the strides of a tensor that is not empty never grow from one dimension to the next?"""
-    stride = meta[2] or ()
-    return 0 not in meta[1] and all(a >= b for a, b in itertools.pairwise(stride))
-
-
-def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
-    """How many elements of its storage such a tensor reaches; stride None: contiguous."""
-    if 0 in size:
-        return 0
-    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or contiguous(size), strict=True))
-
-
-def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a new tensor of this size."""
-    stride, acc = [], 1
-    for n in reversed(size):
-        stride.append(acc)
-        acc *= max(n, 1)
-    return tuple(reversed(stride))
-
-
-def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, dispatch: bool, device: int) -> Any:
+def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispatch: bool, device: int) -> Any:
     items = out if isinstance(out, (tuple, list)) else (out,)
     codes: list[int | None] = []
     outs: list[tuple] = []
@@ -361,54 +308,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytearray, di
         ret = (type(out) if named else 1 if isinstance(out, tuple) else 2, *codes)
     else:
         ret = None if codes == [0] else (0, *codes)
-    return outs, alias, ret, bytes(written), flags
-
-
-def collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
-    for t in lazy_in(a):
-        inputs.append(t)
-        written.append(write)
-
-
-def lazy_in(a: Any) -> Iterator[torch.Tensor]:
-    """Lazy tensors in an argument, in the order in which the extension encodes them."""
-    return (t for t in tensors_in(a) if _core.get_handle(t) is not None)
-
-
-def tensors_in(a: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an argument, in that order."""
-    if isinstance(a, torch.Tensor):
-        yield a
-    elif isinstance(a, (tuple, list)):
-        for item in a:
-            yield from tensors_in(item)
-
-
-def _replace(a: Any, holes: Iterator[torch.Tensor]) -> Any:
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(_replace(item, holes) for item in a)
-    return torch.device("meta") if isinstance(a, torch.device) else a
-
-
-def meta_tensor(handle: Any) -> torch.Tensor:
-    """Torch's own meta tensor that looks like the tensor of ours with this handle."""
-    return meta_like(_core.meta_of(handle), _core.view_bits(handle))
-
-
-def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
-    """Torch's own meta tensor of which these are the facts: (dtype, size, stride or None, offset, place)."""
-    dtype, size, stride, offset, _place = facts
-    with torch._C.DisableTorchFunction():  # in an estimate, torch.empty makes ours
-        if stride is None and not offset:
-            made = torch.empty(size, dtype=dtype, device="meta")
-        else:
-            length = max(extent(size, stride, offset), offset)
-            made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
-    return _core.set_view_bits(made, bits) if bits else made
+    return outs, alias, ret, written, flags
 
 
 def wrapped(t: torch.Tensor) -> bool:
@@ -457,24 +357,3 @@ def check_movable(t: torch.Tensor, kind: str) -> None:
         raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
 
 
-#: ``with quiet():`` torch code of our own; see there.
-quiet = _guards.Quiet
-_guards.init(torch, _python_dispatch._disable_current_modes)
-
-
-def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:
-    """The argument with computed tensors in its holes, and the executor's device for ours."""
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(concrete(item, holes, device) for item in a)
-    if isinstance(a, torch.device) and same_device(a):
-        return device
-    return a
-
-
-def same_device(device: torch.device) -> bool:
-    """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
-    return device.type in ("cpu", "remote_accelerator")

@@ -32,7 +32,7 @@ ROWS: list[OpRow] = [
         "cat concat concatenate stack _stack _chunk_cat hstack vstack dstack column_stack row_stack block_diag repeat "
         "repeat_interleave tile roll rot90 flip fliplr flipud gather gather_backward index index_select "
         "index_select_backward _unsafe_index _unsafe_masked_index index_put _index_put_impl _unsafe_index_put "
-        "index_copy index_fill take take_along_dim put scatter masked_select masked_select_backward masked_scatter "
+        "index_copy index_fill take take_along_dim put scatter masked_select_backward masked_scatter "
         "masked_scatter_backward select_scatter slice_scatter diagonal_scatter as_strided_scatter select_backward "
         "slice_backward diagonal_backward unfold_backward value_selecting_reduction_backward cummaxmin_backward "
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
@@ -54,6 +54,7 @@ ROWS: list[OpRow] = [
         "values_copy view_as_complex_copy view_as_real_copy view_copy",
     ),
     op("nonzero_static", "data movement", probe=True),
+    op("masked_select", "data movement", values_backward=True),
     # writes that add up: one addition per source element at most
     *ops("reduction", elementwise, "scatter_add scatter_reduce index_add index_reduce"),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),

@@ -67,7 +67,7 @@ ROWS: list[OpRow] = [
     *ops(
         "reduction",
         reduction,
-        "sum mean amax amin aminmax _aminmax max min argmax argmin any all count_nonzero logsumexp "
+        "sum mean amax amin aminmax _aminmax argmax argmin any all count_nonzero logsumexp "
         "special_logsumexp nansum nanmean linalg_vector_norm frobenius_norm "
         "linalg__powsum native_norm dist equal allclose trace cumsum cummax cummin logcumsumexp "
         "_logcumsumexp _cummax_helper _cummin_helper cumprod_backward sum_to_size _is_all_true _is_any_true "
@@ -78,7 +78,8 @@ ROWS: list[OpRow] = [
     op("nuclear_norm", "reduction", whole=True),
     # mean, subtract, square, sum
     *ops("reduction", PerInput(4), "var std var_mean std_mean"),
-    *ops("reduction", reduction, "median nanmedian kthvalue histc histogram bincount"),
+    *ops("reduction", reduction, "max min median nanmedian", values_backward=True),
+    *ops("reduction", reduction, "kthvalue histc histogram bincount"),
     *ops("reduction", None, "quantile nanquantile histogramdd"),
     op("mode", "reduction", alg.sort),
     op("sort", "other", alg.sort),
@@ -97,7 +98,7 @@ ROWS: list[OpRow] = [
     *ops("other", alg.solve, "linalg_solve_ex _linalg_solve_ex"),
     *ops("other", alg.cholesky_solve, "cholesky_solve _cholesky_solve_helper"),
     *ops("other", alg.qr, "qr linalg_qr"),
-    *ops("other", alg.householder, "orgqr linalg_householder_product"),
+    *ops("other", alg.householder, "orgqr linalg_householder_product", values_backward=True),
     op("linalg_inv_ex", "other", alg.inverse),
     op("linalg_solve_triangular", "other", alg.solve_triangular),
     op("triangular_solve", "other", alg.triangular_solve),
