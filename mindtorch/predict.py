@@ -217,19 +217,19 @@ def _predicted(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written
             mkwargs["device"] = torch.device("meta")
         try:
             out = info.call(*margs, **mkwargs)
+            if place >= 0:
+                out = _asked_for(info, out, args)
+            if device_at(place).type != "meta":
+                out = laid_out(info.name, out, margs, mkwargs)
         except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
             if by_signal_handler(error):
                 raise
             log.debug("%s: no meta inference: %s", info.name, error)
             return None
-        if any((m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)):
+        if out is REFUSED or any(
+            (m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)
+        ):
             return None
-        if place >= 0:
-            out = _asked_for(info, out, args)
-        if device_at(place).type != "meta":
-            out = laid_out(info.name, out, margs, mkwargs)
-            if out is REFUSED:
-                return None
         spec = _spec(info, out, metas, written, dispatch, place)
     if spec is not None and info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(*facts[0][1:4]):
         return None  # whether the storage goes on there is not known here

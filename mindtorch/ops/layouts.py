@@ -191,6 +191,15 @@ def _scattered(view: Callable[..., torch.Tensor]) -> Rule:
     return rule
 
 
+def _put(outs: list[Any], tensors: Tensors, args: tuple) -> Any:
+    """``index_put(x, indices, values)``: the values fit, unless masks leave open how many there are."""
+    x, indices, values = args[:3]
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return outs
+    wanted = torch.ops.aten.index.Tensor(x, indices).shape
+    return outs if torch.broadcast_shapes(wanted, values.shape) == wanted else REFUSED
+
+
 def _rows(rule: Rule, names: str) -> dict[str, Rule]:
     return {f"aten::{name}": rule for name in names.split()}
 
@@ -220,6 +229,7 @@ RULES: dict[str, Rule] = {
     **_rows(_pooled, "max_pool3d max_pool3d_with_indices max_pool3d_with_indices_backward"),
     **_rows(_needs_memory_format, "native_group_norm"),
     **_rows(_needs_contiguous, "nll_loss2d_backward"),
+    **_rows(_put, "index_put"),
     **_rows(_scattered(torch.select), "select_scatter"),
     **_rows(_scattered(torch.diagonal), "diagonal_scatter"),
 }

@@ -19,6 +19,7 @@ import torch  # noqa: E402
 #: The slice: samples per entry, and of them those that go through every way to call the entry.
 SLICE = {"most": 4, "most_ways": 1}
 outcomes: list[opcases.Outcome] = []
+in_layouts: dict[tuple[str, bool], list[int]] = {}  # calls and differing ones, per layout and trial
 
 
 def wanted(config: pytest.Config) -> str:
@@ -61,6 +62,18 @@ def seen() -> list[opcases.Outcome]:
     return outcomes
 
 
+@pytest.fixture
+def tally() -> Any:
+    """Add what comparing an entry in a layout gave to the table of layouts."""
+
+    def add(layout: str, copies: bool, count: Any) -> None:
+        line = in_layouts.setdefault((layout, copies), [0, 0])
+        line[0] += count.calls
+        line[1] += len(count.differences)
+
+    return add
+
+
 @pytest.fixture(autouse=True)
 def restored_defaults() -> Iterator[None]:
     """An operator's samples must not change torch's defaults for the next one."""
@@ -70,6 +83,11 @@ def restored_defaults() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if in_layouts:
+        terminalreporter.section("conformance: predictions in layouts")
+        for (layout, copies), (calls, differing) in in_layouts.items():
+            trial = "tried on copies" if copies else "as predicted"
+            terminalreporter.write_line(f"{layout:14} {trial:16}{calls:9} calls{differing:7} differing")
     if not outcomes:
         return
     write = terminalreporter.write_line

@@ -25,23 +25,27 @@ STEPS: dict[str, Callable[[Machine, int, int, int], object]] = {}
 class Machine:
     """Runs a program on one device; ``log`` is what a reader of values and catcher of errors would have seen."""
 
+    steps = STEPS
+    shapes = SHAPES
+
     def __init__(self, device: str) -> None:
         self.device = device
         self.grad = True
         self.gradients = True  # until the step no_gradients
-        self.tensors: list[Tensor] = [
-            torch.arange(12.0, device=device).reshape(3, 4) / 4 - 1,
-            torch.randn(4, 3, device=device),
-        ]
+        self.tensors = self.start()
         self.versions = {id(t): 0 for t in self.tensors}  # when each was made: what a kernel writes inside is its own
         self.log: list[object] = []
+
+    def start(self) -> list[Tensor]:
+        device = self.device
+        return [torch.arange(12.0, device=device).reshape(3, 4) / 4 - 1, torch.randn(4, 3, device=device)]
 
     def run(self, program: list[Step]) -> Machine:
         for step in program:
             kind, a, b, c = step
             try:
                 with torch.set_grad_enabled(self.grad):
-                    self.keep(STEPS[kind](self, a, b, c))
+                    self.keep(self.steps[kind](self, a, b, c))
             except Exception as error:
                 self.log.append((step, error))
         self.log.append(torch.rand(2, device=self.device).tolist())  # where the generator stands
@@ -119,7 +123,7 @@ def _slice(t: Tensor, b: int, c: int) -> Any:
 # ---- creation --------------------------------------------------------------------------------------------------------
 @step
 def randn(m: Machine, a: int, b: int, c: int) -> object:
-    return torch.randn(SHAPES[a % len(SHAPES)], device=m.device, requires_grad=m.gradients and c % 3 == 0)
+    return torch.randn(m.shapes[a % len(m.shapes)], device=m.device, requires_grad=m.gradients and c % 3 == 0)
 
 
 @step
@@ -129,12 +133,12 @@ def arange(m: Machine, a: int, b: int, c: int) -> object:
 
 @step
 def full(m: Machine, a: int, b: int, c: int) -> object:
-    return torch.full(SHAPES[a % len(SHAPES)], b - 5, device=m.device, dtype=DTYPES[c % len(DTYPES)])
+    return torch.full(m.shapes[a % len(m.shapes)], b - 5, device=m.device, dtype=DTYPES[c % len(DTYPES)])
 
 
 @step
 def randint(m: Machine, a: int, b: int, c: int) -> object:
-    return torch.randint(0, 1 + b, SHAPES[a % len(SHAPES)], device=m.device)
+    return torch.randint(0, 1 + b, m.shapes[a % len(m.shapes)], device=m.device)
 
 
 @step

@@ -1,4 +1,7 @@
-"""Random programs give what eager gives (SPEC L7). More of them: ``pytest tests/programs --programs 20000``."""
+"""Random programs give what eager gives (SPEC L7). More of them: ``pytest tests/programs --programs 20000``.
+
+Every tenth as many are on large tensors in many layouts.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,25 @@ def test_L7_random_programs(programs: types.SimpleNamespace, pytestconfig: pytes
     assert ran >= count
 
 
+def test_L7_random_programs_on_large_tensors(programs: types.SimpleNamespace, pytestconfig: pytest.Config) -> None:
+    number = st.integers(0, 11)
+    layouts = tuple(kind for kind in programs.large.steps if kind not in programs.kinds and kind != "no_gradients")
+    kind = st.one_of(st.sampled_from(layouts), st.sampled_from(programs.kinds))
+    step = st.tuples(kind, number, number, number)
+    program = st.integers(5, 30).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
+    count = (pytestconfig.getoption("--programs") or DEFAULT) // 10
+
+    @hypothesis.settings(
+        max_examples=count, phases=SEARCH, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(st.booleans(), program)
+    def run(gradients: bool, steps: list[tuple[str, int, int, int]]) -> None:
+        programs.run_both(steps if gradients else [("no_gradients", 0, 0, 0), *steps], programs.large)
+
+    run()
+
+
 def test_L7_every_kind_of_step_can_succeed(programs: types.SimpleNamespace) -> None:
     """A step that always raised would test nothing."""
     assert programs.never_succeed() == []
+    assert programs.never_succeed_on_large_tensors() == []
