@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch import shrink
+from mindtorch import shrink, trial
+from mindtorch._ext import lazy as _core
 
 CHANNELS_LAST = torch.channels_last
 
@@ -88,12 +89,17 @@ CALLS: dict[str, Callable[[str], torch.Tensor]] = {
     "log_sigmoid": lambda d: F.logsigmoid(_rows(d)),
     "ldexp": lambda d: torch.ldexp(_rows(d), _rows(d)[0]),
     "a power of two": lambda d: 2 ** _rows(d),
+    "angle": lambda d: (_rows(d) + 1j).angle(),
+    "gamma": lambda d: torch._standard_gamma(_rows(d) + 1),
     "max_pool1d": lambda d: F.max_pool1d(_rows(d)[None], 2),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_L3_strides_of_large_results(name: str) -> None:
+@pytest.mark.parametrize("copies", [True, False], ids=["tried-on-copies", "predicted"])
+def test_L3_strides_of_large_results(name: str, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "COPIES", copies)
+    _core.forget_calls()
     torch.manual_seed(0)
     expected, got = CALLS[name]("cpu"), CALLS[name]("remote_accelerator:0")
     assert got.stride() == expected.stride()

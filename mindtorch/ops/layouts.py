@@ -111,6 +111,11 @@ def _power(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
     return outs if isinstance(args[0], torch.Tensor) else _dense(outs, tensors, args)
 
 
+def _angle(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
+    """Of complex numbers, contiguous."""
+    return _dense(outs, tensors, args) if tensors[0].is_complex() else outs
+
+
 def _training(args: tuple) -> bool:
     return any(a is True for a in args)
 
@@ -207,8 +212,9 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 RULES: dict[str, Rule] = {
     **_rows(_dense, "huber_loss_backward mse_loss_backward smooth_l1_loss_backward log_sigmoid log_sigmoid_forward "
                     "_log_softmax_backward_data _softmax_backward_data max_pool1d glu_backward normal isin nll_loss "
-                    "nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward cross_entropy_loss"),
-    **_rows(_as_suggested_by(0), "channel_shuffle native_channel_shuffle reflection_pad2d reflection_pad3d "
+                    "nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward cross_entropy_loss poisson "
+                    "_standard_gamma"),
+    **_rows(_as_suggested_by(0), "group_norm channel_shuffle native_channel_shuffle reflection_pad2d reflection_pad3d "
                                  "replication_pad2d replication_pad3d _batch_norm_with_update"),
     **_rows(_as_suggested_by(1), "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward "
                                  "replication_pad3d_backward"),
@@ -219,6 +225,7 @@ RULES: dict[str, Rule] = {
     **_rows(_gated, "glu"),
     **_rows(_scaled_by_powers, "ldexp"),
     **_rows(_power, "pow"),
+    **_rows(_angle, "angle"),
     **_rows(_noisy, "rrelu_with_noise"),
     **_rows(_noisy_backward, "rrelu_with_noise_backward"),
     **_rows(_padded, "pad"),

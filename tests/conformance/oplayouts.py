@@ -87,7 +87,7 @@ def _forget() -> None:
 
 
 #: Torch's kernels check nothing here: sizes that do not fit damage memory, in eager too.
-UNCHECKED = ("_", "native_batch_norm")
+UNCHECKED = ("_", "native_batch_norm", "lu_unpack")
 #: Sizes that samples get beside their own: most have fewer dimensions than channels-last layouts are about.
 WIDER = ((2, 8, 6, 4), (2, 4, 3, 6, 4))
 
