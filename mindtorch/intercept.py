@@ -158,6 +158,12 @@ def _describe_overload(func: Any) -> Any:
     name = ops.op_name(func)
     row = ops.row(name)
     schema = func._schema
+    if not torch._C._dispatch_has_kernel(func.name()):
+        # TorchScript's own (aten::sym_size, aten::len, prim::device …): no kernel, but C++ code that asks the tensor or
+        # calls what has one.
+        if name == "prim::device":
+            return _intern.OpInfo(func, name, _intern.HANDLER, handler=lambda args, kwargs: args[0].device)
+        return _intern.OpInfo(func, name, _intern.PASS)
     writes: list[Any] = []
     for position, a in enumerate(schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
@@ -173,7 +179,7 @@ def _describe_overload(func: Any) -> Any:
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     random = torch.Tag.nondeterministic_seeded in func.tags
     info = _intern.OpInfo(func, name, kind, call=func._op, random=random, writes=tuple(writes),
-                          view=view, pointwise=torch.Tag.pointwise in func.tags,
+                          view=view, pointwise=torch.Tag.pointwise in func.tags or name == "aten::copy_",
                           bumps=bool(writes) and name.startswith("aten::_foreach_"))
     if taken_apart(func.name(), row):
         info.at_dispatch = functools.partial(_take_apart, func)

@@ -212,3 +212,62 @@ def test_L7_precision_chosen_by_device_name_is_that_of_the_executor(same_as_eage
         return torch.nn.functional.linear_cross_entropy(x, w, target, options=options)
 
     same_as_eager(program)
+
+
+def _torchscripts_own() -> list[tuple[str, tuple]]:
+    """Operators that have no kernel, only C++ code of TorchScript's, with arguments after the tensor."""
+    names = ["aten::sym_size", "aten::sym_stride", "aten::len.Tensor", "aten::is_non_overlapping_and_dense",
+             "prim::dtype", "prim::layout", "prim::itemsize", "prim::nbytes", "prim::requires_grad", "prim::is_sparse",
+             "prim::abs", "prim::data", "aten::cpu", "aten::_no_grad_fill_"]
+    assert not any(torch._C._dispatch_has_kernel(name) for name in names)
+    return [(name, (2.0,) if name.endswith("fill_") else ()) for name in names]
+
+
+@pytest.mark.parametrize(("name", "more"), _torchscripts_own())
+def test_L7_torchscripts_own_operators(name: str, more: tuple, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        return operator(torch.randn(3, 4).to(device).t(), *more)
+
+    same_as_eager(program)
+    assert torch.ops.prim.device.default(torch.zeros(2, device="remote_accelerator:1")).index == 1
+
+
+def test_L3_a_class_whose_sizes_are_asked_of_python_holds_a_lazy_tensor(in_python: Callable) -> None:
+    """C++ asks for them where an error of Python's ends the process."""
+    in_python("""
+        import torch, mindtorch
+
+        class Sized(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_wrapper_subclass(
+                    cls, inner.size(), inner.stride(), None, None, inner.dtype, inner.layout, torch.device("cpu"),
+                    False, inner.requires_grad, "sizes")
+
+            def __init__(self, inner):
+                self.inner = inner
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                out = func(*[a.inner if isinstance(a, cls) else a for a in args], **(kwargs or {}))
+                return cls(out) if isinstance(out, torch.Tensor) else out
+
+        x = Sized(torch.randn(6, 2, device="remote_accelerator", requires_grad=True))
+        assert (x * x.sum()).view(-1).view(4, 3).shape == (4, 3)
+    """)
+
+
+def test_L6_updating_a_part_in_place_is_recorded(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x, y = torch.randn(5, 4).to(device), torch.randn(4).to(device)
+        x[0] += 1  # a write to the part, and then a copy of the part to itself
+        x[:, 1:3] *= y[:2]
+        x[3, 1] -= y[0]
+        return x
+
+    mindtorch.reset_stats()
+    same_as_eager(program)
+    assert mindtorch.stats()["fallbacks"] == {}
