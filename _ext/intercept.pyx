@@ -21,7 +21,7 @@ from .ledger cimport (
 )
 from .overlap cimport refused_overlap
 from .structs cimport (
-    MAX_DEVICES, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
+    MAX_DEVICES, MAX_INPUTS, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
     Record, SigS,
 )
 from .tape cimport Handle, Tape, rec_outs
@@ -217,6 +217,8 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
     if spec is None:
         return 0
     outs, alias, ret, written, flags = spec
+    if len(outs) > MAX_INPUTS:
+        return 0               # the elements of a long tensor, one by one
     table.frozen += 1          # nothing names the new entries yet, and a finalizer that runs now may record
     try:
         # Before the key: allocating may collect garbage, whose finalizers may record and overwrite the key.

@@ -271,3 +271,13 @@ def test_L6_updating_a_part_in_place_is_recorded(same_as_eager: Same) -> None:
     mindtorch.reset_stats()
     same_as_eager(program)
     assert mindtorch.stats()["fallbacks"] == {}
+
+
+def test_L7_a_long_tensor_can_be_taken_apart() -> None:
+    """More results than a record has room for: it runs at once, and they are views as ever."""
+    x = torch.zeros(70_000, device="remote_accelerator")
+    elements = list(x)
+    elements[-1].fill_(3)
+    assert len(elements) == 70_000 and type(elements[0]) is type(x) and x[-1].item() == 3
+    small = torch.zeros(1, 70_000, device="meta:0")
+    assert len(small.unbind(1)) == 70_000
