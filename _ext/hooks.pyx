@@ -392,7 +392,7 @@ cdef class MethodHook(Hook):
 
 
 cdef class NameHook(Hook):
-    """A question about a device type by name: the other device's is asked about `stands_for` instead."""
+    """A question about a device type by name: of ours, it is asked about `stands_for` instead."""
     cdef str stands_for
 
     def __init__(self, str stands_for):
@@ -402,7 +402,10 @@ cdef class NameHook(Hook):
         return named or (first != NULL and self.meant(<object>first))
 
     cdef bint meant(self, value):
-        return type(value) is str and _other_base is not None and (<str>value).partition(":")[0] == _other_type
+        if type(value) is not str:
+            return False
+        kind = (<str>value).partition(":")[0]
+        return kind == _device_type or (_other_base is not None and kind == _other_type)
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
         cdef list given = []

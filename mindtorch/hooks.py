@@ -414,15 +414,19 @@ def _get_device_module(device: Any = None) -> Any:
     return _torch_get_device_module("cpu" if nobody else device)
 
 
-# ``torch.is_autocast_enabled("npu")`` and its like: autocast of NPU tensors is the CPU's.
+# ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.
 _AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
              "_is_autocast_available")
 
 
+def _is_the_cpus(device_type: Any) -> bool:
+    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
+    return tensors.is_ours(device_type) or npu_moves.names_npu(device_type)
+
+
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = device_type == tensors.DEVICE_TYPE or npu_moves.names_npu(device_type) or dataless_everywhere()
+    ours = _is_the_cpus(device_type) or dataless_everywhere()
     _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
 
 

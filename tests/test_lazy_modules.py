@@ -157,7 +157,7 @@ def test_L7_modules(program: Callable[[str], object], mode: str, same_as_eager: 
 
 
 # ---- modes -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("device_type", ["remote_accelerator", "cpu"])
+@pytest.mark.parametrize("device_type", ["remote_accelerator", "remote_accelerator:0", "cpu"])
 def test_L7_autocast_bfloat16(device_type: str, same_bits: Same) -> None:
     """``torch.autocast("remote_accelerator", …)`` does on the device what ``torch.autocast("cpu", …)`` does there."""
     torch.manual_seed(0)
@@ -171,6 +171,7 @@ def test_L7_autocast_bfloat16(device_type: str, same_bits: Same) -> None:
     model = model.to(LAZY)
     x = x.to(LAZY)
     with torch.autocast(device_type, dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.bfloat16
         got = model(x), F.softmax(model(x), -1), x @ x.t(), torch.cat([x @ x.t(), x[:, :3]])
     got[0].sum().backward()
     assert [g.dtype for g in got] == [e.dtype for e in expected]
