@@ -112,11 +112,16 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         known = meta.knowing.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
         if known is not None:
             return known
+    sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through
     if index >= 0:
-        args = tuple(
-            tensors._copy_out(a.detach(), func.__name__) if _core.get_handle(a) is not None else a for a in args
-        )
-    with predict.quiet():
+        def plain(a: Any) -> Any:
+            if _core.get_handle(a) is None:
+                return a
+            return a.cpu() if sparse else tensors._copy_out(a.detach(), func.__name__)
+
+        args = tuple(map(plain, args))
+        kwargs = {key: plain(a) for key, a in kwargs.items()}
+    with predict.quiet(grad=sparse):
         made = func(*args, device=_CPU if index >= 0 else torch.device("meta"), **kwargs)
         if index < 0:
             if func.__name__ == "tensor":

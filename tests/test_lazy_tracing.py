@@ -37,29 +37,34 @@ def test_L7_a_program_traced_on_the_cpu_runs_lazily(same_as_eager: Same) -> None
     same_as_eager(program)
 
 
-@pytest.mark.parametrize("options", [{}, {"size": (4,)}, {"size": (4,), "check_invariants": True}, {"device": None}])
+@pytest.mark.parametrize("options", [
+    {}, {"size": (4,)}, {"size": (4,), "check_invariants": True}, {"device": None}, {"device": "where the values are"},
+])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_L8_sparse_tensors_of_lazy_ones(options: dict, by_name: bool, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         indices, values = torch.tensor([[0, 2]], device=device), torch.ones(2, device=device).requires_grad_()
+        given = {**options, "device": device} if options.get("device") else options
         if by_name:
-            made = torch.sparse_coo_tensor(indices=indices, values=values * 3, **options)
+            made = torch.sparse_coo_tensor(indices=indices, values=values * 3, **given)
         else:
-            made = torch.sparse_coo_tensor(indices, values * 3, **options)
+            made = torch.sparse_coo_tensor(indices, values * 3, **given)
         made.to_dense().square().sum().backward()
         return made.detach().to_dense().tolist(), made.is_coalesced(), values.grad
 
     same_as_eager(program)
 
 
-def test_L8_other_sparse_layouts_of_lazy_ones(same_as_eager: Same) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_L8_other_sparse_layouts_of_lazy_ones(named: bool, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         ends, at = torch.tensor([0, 1, 2], device=device), torch.tensor([0, 1], device=device)
-        values = torch.arange(2.0, device=device)
-        made = [torch.sparse_csr_tensor(ends, at, values), torch.sparse_csc_tensor(ends, at, values),
-                torch.sparse_bsr_tensor(ends, at, values.view(2, 1, 1)),
-                torch.sparse_bsc_tensor(ends, at, values.view(2, 1, 1)),
-                torch.sparse_compressed_tensor(ends, at, values, layout=torch.sparse_csr)]
-        return [t.to_dense().tolist() for t in made]
+        values = torch.arange(2.0, device=device).requires_grad_()
+        where = {"device": device} if named else {}
+        made = [torch.sparse_csr_tensor(ends, at, values, **where), torch.sparse_csc_tensor(ends, at, values, **where),
+                torch.sparse_bsr_tensor(ends, at, values.view(2, 1, 1), **where),
+                torch.sparse_bsc_tensor(ends, at, values.view(2, 1, 1), **where),
+                torch.sparse_compressed_tensor(ends, at, values, layout=torch.sparse_csr, **where)]
+        return [(t.to_dense().tolist(), t.requires_grad) for t in made]
 
     same_as_eager(program)
