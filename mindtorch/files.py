@@ -75,7 +75,8 @@ def _on_npu(target: _Target, plain: torch.Tensor) -> Any:
     """``plain`` on the NPU, in one storage there with the others of its storage here."""
     root = target.last()
     if root is None:
-        whole = torch.empty(0, dtype=torch.uint8).set_(plain.untyped_storage())  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu")
+        whole.set_(plain.untyped_storage())  # type: ignore[call-overload]
         root = _moves.upload(whole, target.index)
     made = _npu.view_of(root, plain.shape, plain.stride(), plain.storage_offset(), plain.dtype)
     target.last = weakref.ref(made)

@@ -119,7 +119,7 @@ def _pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, batch_fi
     length = max(total_length, longest)
     places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
     padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
-    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)])
+    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)], device="cpu")
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 

@@ -332,7 +332,7 @@ def _new_hook(name: str) -> Any:
         if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
-            return _below(original, torch.empty(0, dtype=self.dtype), *args, **kwargs)
+            return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
             return _create(_hooks.original(factory), args,
                            {"dtype": self.dtype, **kwargs, "device": self.device})

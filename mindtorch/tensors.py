@@ -116,7 +116,7 @@ class LazyTensor(RecordedTensor):
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
         if len(args) == 1 and _core.get_handle(args[0]) is not None:
             return args[0].detach()
-        plain = torch.empty(0, dtype=self.dtype).new(*args)
+        plain = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)  # whatever the default device is
         return from_plain(plain, _core.device_index(self))
 
     def _copied(self, memo: dict) -> Any:

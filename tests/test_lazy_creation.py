@@ -224,6 +224,20 @@ def test_L2_mindtorch_device_context() -> None:
         assert str(mindtorch.get_default_device()) == LAZY
 
 
+def test_L2_what_is_made_on_the_way_is_not_on_the_default_device() -> None:
+    x = torch.ones(2, dtype=torch.float64, device=LAZY)
+    sequences = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2, device=LAZY), torch.ones(2, 2, device=LAZY)])
+    torch.set_default_device(LAZY)
+    try:
+        made = x.new(), x.new(3), x.new([1, 2])
+        other = [x.new_zeros(3, device="cpu"), x.new_full((3,), 1.0, device="cpu")]
+        lengths = torch.nn.utils.rnn.pad_packed_sequence(sequences)[1]
+    finally:
+        torch.set_default_device(None)
+    assert [(t.shape[0], t.dtype, str(t.device)) for t in made] == [(n, torch.float64, LAZY) for n in (0, 3, 2)]
+    assert {str(t.device) for t in (*other, lengths)} == {"cpu"} and lengths.tolist() == [3, 2]
+
+
 def test_L2_set_default_device() -> None:
     torch.set_default_device(LAZY)
     try:

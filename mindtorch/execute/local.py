@@ -112,7 +112,7 @@ def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
     dtype, size, stride, offset, _device = _core.sig_output_meta(sig, out)
     name = _core.sig_info(sig).name
     if value is None and 0 in size:
-        return torch.empty(size, dtype=dtype)  # an output the kernel leaves out and the prediction gives as empty
+        return torch.empty(size, dtype=dtype, device="cpu")  # what the kernel leaves out is predicted to be empty
     if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != size:
         got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise MaterializationError(f"[{name}] predicted {dtype} {tuple(size)}, the kernel gave {got}")
