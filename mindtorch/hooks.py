@@ -92,7 +92,7 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in (*uninitialized.patches(), *tracing.patches()):
+    for owner, name, stand_in in (*uninitialized.patches(), *tracing.patches(), *transforms.patches()):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)

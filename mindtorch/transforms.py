@@ -1,4 +1,6 @@
-"""Random numbers under ``torch.vmap`` (SPEC L7): its rules draw in C++, from the generator of the device they see.
+"""What mapping a function over lazy tensors does in C++, on the device that is seen there (SPEC L7): torch's own rules.
+
+``torch.vmap`` draws random numbers there, from the generator of the device it sees.
 
 To C++ a lazy tensor is on the CPU. So while a function is mapped over lazy tensors, the lazy device's generator stands
 in for the CPU's, and what would be recorded with a draw in it runs at once: then all draws come in program order.
@@ -7,17 +9,22 @@ in for the CPU's, and what would be recorded with a draw in it runs at once: the
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _vmap_internals
 from torch._functorch import vmap as _torch_vmap
+from torch.autograd import functional
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import intercept, tensors
 from ._ext import intercept as _intercept
 from ._ext import lazy as _core
 
-__all__ = ["draw", "flat_vmap"]
+__all__ = ["draw", "flat_vmap", "patches"]
 _CPU = torch.device("cpu")
 _functorch = torch._C._functorch
 _torch_flat_vmap = _torch_vmap._flat_vmap
@@ -66,3 +73,44 @@ def _lazy_inside(t: torch.Tensor, index: int) -> Any:
         inner = _lazy_inside(_functorch.get_unwrapped(t), index)
         return _functorch._wrap_for_grad(inner, _functorch.maybe_get_level(t))
     return tensors.from_plain(t, index)
+
+
+class _ZerosOfRules(TorchDispatchMode):
+    """Torch's older vmap (of ``autograd.grad(is_grads_batched=True)``, vectorized Jacobians) makes zeros to take in the
+    gradient of a slice; as a lazy tensor is on the CPU to C++, they would be plain."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # Calls from Python say `pin_memory=False`; these take over what one tensor has for another.
+        if func is torch.ops.aten.zeros.default and "pin_memory" not in (kwargs or {}) and out.device == _CPU:
+            return tensors.from_plain(out, self.index)
+        return out
+
+
+_torch_older_vmap = _vmap_internals._vmap
+
+
+@functools.wraps(_torch_older_vmap)
+def _older_vmap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    mapped = _torch_older_vmap(func, *args, **kwargs)
+
+    @functools.wraps(func)
+    def call(*inputs: Any) -> Any:
+        indices = (_device_index(t) for t in _pytree.tree_leaves(inputs))
+        index = next((i for i in indices if i is not None and i >= 0), None)
+        if index is None:
+            return mapped(*inputs)
+        with _ZerosOfRules(index):
+            return mapped(*inputs)
+
+    return call
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in) of the older vmap, wherever torch has a name for it."""
+    gradcheck = importlib.import_module("torch.autograd.gradcheck")  # torch.autograd has a function of that name
+    return [(owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._vmap_internals import _vmap
 from torch.func import (
     functional_call,
     grad,
@@ -173,5 +174,26 @@ def test_L7_batched_gradients(same_as_eager: Same) -> None:
             functional.hessian(lambda a: (a.sin() * a).sum(), x, vectorize=True),
             functional.jvp(torch.sin, x, x), functional.vhp(lambda a: (a.sin() * a).sum(), x, x),
         )  # fmt: skip
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("part", [
+    lambda x: x[1:] * 2, lambda x: x.narrow(1, 0, 2) * x.sum(), lambda x: x.select(0, 1) + 1,
+    lambda x: x.diagonal() * 3,
+    lambda x: x.as_strided((2, 2), (3, 1), 1) * 2,
+], ids=["slice", "narrow", "select", "diagonal", "as_strided"])
+def test_L7_batched_gradients_of_parts_are_on_the_device(part: Callable, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.randn(4, 3).to(device).requires_grad_()
+        y = part(x)
+        basis = torch.eye(y.numel()).view(y.numel(), *y.shape).to(device)
+        g = torch.autograd.grad(y, x, basis, is_grads_batched=True, create_graph=True)[0]
+        jacobian = torch.autograd.functional.jacobian(part, x, vectorize=True)
+        assert g.device == jacobian.device == x.device
+        made = torch.zeros(2, device="cpu")  # what the program itself makes stays where it is
+        kept = _vmap(lambda t: (t * 2, made + torch.zeros(2, device="cpu")))(x)[1]
+        assert kept.device.type == "cpu"
+        return g, jacobian, torch.autograd.gradcheck(part, (x.double(),), check_batched_grad=True)
 
     same_as_eager(program)
