@@ -1,8 +1,8 @@
 """What takes programs apart by watching them meets tensors of ours.
 
 ``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
-``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other. Scripted modules on
-an NPU cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
+``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other. Scripted modules with
+tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _refusing(original: Callable[..., Any]) -> Any:
 def _saving(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        there = next((t for t in (*self.parameters(), *self.buffers()) if is_npu(t)), None)
+        there = next((t for t in (*self.parameters(), *self.buffers()) if is_ours(t)), None)
         if there is not None:
             raise UnsupportedOperationError(
                 f"[torch.jit.save] expected a module on the CPU, got one on {there.device}: C++ would read memory that "

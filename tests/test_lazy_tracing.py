@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationW
 def test_L9_tracing_lazy_tensors_is_refused_with_the_way_out(trace: Callable[[], object]) -> None:
     with pytest.raises(mindtorch.UnsupportedOperationError, match=r"jit.trace.*remote_accelerator:0.*trace there"):
         trace()
+
+
+def test_L9_a_scripted_module_is_saved_from_the_cpu() -> None:
+    """C++ would read its parameters' memory, which ended the process."""
+    module = torch.jit.script(nn.Linear(3, 4)).to("remote_accelerator")
+    for save in (lambda: torch.jit.save(module, io.BytesIO()), lambda: module.save_to_buffer()):
+        with pytest.raises(mindtorch.UnsupportedOperationError, match=r"jit.save.*remote_accelerator:0.*to\('cpu'\)"):
+            save()
+    torch.jit.save(module.to("cpu"), io.BytesIO())
 
 
 def test_L7_a_program_traced_on_the_cpu_runs_lazily(same_as_eager: Same) -> None:
