@@ -44,6 +44,9 @@ def may_have_history(tensors: Any) -> None:
 
 def set_data(args: tuple, kwargs: dict) -> Any:
     target, source = args
+    if not isinstance(source, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return _base.data.__set__(target, source)  # type: ignore[attr-defined]  # which says what it wants
     if _core.get_handle(target) is None or _core.get_handle(source) is None:
         raise LazyTensorError(
             f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "

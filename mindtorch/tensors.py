@@ -54,7 +54,7 @@ class LazyTensor(RecordedTensor):
         return materialize([self], "tolist")[0].tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        if self.requires_grad and not force:
+        if self.requires_grad and torch.is_grad_enabled() and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         if self._handle is not None and _core.view_bits(self._handle) and not force:
             self.materialize().numpy()  # torch refuses conjugated and negated views, in its own words
@@ -74,10 +74,14 @@ class LazyTensor(RecordedTensor):
         return bool(materialize([self], "bool")[0])
 
     def __int__(self) -> int:
-        return int(materialize([self], "int")[0])
+        return int(self._converted("int"))
 
     def __float__(self) -> float:
-        return float(materialize([self], "float")[0])
+        return float(self._converted("float"))
+
+    def _converted(self, reason: str) -> torch.Tensor:
+        value = materialize([self], reason)[0]
+        return value.detach().requires_grad_() if self.requires_grad else value  # of which torch warns
 
     def __complex__(self) -> complex:
         return complex(materialize([self], "complex")[0].item())

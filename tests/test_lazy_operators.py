@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
@@ -281,3 +283,30 @@ def test_L7_a_long_tensor_can_be_taken_apart() -> None:
     assert len(elements) == 70_000 and type(elements[0]) is type(x) and x[-1].item() == 3
     small = torch.zeros(1, 70_000, device="meta:0")
     assert len(small.unbind(1)) == 70_000
+
+
+def test_L6_values_of_tensors_that_require_grad_are_read_as_torch_reads_them() -> None:
+    def program(device: str) -> list[object]:
+        x = torch.tensor(2.5, device=device, requires_grad=True)
+        with torch.no_grad():
+            read: list[object] = [x.numpy().tolist(), numpy.asarray(x).tolist()]
+        with pytest.raises(RuntimeError, match=r"Use tensor.detach\(\).numpy\(\)"):
+            x.numpy()
+        torch._C._set_warnAlways(True)
+        try:
+            for convert in (float, int, torch.Tensor.item):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    read += [convert(x), [str(w.message).splitlines()[0] for w in caught]]
+        finally:
+            torch._C._set_warnAlways(False)
+        return read
+
+    assert program("remote_accelerator") == program("cpu")
+
+
+@pytest.mark.parametrize("data", [None, 3, [1.0]])
+def test_L9_data_wants_a_tensor(data: object) -> None:
+    x = torch.ones(2, device="remote_accelerator")
+    with pytest.raises(TypeError, match="data has to be a tensor"):
+        x.data = data  # type: ignore[assignment]
