@@ -17,6 +17,7 @@ from .._ext.guards import Drawing
 from ..errors import MaterializationError, UsageError
 from ..predict import contiguous, quiet
 from ..tensors import tape
+from . import cuda
 from .base import Executor
 
 OpObserver = Callable[[str, int, int, int, int, int], None]
@@ -52,6 +53,7 @@ class LocalExecutor(Executor):
                 raise UsageError(f"in-process executor: {device} asked for, but torch sees no CUDA device")
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
+            cuda.register()
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
 
