@@ -80,6 +80,15 @@ def _device(kind: str, index: int | None) -> Any:
         return mindtorch_device(kind, index)
 
 
+def cuda_present() -> bool:
+    """Is there a CUDA device, asked of the driver's management library where there is one.
+
+    ``torch.cuda.is_available()`` starts the driver: processes forked afterwards could not use CUDA, and
+    ``CUDA_VISIBLE_DEVICES`` would be read too early.
+    """
+    return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
+
+
 def known_device(device: Any) -> Any:
     """``device`` as torch's object where torch can express it, else as ours."""
     return _device(*_parts(device))

@@ -15,6 +15,7 @@ from . import accelerator, config, tensors
 from ._ext import hooks as _hooks
 from .device_module import DeviceModule
 from .errors import UnsupportedOperationError
+from .lazy_device import cuda_present
 
 __all__ = ["claim", "claimed", "module", "unwatch", "watch"]
 
@@ -57,7 +58,7 @@ def claim() -> bool:
     _refused = True
     if owner != "privateuseone":
         log.info("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
-    elif mode == "auto" and torch.backends.cuda.is_built() and torch.cuda.is_available():
+    elif mode == "auto" and cuda_present():
         log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
     elif mode != "never":
         _refused = False

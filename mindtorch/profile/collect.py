@@ -31,6 +31,7 @@ from mindtorch._ext.timeline import Timeline
 from mindtorch.children import ChildWatch
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
+from mindtorch.lazy_device import cuda_present
 from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.npu_ops import NpuOps
@@ -120,7 +121,7 @@ class Profiler(Run):
         super().__init__(STAGES[0], target, warmup, steps)
         self._begun_ns = begun_ns
         self._used = False
-        synchronize = _synchronize if torch.cuda.is_available() else None
+        synchronize = _Wait() if cuda_present() else None
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
         if target is not None:
             self.collector.weigh = work.work
@@ -335,10 +336,25 @@ def _kind_of(name: str) -> str:
     return function[1] if function else re.sub(r"[-_]\d+(_\d+)?$", "", name)
 
 
-def _synchronize(out: Any) -> None:
-    """Kernels on a GPU are queued: wait, so that their time is theirs."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+class _Wait:
+    """Kernels on a GPU are queued: wait, so that an op's time is its own."""
+
+    def __init__(self) -> None:
+        # Devices that gave results: waiting for others would start those.
+        self._seen: dict[torch.device | None, None] = {}
+
+    def __call__(self, out: Any) -> None:
+        # A graph that is captured runs nothing, and waiting would end the capture with an error.
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return
+        while isinstance(out, (tuple, list)) and out:
+            out = out[0]
+        if isinstance(out, torch.Tensor) and out.is_cuda:
+            self._seen[out.device] = None
+            torch.cuda.synchronize(out.device)  # which need not be the current one
+            return
+        for device in tuple(self._seen) or (None,):  # nothing says where it was
+            torch.cuda.synchronize(device)
 
 
 def _compiled_frames() -> int:

@@ -111,7 +111,7 @@ def _cost(profiler: Profiler, row: Row) -> tuple[int, int] | None:
 def _devices(profiler: Profiler, main: str) -> list[str]:
     """Where the program's tensors are, the device of most ops first."""
     places = profiler.places[main]
-    plain = ["cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"]
+    plain = ["cuda" if torch.cuda.is_initialized() else "cpu"]
     lazy = [f"{tensors.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
     if profiler.npu is not None and profiler.npu.devices:
         return profiler.npu.devices + lazy  # what is staged runs on plain tensors, too
