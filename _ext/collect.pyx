@@ -20,6 +20,7 @@ from mindtorch._ext.context cimport (
 )
 from mindtorch._ext.lazy cimport get_tape, handle_of
 from mindtorch._ext.signals cimport interrupts
+from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
@@ -47,9 +48,6 @@ cdef extern from *:
     #endif
     #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
     """
-    ctypedef struct PyTypeObject:
-        pass
-    bint PyObject_TypeCheck(object o, PyTypeObject *type) noexcept    # no metaclass hook, unlike isinstance
     uint64_t mt_now() noexcept nogil
     void MT_ASSERT(bint) noexcept nogil
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -58,6 +56,7 @@ MT_ASSERT(sizeof(Row) == 40)
 
 cdef enum:
     SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
+    CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
 
 
 def now_ns():
@@ -109,41 +108,15 @@ cdef class Death:
     cdef Collector collector
     cdef object key
     cdef uint64_t nbytes
+    cdef bint cuda
 
     def __call__(self, reference):
         cdef Collector c = self.collector
         if c.storages.pop(self.key, None) is not None:
-            c.live -= self.nbytes
-
-
-cdef inline void append_shape(list key, object value, PyTypeObject *tensor_type):
-    if PyObject_TypeCheck(value, tensor_type):
-        key.append(value.shape)
-    elif type(value) is float:
-        key.append(None)                       # a learning rate that changes every step changes no FLOPs
-    elif type(value) is list or type(value) is tuple:
-        key.append(len(value))
-        for item in value:
-            append_shape(key, item, tensor_type)
-    else:
-        key.append(value)
-
-
-cdef append_layout(list key, object value, PyTypeObject *tensor_type):
-    """What bytes depend on, beyond FLOPs: dtype and strides."""
-    if PyObject_TypeCheck(value, tensor_type):
-        key.append(value.shape)
-        key.append(value.dtype)
-        try:
-            key.append(value.stride())
-        except RuntimeError:                   # compressed sparse layouts have none
-            key.append(None)
-    elif type(value) is list or type(value) is tuple:
-        key.append(len(value))
-        for item in value:
-            append_layout(key, item, tensor_type)
-    else:
-        append_shape(key, value, tensor_type)
+            if self.cuda == c.cuda:
+                c.live -= self.nbytes
+            else:
+                c.aside -= self.nbytes
 
 
 cdef class Collector:
@@ -161,7 +134,9 @@ cdef class Collector:
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
-    cdef uint64_t live
+    cdef uint64_t live                         # bytes on the host, until there is a tensor on CUDA: then of those alone
+    cdef uint64_t aside                        # what the host holds beside
+    cdef bint cuda                    # there was a tensor on CUDA
     cdef uint64_t *peaks                       # by module id
     cdef uint64_t *entries                     # calls by module id
     cdef uint32_t cap_modules
@@ -657,26 +632,25 @@ cdef class Collector:
 
     cdef uint64_t track(self, out, uint32_t module) except? 0:
         """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
-        cdef uint64_t before = self.live, later = 0
+        cdef uint64_t made = 0
         if PyObject_TypeCheck(out, self.tensor_type):
-            later += self.hold(out)
+            made += self.hold(out)
         elif type(out) is tuple or type(out) is list:
             for item in out:
                 if PyObject_TypeCheck(item, self.tensor_type):
-                    later += self.hold(item)
+                    made += self.hold(item)
                 elif type(item) is tuple or type(item) is list:
                     for inner in item:
                         if PyObject_TypeCheck(inner, self.tensor_type):
-                            later += self.hold(inner)
-        if self.live > before:
+                            made += self.hold(inner)
+        if made:
             if self.live > self.peak:
                 self.peak = self.live
             self.module_peak(module)
-            later += self.live - before
-        return later
+        return made
 
     cdef int64_t hold(self, tensor) except -1:
-        """Count the tensor's storage while it lives. The bytes that a lazy tensor will take once it is computed."""
+        """Count the tensor's storage while it lives; its bytes if it is new. Those that a lazy tensor will take."""
         cdef Death death
         cdef Slot *slot
         cdef Handle h = handle_of(tensor)
@@ -699,9 +673,28 @@ cdef class Collector:
         death.collector = self
         death.key = key
         death.nbytes = nbytes
+        death.cuda = tensor.is_cuda
+        if death.cuda:
+            death.nbytes = (death.nbytes + CUDA_GRAIN - 1) // CUDA_GRAIN * CUDA_GRAIN
+            if not self.cuda:
+                self.only_cuda()
         self.storages[key] = weakref.ref(storage, death)
-        self.live += death.nbytes
-        return 0
+        if death.cuda == self.cuda:
+            self.live += death.nbytes
+        else:
+            self.aside += death.nbytes
+        return nbytes
+
+    cdef void only_cuda(self) noexcept:
+        """The first tensor on CUDA: what is asked for from here on is that memory, as torch.cuda counts it."""
+        cdef uint32_t i
+        self.cuda = True
+        self.aside = self.live
+        self.live = self.peak = 0
+        for i in range(PHASE_COUNT):
+            self.phase_peaks[i] = 0
+        for i in range(self.cap_modules):
+            self.peaks[i] = 0
 
     cdef uint64_t written(self, out) except? 0:
         if PyObject_TypeCheck(out, self.tensor_type):

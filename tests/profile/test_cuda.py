@@ -13,6 +13,30 @@ from torch.utils.flop_counter import FlopCounterMode
 from mindtorch.profile import Profiler, collect
 
 
+def test_C2_peak_memory_of_a_program_on_cuda_is_that_of_its_cuda_tensors() -> None:
+    """As torch.cuda.max_memory_allocated: without what the host holds, in multiples of 512 bytes."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), Profiler() as profiler:
+        held = torch.empty(10_000, device="cpu")
+        weight = torch.empty(8, 8, device="cuda")  # 256 bytes, takes 512
+        x = torch.empty(130, 8, device="cuda")  # 4,160, takes 4,608
+        y = torch.mm(x, weight)  # the same
+        del x
+        z = y.relu()
+        more = torch.empty(1_000_000, device="cpu")
+    assert profiler.report()["totals"]["peak_bytes"] == 512 + 2 * 4608
+    assert profiler.collector.live_bytes == 512 + 2 * 4608
+    del y, z, weight, held, more
+    assert profiler.collector.live_bytes == 0
+
+
+def test_C2_bytes_of_ops_are_counted_on_both_sides() -> None:
+    with FakeTensorMode(), torch.no_grad(), Profiler() as profiler:
+        held = [torch.empty(2, 2, device="cuda"), torch.empty(100, device="cpu")]
+    (row,) = (row for row in profiler.report()["ops"] if row["name"] == "aten::empty")
+    assert (row["calls"], row["bytes"]) == (2, 16 + 400)
+    del held
+
+
 def test_C3_flops_and_calls_on_cuda_tensors_are_torchs() -> None:
     names: dict[str, int] = {}
 

@@ -1,0 +1,36 @@
+"""Keys of a call: what its FLOPs depend on, and what its bytes depend on beside. Here for the compiler to inline."""
+
+cdef extern from *:
+    ctypedef struct PyTypeObject:
+        pass
+    bint PyObject_TypeCheck(object o, PyTypeObject *type) noexcept    # no metaclass hook, unlike isinstance
+
+
+cdef inline void append_shape(list key, object value, PyTypeObject *tensor_type):
+    if PyObject_TypeCheck(value, tensor_type):
+        key.append(value.shape)
+    elif type(value) is float:
+        key.append(None)                       # a learning rate that changes every step changes no FLOPs
+    elif type(value) is list or type(value) is tuple:
+        key.append(len(value))
+        for item in value:
+            append_shape(key, item, tensor_type)
+    else:
+        key.append(value)
+
+
+cdef inline append_layout(list key, object value, PyTypeObject *tensor_type):
+    """What bytes depend on, beyond FLOPs: dtype and strides."""
+    if PyObject_TypeCheck(value, tensor_type):
+        key.append(value.shape)
+        key.append(value.dtype)
+        try:
+            key.append(value.stride())
+        except RuntimeError:                   # compressed sparse layouts have none
+            key.append(None)
+    elif type(value) is list or type(value) is tuple:
+        key.append(len(value))
+        for item in value:
+            append_layout(key, item, tensor_type)
+    else:
+        append_shape(key, value, tensor_type)
