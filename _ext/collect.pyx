@@ -14,6 +14,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_COUNT, PHASE_OPTIMIZER,
     current_location, current_module, current_phase, set_transition_hook,
@@ -30,25 +31,8 @@ from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
     """
-    #include <stdint.h>
-    #if defined(_WIN32)
-    #include <windows.h>
-    static inline uint64_t mt_now(void) {
-        LARGE_INTEGER c, f;
-        QueryPerformanceCounter(&c); QueryPerformanceFrequency(&f);
-        return (uint64_t)((double)c.QuadPart * 1e9 / (double)f.QuadPart);
-    }
-    #else
-    #include <time.h>
-    static inline uint64_t mt_now(void) {      /* the clock of time.perf_counter_ns */
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-    }
-    #endif
     #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
     """
-    uint64_t mt_now() noexcept nogil
     void MT_ASSERT(bint) noexcept nogil
     unsigned long PyThread_get_thread_ident() noexcept nogil
 
@@ -152,6 +136,7 @@ cdef class Collector:
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef readonly Timeline first               # of the thread that started it
+    cdef Timeline caller                       # … that called backward last
     cdef Timeline recent                       # of the thread seen last, whose identity is `ident`
     cdef unsigned long ident
     cdef dict threads                          # identity of a thread -> Timeline
@@ -206,7 +191,7 @@ cdef class Collector:
         self.enabled = True
         self.threads = {}
         self.n_threads = 0
-        self.first = self.join(at if at else mt_now())
+        self.first = self.caller = self.join(at if at else mt_now())
         self.started = self.first.last
         set_transition_hook(on_transition, <void *> self)
 
@@ -255,7 +240,7 @@ cdef class Collector:
             self.recent = <Timeline> found
             return self.recent
         # The engine's own threads (one for each CUDA device) work while the one that called it waits.
-        return self.first if current_phase() == PHASE_BACKWARD else None
+        return self.caller if current_phase() == PHASE_BACKWARD else None
 
     def begin_import(self):
         """A module is being loaded: the time since the last interval was the program's own."""
@@ -785,6 +770,7 @@ cdef class Collector:
         elif current_phase() == PHASE_OPTIMIZER:
             self.mark("step", now)
         elif phase == PHASE_BACKWARD:
+            self.caller = here
             self.mark("backward", now)
         if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
