@@ -31,6 +31,8 @@ NAMES = {
     "name Lazy.device": "where a parameter without a shape belongs",
     "name overrides.has_torch_function": "a function in place of a builtin",
     "name torch.to_dlpack": "the same",
+    "name torch.set_flush_denormal": "what was recorded before runs before it: says of itself that it is torch's own",
+    "name torch.set_num_threads": "the same",
     "name torch.get_device_module": "the same",
     "len(torch.overrides.get_overridable_functions()*": "Tensor.npu",
     "len(torch.overrides.get_testing_overrides())*": "has_torch_function under its other name",
