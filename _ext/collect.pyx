@@ -107,7 +107,6 @@ cdef class Collector:
     """Everything recorded about one run; `dispatch` is the body of a dispatch mode.
 
     Not final: the mode itself is a subclass, because torch insists that ``__torch_dispatch__`` is bound to the mode.
-
     Not thread-safe beyond the GIL. The thread that calls `start` is followed, and others after their `join`.
     """
     cdef Row *rows
@@ -366,6 +365,8 @@ cdef class Collector:
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and <uint64_t> at > here.last:
             self.gap(here, at, 0, current_module(), current_phase())
+        if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
+            self.gap(self.first, at, 0, 0, 0)  # it may be waiting since the start: that was another stage
         taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         self.peak = self.live

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from mindtorch.ranks import Rank
+
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
 from .units import counted
@@ -37,6 +39,9 @@ def command(
 
     Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead.
     """
+    rank = Rank.of_process()
+    if rank is not None:  # each its own file
+        json_file, dot_file = (None if file is None else file.of_rank(rank.rank) for file in (json_file, dot_file))
     program = parse_target(target, script_args, inputs, json_file, dot_file, as_module=as_module)
     files = [file for file in (json_file, dot_file) if file is not None]
     with claimed_stdout(any(file.is_stdout for file in files)):

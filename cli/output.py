@@ -13,6 +13,7 @@ import re
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,8 @@ _OURS = re.compile(
     rb"""
       \{\s*"schema_version":\s*\d+,\s*"(tool":\s*\{\s*"mindtorch"|counts":\s*\{\s*"nodes")   # profile, graph
     | \{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules\ and\ ops"             # trace
-    | table,name,class,                                                                          # CSV
-    | digraph\ computation\ \{                                                                    # DOT
+    | table,name,class,depth,calls,self_s,total_s,                                               # CSV
+    | digraph\ computation\ \{\s*rankdir=TB;\ compound=true;\ fontname="Helvetica";               # DOT
     """,
     re.VERBOSE,
 )
@@ -118,15 +119,17 @@ class OutputFile:
 
     def _is_somebody_elses(self) -> bool:
         """Whether the file there is anything but an earlier output of genie's, or empty."""
-        if self._is_special() or not os.path.getsize(self.path):
+        if self._is_special():
             return False
+        if not os.path.getsize(self.path):
+            return self.path.endswith(".py")  # an empty module; other empty files were made to be written to
         try:
             with open(self.path, "rb") as file:
                 head = file.read(1024)
             if head.startswith(b"\x1f\x8b"):
                 with gzip.open(self.path) as packed:
                     head = packed.read(1024)
-        except (OSError, EOFError):  # cannot be read, is no gzip file after all
+        except (OSError, EOFError, zlib.error):  # cannot be read, is no gzip file after all
             return True
         return _OURS.match(head) is None
 

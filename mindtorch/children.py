@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_PYTHON = re.compile(r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed)(\s|$)")
+_PYTHON = re.compile(r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|(ba|da|z)?sh)(\s|$)"
+                     r"|\.(py|sh)(\s|$)")
 # What starts processes to compile in: nothing of the program's runs there.
 _COMPILERS = tuple(os.path.join("torch", *name.split("/")) for name in ("_inductor/", "_dynamo/", "utils/cpp_ext"))
 
@@ -35,6 +36,8 @@ class ChildWatch:
         self._stand_in(multiprocessing.process.BaseProcess, "start", self._process)
         self._stand_in(subprocess.Popen, "__init__", self._command)
         self._stand_in(os, "system", self._shell)
+        self._stand_in(os, "posix_spawn", self._spawned)
+        self._stand_in(os, "posix_spawnp", self._spawned)
         _active.append(self)
         return self
 
@@ -81,6 +84,9 @@ class ChildWatch:
     def _command(self, popen: Any, args: Any = (), *_: Any, **__: Any) -> Callable[[], None]:
         words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
         return self._shell(" ".join(os.fsdecode(word) for word in words))
+
+    def _spawned(self, path: Any, argv: Any = (), *_: Any, **__: Any) -> Callable[[], None]:
+        return self._command(None, argv)
 
     def _shell(self, line: Any) -> Callable[[], None]:
         text = os.fsdecode(line)

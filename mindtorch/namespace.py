@@ -24,7 +24,9 @@ from .lazy_device import holds_no_data
 CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
 _made: dict[str, Any] = {}
 _package = sys.modules[__package__]
-_folders = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, _package))
+# A checkout that comes first on the path takes its modules from the installed package: see __init__.
+_own = (os.path.dirname(os.path.abspath(file or "")) for file in (torch.__file__, _package.__file__))
+_folders = tuple(folder + os.sep for folder in (*_own, *_package.__path__))
 _used = False
 
 

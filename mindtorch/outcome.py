@@ -83,8 +83,12 @@ def wait_for_threads(before: set[threading.Thread], outcome: Outcome) -> Outcome
 
 def _end_threads(before: set[threading.Thread]) -> None:
     with _executors_closed():
-        for hook in reversed(list(getattr(threading, "_threading_atexits", ()))):
+        hooks = getattr(threading, "_threading_atexits", [])
+        for hook in reversed(list(hooks)):
             hook()
+            # Python calls them when it exits. Those of executors may be called again, as there may be new executors.
+            if not str(getattr(hook, "__module__", "")).startswith("concurrent.futures.") and hook in hooks:
+                hooks.remove(hook)
         while True:  # a thread may start others
             mine = [t for t in threading.enumerate() if t not in before and t is not threading.current_thread()]
             waiting = [t for t in mine if not t.daemon]

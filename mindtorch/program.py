@@ -156,6 +156,7 @@ class Program:
         module = _new_main(self.path)
         if os.path.isdir(self.target):
             module.__package__ = ""  # as Python has it for the __main__.py of a folder
+            module.__spec__ = importlib.util.spec_from_file_location("__main__", os.path.abspath(self.path))
         self._run_main(module, code)
 
     def _run_module(self) -> None:

@@ -424,7 +424,10 @@ PACKAGE = {
     "pkg/__main__.py": "import sys; from .helper import name; print(__name__, __package__, sys.argv, name)",
     "pkg/wrong.py": "import not_there",
     "pkg/empty/__init__.py": "",
-    "folder/__main__.py": "import side, sys; print(__name__, repr(__package__), sys.argv, sys.path[0], __file__)",
+    "folder/__main__.py": """
+        import side, sys
+        print(__name__, repr(__package__), sys.argv, sys.path[0], __file__, __spec__.name)
+    """,
     "folder/side.py": "",
 }
 

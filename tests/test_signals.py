@@ -229,13 +229,13 @@ def test_L9_an_operations_own_error_is_still_the_operations() -> None:
 
     @torch.library.custom_op("genie_test_signals::refuses", mutates_args=())
     def refuses(x: torch.Tensor) -> torch.Tensor:
-        if x.numel() and x.dtype == torch.float32:
+        if x.numel() > 100_000 and x.dtype == torch.float32:  # small copies, on which calls are tried, pass
             raise Alarm("not by a signal")
         return x.clone()
 
     refuses.register_fake(torch.empty_like)
     signal.signal(signal.SIGUSR1, Handler(Alarm("by a signal")))
-    y = refuses(torch.ones(200_000, device=LAZY))
+    y = refuses(torch.ones(1 << 20, device=LAZY))
     with pytest.raises(mindtorch.MaterializationError, match="not by a signal"):
         y.cpu()
 

@@ -45,7 +45,7 @@ def test_C8_existing_file_keeps_mode_and_link(tmp_path):
 
 def test_C8_nothing_half_written(tmp_path):
     target = tmp_path / "out.json"
-    target.write_text(before := 'table,name,class,of an earlier run')
+    target.write_text(before := 'table,name,class,depth,calls,self_s,total_s,of an earlier run')
 
     def fails(path):
         with open(path, "w") as file:
@@ -113,8 +113,11 @@ def test_C8_same_file_under_two_names(tmp_path, monkeypatch):
     assert OutputFile("-").same_as(OutputFile("-"))
 
 
-@pytest.mark.parametrize("content", ["print(1)\n", '{"schema_version": 1, "mine": 2}', "a,b\n1,2\n", "\x1f\x8bnot gzip",
-                                     "digraph mine {}", '{"displayTimeUnit":"ms","traceEvents":[]}', " "])  # fmt: skip
+@pytest.mark.parametrize("content", [
+    "print(1)\n", '{"schema_version": 1, "mine": 2}', "a,b\n1,2\n", "\x1f\x8bnot gzip", "digraph mine {}",
+    "digraph computation {\n  a -> b\n}", "table,name,class,weight\n1,2,3,4\n",
+    '{"displayTimeUnit":"ms","traceEvents":[]}', " ",
+])  # fmt: skip
 def test_C8_a_file_that_genie_did_not_write_is_never_replaced(tmp_path, content):
     (tmp_path / "train.py").write_text(content)
     with pytest.raises(click.UsageError, match=r"will not replace .*train.py: .* --json takes the name of a new file"):
@@ -152,3 +155,11 @@ def test_C8_what_the_program_writes_under_the_same_name_stays(tmp_path, monkeypa
     assert done.exit_code == 0 and "goes to out.1.json" in done.stderr and "wrote out.1.json" in done.stderr
     assert (tmp_path / "out.json").read_text() == "mine"
     assert json.loads((tmp_path / "out.1.json").read_text())["totals"]["ops"]
+
+
+def test_C8_an_empty_module_and_a_damaged_archive_are_not_ours(tmp_path):
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "bad.gz").write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 40)
+    for name in ("__init__.py", "bad.gz"):
+        with pytest.raises(click.UsageError, match="will not replace"):
+            OutputFile(str(tmp_path / name), "--json").check("train.py")

@@ -43,7 +43,8 @@ def test_N5_alpha_scales_the_other_operand(device: Device, name: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["neg", "relu", "exp", "sigmoid", "tanh", "silu", "gelu"])
 def test_N5_unary_operations(device: Device, name: str, layout: int) -> None:
-    for one in [layouts(3, 4)[layout], torch.tensor([0.0, -0.0, float("inf"), float("nan")]), torch.randn(()),
+    most = 30.0 if name == "gelu" else float("inf")  # torch's own gelu(inf) is nan on processors with AVX-512
+    for one in [layouts(3, 4)[layout], torch.tensor([0.0, -0.0, most, float("nan")]), torch.randn(()),
                 torch.empty(0, 2)]:  # fmt: skip
         same(device.run(f"aten::{name}", one), eager(f"aten::{name}", one), name in ("neg", "relu"))
 

@@ -4,6 +4,7 @@ import _thread
 import json
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -260,6 +261,19 @@ def test_C2_a_thread_that_waits_for_another_one_does_nothing(record):
     accounted = totals["time_s"] + totals["overhead_s"] + startup["import_s"] + startup["init_s"]
     assert accounted <= totals["wall_s"] * 1.000001
     assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(totals["time_s"])
+
+
+def test_C2_what_came_before_the_first_op_is_start_up_also_where_that_is_in_a_thread(record):
+    begun = time.perf_counter_ns() - 5_000_000_000
+
+    def program():
+        thread = threading.Thread(target=lambda: torch.ones(2) + 1)
+        thread.start()
+        thread.join()
+
+    report, _ = record(program, begun_ns=begun)
+    assert report["startup"]["import_s"] >= 5 and report["totals"]["ops"] == 2
+    assert report["totals"]["time_s"] < report["totals"]["wall_s"] - 5
 
 
 def test_C2_threads_outside_of_threading_are_not_counted_and_named(record):
