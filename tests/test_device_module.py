@@ -1,0 +1,65 @@
+"""``torch.remote_accelerator`` after torch.cuda's public list (SPEC L1): works, refuses in one line, or has a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch import device_module
+
+LAZY = "remote_accelerator:0"
+module: Any = torch.remote_accelerator  # type: ignore[attr-defined]
+# How the functions that need arguments are called.
+ARGUMENTS: dict[str, tuple] = {
+    "device": (0,), "device_of": (torch.ones(2, device=LAZY),), "set_device": (0,), "can_device_access_peer": (0, 0),
+    "manual_seed": (1,), "manual_seed_all": (1,), "set_sync_debug_mode": (0,), "set_stream": (None,),
+    "stream": (None,), "StreamContext": (None,),
+}
+
+
+@pytest.mark.parametrize("name", sorted(torch.cuda.__all__))
+def test_L1_every_public_name_of_torch_cuda(name: str) -> None:
+    if name in device_module.NOT_APPLICABLE:
+        assert not hasattr(module, name)
+    elif name == "set_rng_state":
+        module.set_rng_state(module.get_rng_state(), LAZY)
+    elif name == "set_rng_state_all":
+        module.set_rng_state_all(module.get_rng_state_all())
+    elif name in device_module._REFUSED and not name.startswith("reset_"):
+        with pytest.raises(mindtorch.UnsupportedOperationError, match=rf"^\[torch.remote_accelerator.{name}\] .*$"):
+            getattr(module, name)()
+    else:
+        getattr(module, name)(*ARGUMENTS.get(name, ()))
+
+
+def test_L1_a_program_for_torch_cuda_with_another_name() -> None:
+    with module.device(1):
+        assert module.current_device() == 1 and module.current_stream().device == torch.device("remote_accelerator:1")
+    module.set_device("remote_accelerator:0")
+    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start.record()
+    x = torch.ones(8, device=LAZY) * 2
+    assert not module.current_stream().query()
+    with module.stream(module.Stream()):
+        y = x + 1
+    end.record()
+    end.synchronize()
+    assert y.materialized and start.elapsed_time(end) >= 0 and module.current_stream().query()
+    free, total = module.mem_get_info()
+    assert 0 < free <= total == module.get_device_properties().total_memory
+    module.empty_cache()
+    module.reset_peak_memory_stats()
+
+
+def test_L7_states_of_all_generators() -> None:
+    torch.manual_seed(3)
+    first = torch.rand(3, device="remote_accelerator:1").tolist()
+    torch.manual_seed(3)
+    states = module.get_rng_state_all()
+    assert len(states) >= 2 and module.initial_seed() == 3
+    torch.rand(3, device="remote_accelerator:1").tolist()
+    module.set_rng_state_all(states)
+    assert torch.rand(3, device="remote_accelerator:1").tolist() == first
