@@ -82,6 +82,7 @@ def test_L1_a_machine_with_cuda_keeps_its_accelerator(mode: str, there: str, in_
     code = """
         import torch
         torch.backends.cuda.is_built = torch.cuda.is_available = lambda: True
+        torch.cuda.device_count = lambda: 1
         import mindtorch
         x = torch.ones(2, device="remote_accelerator:1") + 1
         print(torch.accelerator.current_accelerator(), x.device, type(x.device).__module__, x.tolist())
