@@ -322,7 +322,7 @@ cdef bint any_foreign(tuple args, dict kwargs) noexcept:
     return False
 
 
-# ---- classes of the program that have a say in calls ----------------------------------------------------------------
+# ---- classes of the program's that have a say in calls -----------------------------------------------------------------
 cdef object NOBODY = object()
 cdef bint asking = False              # is there a class of ours whose own __torch_function__ comes first?
 cdef object ask_other = None

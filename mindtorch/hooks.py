@@ -129,7 +129,6 @@ def disable() -> None:
     while _hooked:
         _hooks.unhook(_hooked.pop())
     _hooks.unhook_data(_base.data)
-    transforms.unwatch()
     while _saved:
         owner, name, value, own = _saved.pop()
         if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:

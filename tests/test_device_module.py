@@ -1,4 +1,4 @@
-"""``torch.remote_accelerator`` after torch.cuda's public list (SPEC L1): works, refuses clearly, or has a reason."""
+"""``torch.remote_accelerator`` after torch.cuda's public list (SPEC L1): works, refuses in one line, or has a reason."""
 
 from __future__ import annotations
 

@@ -197,34 +197,3 @@ def test_L7_batched_gradients_of_parts_are_on_the_device(part: Callable, same_as
         return g, jacobian, torch.autograd.gradcheck(part, (x.double(),), check_batched_grad=True)
 
     same_as_eager(program)
-
-
-def test_D5_the_device_is_known_inside_transforms() -> None:
-    seen = []
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        seen.append(str(x.device))
-        return (x * torch.ones(2).to(x.device) + torch.zeros(2, device=x.device)).sum()
-
-    x = torch.ones(2, device=LAZY)
-    xs = torch.ones(3, 2, device=LAZY)
-    grad(f)(x), vmap(f)(xs), vmap(grad(f))(xs), jvp(f, (x,), (x,)), vjp(f, x), jacrev(f)(x), jacfwd(f)(x), hessian(f)(x)
-    torch.func.functionalize(f)(x)
-    assert set(seen) == {LAZY}
-    seen.clear()
-    grad(f)(torch.ones(2)), vmap(f)(torch.ones(3, 2))
-    assert set(seen) == {"cpu"} and torch.ones(2).device == torch.device("cpu")
-
-
-def test_L7_draws_inside_transforms_are_the_devices() -> None:
-    """``rand(device=x.device)`` draws where the tensor is, and leaves the CPU's generator alone."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return (x * torch.rand(2, device=x.device)).sum()
-
-    torch.manual_seed(3)
-    expected = [grad(f)(torch.ones(2)).tolist(), torch.rand(2).tolist()]
-    torch.manual_seed(3)
-    first = grad(f)(torch.ones(2, device=LAZY)).tolist()
-    untouched = torch.rand(2).tolist()
-    assert [first, torch.rand(2, device=LAZY).tolist()] == expected and untouched == expected[0]
