@@ -18,11 +18,9 @@ from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.nn.utils.rnn import PackedSequence
-from torch.overrides import handle_torch_function
 from torch.utils import _device as _torch_device
 
 from . import (
-    classes,
     config,
     creation,
     files,
@@ -44,7 +42,7 @@ from .devices import device as mindtorch_device
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
-from .modules import assign_data, is_ours, swap_tensors
+from .modules import assign_data, is_ours
 from .npu import creation as npu_creation
 from .npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
 from .npu import moves as npu_moves
@@ -74,10 +72,7 @@ def enable() -> None:
     _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
-    _hook(_base._make_subclass, _hooks.SubclassHook(classes.make_subclass))
-    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.plain_as_subclass))
     _hooks.hook_data(_base.data, assign_data)
-    _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
@@ -97,9 +92,7 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in (
-        *classes.patches(), *uninitialized.patches(), *tracing.patches(), *transforms.patches(),
-    ):
+    for owner, name, stand_in in (*uninitialized.patches(), *tracing.patches(), *transforms.patches()):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
@@ -259,8 +252,6 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if classes.has_own_function(self):
-        return handle_torch_function(torch.Tensor.to, (self,), self, *args, **kwargs)
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
     if npu_moves.names_npu(target):
@@ -327,8 +318,6 @@ def _new_hook(name: str) -> Any:
     factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
 
     def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if classes.has_own_function(self):
-            return handle_torch_function(getattr(torch.Tensor, name), (self,), self, *args, **kwargs)
         device = kwargs.get("device")
         lazy = is_ours(self)
         if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
