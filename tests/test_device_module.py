@@ -1,4 +1,4 @@
-"""``torch.remote_accelerator`` after torch.cuda's public list (SPEC L1): works, refuses in one line, or has a reason."""
+"""``torch.remote_accelerator`` after torch.cuda's public list (SPEC L1): it works, refuses in one line, or says why."""
 
 from __future__ import annotations
 
