@@ -31,8 +31,6 @@ NAMES = {
     "name Lazy.device": "where a parameter without a shape belongs",
     "name overrides.has_torch_function": "a function in place of a builtin",
     "name torch.to_dlpack": "the same",
-    "functions x.to(3, 4, 5)": "a function mode is told of the call before torch refuses its arguments",
-    "name Parameter.__new__": "parameters of a class of the program's that are made from tensors of ours",
     "name torch.set_flush_denormal": "what was recorded before runs before it: says of itself that it is torch's own",
     "name torch.set_num_threads": "the same",
     "name torch.get_device_module": "the same",
