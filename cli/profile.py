@@ -134,15 +134,16 @@ def command(
     shown and what the program prints goes to stderr.
     """
     rank = Rank.of_process()
-    merged_file = json_file
+    merged_file = None
     if rank is not None:
+        merged_file = None if json_file is None or json_file.is_stdout else json_file
         json_file, csv_file, trace_file = (
             None if file is None else file.of_rank(rank.rank) for file in (json_file, csv_file, trace_file)
         )
     files = (json_file, csv_file, trace_file)
     request = Request(seq, batch, decode, train, dtype)
     program = parse_target(target, script_args, inputs, *files, request=request, as_module=as_module)
-    if rank is not None and json_file is not None and merged_file is not None and not json_file.is_stdout:
+    if merged_file is not None and json_file is not None:
         merged_file.check(program.path)
         json_file.discard()  # what is there afterwards is of this run
     to_stdout = any(file is not None and file.is_stdout for file in files)
@@ -175,7 +176,7 @@ def command(
         csv_file.write(lambda path: export.write_csv(report, path))
     if trace_file is not None:
         _write_trace(profiler, trace_file)
-    if rank is not None and json_file is not None and merged_file is not None and not json_file.is_stdout:
+    if rank is not None and merged_file is not None:
         _merge_ranks(rank, merged_file)
     if not to_stdout and _ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
