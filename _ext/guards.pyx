@@ -2,11 +2,13 @@
 
 A handler runs between two steps of Python code, so in the middle of a context manager that is written in Python, or of
 an ExitStack: grad mode would stay off, or a generator would keep the numbers of another. Entering and leaving these
-takes no step of Python code.
+takes no step of Python code. Nor does leaving ask for memory, which there may be none of.
 """
+from cpython.object cimport PyObject_CallObject
+
 cdef object set_grad_enabled, grad_enabled, DisableTorchFunction, dispatch_stack, disable_modes, any_autocast
 cdef object DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
-cdef tuple lazy_keys = ()
+cdef tuple lazy_keys = (), on = (True,), off = (False,), no_error = (None, None, None)
 
 
 def init(torch, disable_current_modes):
@@ -32,10 +34,10 @@ cdef class NoGrad:
 
     def __enter__(self):
         self.before = grad_enabled()
-        set_grad_enabled(False)
+        PyObject_CallObject(set_grad_enabled, off)
 
     def __exit__(self, kind, error, traceback):
-        set_grad_enabled(self.before)
+        PyObject_CallObject(set_grad_enabled, on if self.before else off)
 
 
 cdef class Quiet:
@@ -44,7 +46,7 @@ cdef class Quiet:
     `grad`: leave torch's grad mode as it is (the inputs don't require grad, but some kernels look at the mode).
     """
     cdef bint grad
-    cdef list entered
+    cdef list entered      # what leaves each, in order
 
     def __init__(self, bint grad=False):
         self.grad = grad
@@ -78,8 +80,12 @@ cdef class Quiet:
         self._enter(guard)
 
     cdef int _enter(self, object guard) except -1:
-        guard.__enter__()
-        self.entered.append(guard)
+        self.entered.append(guard.__exit__)    # first: afterwards there may be no memory for it
+        try:
+            guard.__enter__()
+        except BaseException:
+            self.entered.pop()
+            raise
         return 0
 
     def __exit__(self, kind, error, traceback):
@@ -89,7 +95,7 @@ cdef class Quiet:
         cdef list entered = self.entered
         while entered:
             try:
-                entered.pop().__exit__(None, None, None)
+                PyObject_CallObject(entered.pop(), no_error)
             except BaseException:
                 self._leave()              # the modes of the user are turned on again in Python code
                 raise

@@ -9,8 +9,10 @@ too: ``torch.ones(2).to("meta:1")``, ``torch.nn.Linear(2, 2, device="meta")``. E
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,8 +39,21 @@ def speaks() -> bool:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_folders):
         frame = frame.f_back
-    names = frame.f_locals if "torch" in frame.f_locals else frame.f_globals
-    return names.get("torch") is _package
+    return _name_in(frame, "torch") is _package
+
+
+def _name_in(frame: FrameType, name: str) -> Any:
+    """What a name means to a frame's code. Keeps none of the frame's variables alive, as looking at f_locals would."""
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module's or a class's own dictionary
+        return frame.f_locals.get(name, frame.f_globals.get(name))
+    if name not in code.co_varnames and name not in code.co_cellvars and name not in code.co_freevars:
+        return frame.f_globals.get(name)
+    copy = frame.f_locals
+    found = copy.get(name, frame.f_globals.get(name))
+    if type(copy) is dict and sys.getrefcount(copy) == 3:  # the frame's (until Python 3.12), ours, and the question's
+        copy.clear()
+    return found
 
 
 def lookup(name: str) -> Any:

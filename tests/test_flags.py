@@ -22,7 +22,12 @@ backends = torch.backends
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """Settings are put back, whatever the test does."""
+    """Settings are put back, whatever the test does; torch's own test helpers, once imported, would forbid changes."""
+    with backends.__allow_nonbracketed_mutation():
+        yield from put_back()
+
+
+def put_back() -> Iterator[None]:
     kept = (torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
             backends.mkldnn.enabled, backends.quantized.engine)
     yield

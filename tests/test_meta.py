@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -378,3 +379,31 @@ def test_D6_meta_is_ours_for_torchs_own_code_in_files_that_call_mindtorch_torch(
         print("done")
     """
     assert in_python(code).stdout.strip() == "done"
+
+
+def test_D6_asking_whose_torch_it_is_keeps_no_variable_alive() -> None:
+    """Until Python 3.12 a look at a function's variables keeps what they hold until it returns."""
+    import mindtorch as torch
+
+    def program() -> None:
+        held = torch.nn.Linear(2, 2)
+        gone = weakref.ref(held)
+        assert torch.ones(2).to("meta:1").device.index == 1  # asks
+        seen = locals()
+        torch.ones(2).to("meta:1")
+        assert seen["held"] is held  # somebody else's stays as it is
+        del held, seen["held"]
+        assert gone() is None
+
+    def calls_a_global() -> None:
+        held = torch_function()
+        gone = weakref.ref(held)
+        held.to("meta")
+        del held
+        assert gone() is None
+
+    def torch_function() -> torch.nn.Module:
+        return torch.nn.Linear(2, 2)
+
+    program()
+    calls_a_global()

@@ -20,7 +20,7 @@ static const char *python;      /* file the interpreter was loaded from */
 static char early[4096];        /* dlsym itself allocates before we know whom to ask */
 static size_t early_used;
 
-static int ours(const char *file) { return file && strstr(file, "mindtorch/_ext/") != NULL; }
+static int ours(const char *file) { return file && strstr(file, "/_ext/") != NULL; }
 
 /* A place for a debugger's breakpoint; prints the stack when GENIE_FAULTS_TRACE is set. */
 __attribute__((noinline)) void faults_here(void) {
