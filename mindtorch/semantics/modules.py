@@ -83,11 +83,14 @@ def roots() -> list[tuple[torch.nn.Module, int]]:
 
 
 def saw_root(module: torch.nn.Module, path: int) -> None:
+    global _misses
     if any(ref() is module for ref, _ in _roots):
         return
     if len(_roots) % 64 == 63:
         _roots[:] = [entry for entry in _roots if entry[0]() is not None]
     _roots.append((weakref.ref(module), path))
+    if next(module.parameters(), None) is not None:
+        _misses = 0  # there are parameters to be found again
     for listener in list(_listeners):
         listener(module, path)
 
@@ -164,7 +167,8 @@ def parameter_owner(tensor: torch.Tensor) -> int:
     entry = _owners.get(id(tensor))
     if entry is not None and entry[0]() is tensor:
         return entry[1]
-    # A new model, or a leaf that no module owns: look again, but ever more rarely while that finds nothing.
+    # A new model, or a leaf that no module owns: look again, but ever more rarely while no model comes and that
+    # finds nothing.
     _misses += 1
     if _misses & (_misses - 1) == 0 or _misses % 1024 == 0:
         _index_parameters()

@@ -74,6 +74,17 @@ def test_L12_gradient_accumulation_belongs_to_the_parameters_owner(tracked, Seen
     assert sorted(added) == sorted([p for p in LINEAR for _ in range(2)] + ["Net.head"])
 
 
+def test_L12_parameters_of_a_new_model_are_known_after_many_leaves_without_owner(tracked, Seen):
+    with Seen():
+        for _ in range(5):
+            torch.ones(3, requires_grad=True).sum().backward()
+    net = Net()
+    loss = net(torch.ones(3, 4)).sum()
+    with Seen() as seen:
+        loss.backward()
+    assert sorted(seen.paths("detach")) == sorted([*LINEAR, *LINEAR, "Net.head"])  # weights and biases
+
+
 def test_L12_checkpoint_recompute_keeps_path_and_is_backward(tracked, Seen):
     class Checkpointed(Net):
         def forward(self, x):
