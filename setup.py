@@ -108,6 +108,7 @@ class BuildExt(build_ext):
                 include_path=["."],
                 annotate="annotate" in OPTIONS,
                 force=bool(self.force),
+                nthreads=self.parallel or 0,
             )
         finally:
             os.chdir(here)

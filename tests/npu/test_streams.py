@@ -120,6 +120,7 @@ def test_N2_use_after_fork_is_refused(in_npu_process):
             os._exit(0)
         os.waitpid(child, 0)
         blocks.fill(held, 0, 1, 1)
+        event.synchronize()
         print("the parent goes on", event.query())
         """
     ).splitlines()

@@ -70,8 +70,11 @@ ONE: dict[str, Callable[[Tensor, int, int], Any]] = {
     "pooled": lambda t, b, c: (F.max_pool2d if b % 2 else F.avg_pool2d)(_image(t), 2),
     "pooled_to_5": lambda t, b, c: F.adaptive_avg_pool2d(_image(t), 5),
     "resized": lambda t, b, c: F.interpolate(_image(t), size=(20, 40), mode=("nearest", "bilinear")[b % 2]),
-    "drawn": lambda t, b, c: torch.normal(t, t.detach().abs()) if b % 2 else torch.bernoulli(t.detach().sigmoid()),
-    "one_hot": lambda t, b, c: F.one_hot(t.detach().clamp(0, 3).long(), 4) if t.numel() < MOST // 4 else None,
+    # Values that a kernel refuses (NaN) are told at the read; eager tells at once.
+    "drawn": lambda t, b, c: (torch.normal(t, t.detach().abs().nan_to_num()) if b % 2 else
+                              torch.bernoulli(t.detach().sigmoid().nan_to_num())),
+    "one_hot": lambda t, b, c: (F.one_hot(t.detach().nan_to_num().clamp(0, 3).long(), 4)
+                                 if t.numel() < MOST // 4 else None),
     "classified": lambda t, b, c: F.cross_entropy(_image(t), _image(t)[:, 0].detach().gt(0).long(),
                                                   reduction=("mean", "none")[b % 2]),
     "log_sigmoid": lambda t, b, c: F.logsigmoid(t),
