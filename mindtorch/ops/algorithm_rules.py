@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .rules import Args, Kwargs, argument, first_output, numel
+from .rules import Args, Kwargs, argument, first_output, is_tensor, numel
 
 # -- Fourier transforms ------------------------------------------------------------------------------------------------
 
@@ -169,6 +169,16 @@ def bucketize(args: Args, kwargs: Kwargs, out: Any) -> int:
     """bucketize(values, boundaries)."""
     boundaries = argument(args, kwargs, 1, "boundaries")
     return numel(first_output(args, kwargs, out)) * math.ceil(math.log2(boundaries.shape[-1] + 1))
+
+
+def isin(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """isin(elements, test_elements): every pair is compared, or all are sorted, as ATen does (TensorCompare.cpp)."""
+    elements = argument(args, kwargs, 0, "elements", "element")
+    tests = argument(args, kwargs, 1, "test_elements", "test_element")
+    n, m = (numel(x) if is_tensor(x) else 1 for x in (elements, tests))
+    if m < int(10 * n**0.145):
+        return n * m
+    return (n + m) * math.ceil(math.log2(n + m)) if n + m else 0
 
 
 # -- others ------------------------------------------------------------------------------------------------------------

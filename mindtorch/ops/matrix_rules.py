@@ -3,6 +3,7 @@
 These are the conventions of ``torch.utils.flop_counter``, and the numbers are equal to it wherever it has a formula,
 except where it is wrong:
 
+- a product with a sparse matrix: it counts that as a dense one, here only the stored numbers count;
 - weight gradient of a grouped convolution: it counts `groups` times too much;
 - ``_efficient_attention_forward``/``_backward``: it reads the (batch, length, heads, dim) layout as
   (batch, heads, length, dim).
@@ -15,6 +16,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from .rules import Args, Kwargs, argument, first_output, is_tensor, numel
 
 
@@ -24,9 +27,34 @@ def _operands(args: Args, kwargs: Kwargs, index: int = 0) -> tuple[Any, Any]:
     return a, b
 
 
+def _stored(matrix: Any) -> int | None:
+    """Numbers that a sparse matrix stores; None for a dense one."""
+    if getattr(matrix, "layout", torch.strided) == torch.strided or not hasattr(matrix, "_nnz"):
+        return None
+    return numel(matrix._values() if matrix.is_sparse else matrix.values())
+
+
+def sparse_product(a: Any, b: Any) -> int | None:
+    """2 FLOPs for each stored number and each row or column of the dense operand that it meets; None if none is sparse.
+
+    What two sparse operands cost depends on where their numbers are: no formula.
+    """
+    left, right = _stored(a), _stored(b)
+    if left is not None and right is not None:
+        raise ValueError("the cost of a product of sparse matrices depends on their values")
+    if left is not None:
+        return 2 * left * (b.shape[-1] if len(b.shape) > 1 else 1)
+    if right is not None:
+        return 2 * right * (a.shape[-2] if len(a.shape) > 1 else 1)
+    return None
+
+
 def matmul(args: Args, kwargs: Kwargs, out: Any) -> int:
     """mm, bmm, mv, dot, matmul: 2 K per output element, K the contracted size (last of the first operand)."""
     a, b = _operands(args, kwargs)
+    sparse = sparse_product(a, b)
+    if sparse is not None:
+        return sparse
     k = a.shape[-1]
     if is_tensor(out):
         return 2 * numel(out) * k
@@ -38,6 +66,9 @@ def addmm(args: Args, kwargs: Kwargs, out: Any) -> int:
     """addmm, baddbmm, addmv, addbmm, addr: the product of arguments 1 and 2; the addition is not counted."""
     a = argument(args, kwargs, 1, "mat1", "batch1", "mat", "vec1")
     b = argument(args, kwargs, 2, "mat2", "batch2", "vec", "vec2")
+    sparse = sparse_product(a, b)
+    if sparse is not None:
+        return sparse
     if len(a.shape) == 1:
         return 2 * numel(a) * numel(b)  # addr: an outer product
     rows = math.prod(a.shape[:-1])

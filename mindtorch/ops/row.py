@@ -16,11 +16,11 @@ ScratchRule = FlopRule
 
 TAGS = (
     "attention", "matmul", "conv", "norm", "elementwise", "reduction", "softmax", "data movement", "view", "creation",
-    "random", "loss", "embedding", "rnn", "optimizer", "other",
+    "random", "loss", "embedding", "rnn", "optimizer", "communication", "other",
 )  # fmt: skip
 
 #: Tags whose ops compute nothing: they have 0 FLOPs by definition, not for want of a formula.
-FREE_TAGS = frozenset({"data movement", "view", "creation", "embedding"})
+FREE_TAGS = frozenset({"data movement", "view", "creation", "embedding", "communication"})
 
 #: Tags whose FLOPs are all multiply-adds: MACs = FLOPs / 2. Everywhere else MACs are 0.
 MATRIX_TAGS = frozenset({"attention", "matmul", "conv", "rnn"})

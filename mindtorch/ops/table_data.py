@@ -105,6 +105,26 @@ ROWS: list[OpRow] = [
         "_functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size "
         "_has_same_storage_numel _has_compatible_shallow_copy_type _is_zerotensor _version _backward backward "
         "cudnn_is_acceptable _debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
-        "_use_miopen_ctc_loss _use_cudnn_rnn_flatten_weight _coalesced",
+        "_use_miopen_ctc_loss _use_cudnn_rnn_flatten_weight _coalesced prim::device prim::dtype prim::layout "
+        "prim::is_cpu prim::is_cuda prim::is_meta prim::is_mkldnn prim::is_nested prim::is_quantized prim::is_sparse "
+        "prim::is_sparse_csr prim::itemsize prim::nbytes prim::requires_grad",
+    ),
+    # collectives
+    *ops(
+        "communication",
+        None,
+        "c10d::_allgather_base_ c10d::_reduce_scatter_base_ c10d::allgather_ c10d::allgather_coalesced_ "
+        "c10d::allgather_into_tensor_coalesced_ c10d::allreduce_ c10d::allreduce_coalesced_ c10d::alltoall_ "
+        "c10d::alltoall_base_ c10d::barrier c10d::broadcast_ c10d::check_for_nan c10d::gather_ "
+        "c10d::monitored_barrier_ c10d::recv_ c10d::recv_any_source_ c10d::reduce_ c10d::reduce_scatter_ "
+        "c10d::reduce_scatter_tensor_coalesced_ c10d::scatter_ c10d::send "
+        "_c10d_functional::all_gather_into_tensor _c10d_functional::all_gather_into_tensor_coalesced "
+        "_c10d_functional::all_gather_into_tensor_out _c10d_functional::all_reduce "
+        "_c10d_functional::all_reduce_coalesced _c10d_functional::all_to_all_single "
+        "_c10d_functional::batch_p2p_ops _c10d_functional::broadcast _c10d_functional::irecv "
+        "_c10d_functional::isend _c10d_functional::reduce_scatter_tensor "
+        "_c10d_functional::reduce_scatter_tensor_coalesced _c10d_functional::reduce_scatter_tensor_out "
+        "_c10d_functional::wait_tensor _c10d_functional_autograd::all_gather_into_tensor "
+        "_c10d_functional_autograd::all_to_all_single _c10d_functional_autograd::reduce_scatter_tensor",
     ),
 ]

@@ -88,9 +88,9 @@ ROWS: list[OpRow] = [
     op("topk", "other", reduction),
     op("searchsorted", "other", alg.searchsorted),
     op("bucketize", "other", alg.bucketize),
+    op("isin", "other", alg.isin),
     # by a table or by sorting, as the library sees fit: no formula
-    *ops("other", None, "isin unique_dim unique_consecutive"),
-    *ops("other", None, "unique_dim_consecutive _unique _unique2"),
+    *ops("other", None, "unique_dim unique_consecutive unique_dim_consecutive _unique _unique2"),
     # Linear algebra. Those marked probe: the meta kernel's strides are not LAPACK's.
     *ops("other", alg.lu, "det logdet slogdet _lu_with_info linalg_det linalg_lu linalg_lu_factor_ex linalg_slogdet"),
     *ops("other", alg.lu, "_linalg_det _linalg_slogdet"),

@@ -13,6 +13,9 @@ ROWS: list[OpRow] = [
     op("mm", "matmul", mat.matmul, scratch=scratch.mm),
     op("bmm", "matmul", mat.matmul),
     op("mv", "matmul", mat.matmul),
+    op("_sparse_mm", "matmul", mat.matmul),
+    op("smm", "matmul", mat.matmul),
+    op("hspmm", "matmul", mat.matmul),
     op("dot", "matmul", mat.matmul),
     op("vdot", "matmul", mat.matmul),
     # whole: with out=, torch asks whether two views share a storage, which wrappers do not show
@@ -32,6 +35,8 @@ ROWS: list[OpRow] = [
     op("baddbmm", "matmul", mat.addmm),
     op("addbmm", "matmul", mat.addmm),
     op("addmv", "matmul", mat.addmm),
+    op("_sparse_addmm", "matmul", mat.addmm),
+    op("sspaddmm", "matmul", mat.addmm),
     op("addr", "matmul", mat.addmm),
     op("linear", "matmul", mat.linear),
     op("mkldnn_linear", "matmul", mat.linear),
@@ -46,7 +51,7 @@ ROWS: list[OpRow] = [
     *ops(
         "matmul",
         None,
-        "bilinear _trilinear _sparse_mm _sparse_addmm sspaddmm smm hspmm sparse_sampled_addmm _mixed_dtypes_linear "
+        "bilinear _trilinear sparse_sampled_addmm _mixed_dtypes_linear "
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
         "_dyn_quant_matmul_4bit _cslt_sparse_mm _sparse_semi_structured_mm _sparse_semi_structured_linear "
         "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",

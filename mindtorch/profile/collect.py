@@ -32,6 +32,7 @@ from mindtorch.children import ChildWatch
 from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.lazy_device import cuda_present
+from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile import calibrate, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.npu_ops import NpuOps
@@ -43,7 +44,6 @@ from mindtorch.threads import ThreadWatch
 log = logging.getLogger(__name__)
 
 #: Tags of ops that compute nothing by definition.
-FREE = frozenset({"data movement", "view", "creation", "embedding"})
 #: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
 ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
 
@@ -306,7 +306,7 @@ def describe(func: Any) -> Op:
     row = ops.row(name)
     if isinstance(func, str):
         category = row.tag if row is not None else "other"
-        return Op(None, None, name, category, False, category in FREE, False, False, True)
+        return Op(None, None, name, category, False, category in FREE_TAGS, False, False, True)
     schema = getattr(func, "_schema", None)
     allocates = writes = False
     is_view = False
@@ -318,7 +318,7 @@ def describe(func: Any) -> Op:
     else:  # a higher-order operator
         allocates = True
     category = row.tag if row is not None else ("view" if is_view else "other")
-    free = category in FREE
+    free = category in FREE_TAGS
     call = func._op if type(func) is torch._ops.OpOverload else func
     has_formula = not free and row is not None and row.flops is not None
     return Op(func, call, name, category, has_formula, free, allocates, writes)

@@ -23,8 +23,9 @@ from mindtorch.children import ChildWatch
 from mindtorch.estimate import files, known
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
+from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile import memory, roofline
-from mindtorch.profile.collect import FREE, STAGES, Places, describe
+from mindtorch.profile.collect import STAGES, Places, describe
 from mindtorch.profile.rows import CALLS, as_table, exact
 from mindtorch.profile.run import Run
 from mindtorch.profile.targets import Target
@@ -264,7 +265,7 @@ class Estimator(Run):
 def _bookkeeping(name: str) -> Op:
     row = ops.row(name)
     tag = "other" if row is None else row.tag
-    return Op(None, None, name, tag, False, tag in FREE, False, False)
+    return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
 
 
 def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:

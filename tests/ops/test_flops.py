@@ -237,6 +237,32 @@ def test_C3_attention_length_first_layouts():
     )
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("convert", [
+    torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc, lambda m: m.to_sparse_bsr((2, 2)),
+])
+def test_C3_products_with_sparse_matrices_count_stored_numbers(convert):
+    dense = torch.zeros(6, 4)
+    dense[0, 1] = dense[5, 3] = dense[3, 3] = 1.0
+    matrix, x = convert(dense), torch.ones(4, 5)
+    stored = 12 if matrix.layout == torch.sparse_bsr else 3  # three blocks of four, one number in each
+
+    def flops(name, *args):
+        return count_flops(name, args, {}, None).flops
+
+    assert flops("aten::mm", matrix, x) == flops("aten::_sparse_mm", matrix, x) == 2 * stored * 5
+    assert flops("aten::addmm", torch.ones(6, 5), matrix, x) == 2 * stored * 5
+    assert flops("aten::mv", matrix, torch.ones(4)) == 2 * stored
+    assert flops("aten::mm", torch.ones(2, 6), matrix) == 2 * stored * 2
+    assert count_flops("aten::mm", (matrix, convert(dense.T.contiguous())), {}, None) is None
+
+
+def test_C3_isin_compares_pairs_or_sorts():
+    assert flops(torch.isin, meta(1000), meta(3)) == 3000
+    assert flops(torch.isin, meta(1000), meta(1048)) == 2048 * 11
+    assert flops(torch.isin, meta(1000), 3) == 1000
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("layers,bidirectional,proj", [(1, False, 0), (2, True, 0), (2, True, 3)])
 def test_C3_rnn_matrix_work(kind, layers, bidirectional, proj):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 import torch
+import torch.distributed  # registers c10d
 import torch.nn.functional as F
 
 from mindtorch.ops import ROWS, TAGS, op_name, row
