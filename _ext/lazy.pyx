@@ -338,6 +338,11 @@ def is_root(Handle h):
     return tape.slot(h.slot).root == h.slot
 
 
+def root_slot(Handle h):
+    """Number of the slot that owns the storage: the same for all that share it, another's once they are gone."""
+    return tape.slot(h.slot).root
+
+
 def lose(Handle h):
     """Something unknown was written to the storage: nothing on it is known any more."""
     if tape.interner.metas[h.meta].device < 0:

@@ -47,6 +47,19 @@ def refuse(what: str) -> NoReturn:
     raise NoDataError(f"[{what}] meta tensor has no data{sourceline.here()}; .to(device) gives it uninitialized memory")
 
 
+def address(t: Any, of_storage: bool = False) -> int:
+    """In an estimate, a made-up address: as torch's, the same for what shares memory, 0 for what has none.
+
+    Elsewhere an error. Nothing is there, and no address of the program's own is that large.
+    """
+    if knowing is None:
+        refuse("data_ptr")
+    start = (_core.root_slot(t._handle) + (1 << 18)) << 44  # 16 TiB each
+    if of_storage:
+        return start
+    return start + t.storage_offset() * t.dtype.itemsize if t.numel() else 0
+
+
 class MetaStorage:
     """What a meta tensor stands for: `nbytes` of memory that nobody allocated."""
 
@@ -55,6 +68,7 @@ class MetaStorage:
         self.dtype = t.dtype
         self.device = t.device
         self._extent = extent(t.shape, t.stride(), t.storage_offset())
+        self._address = None if knowing is None else address(t, of_storage=True)
 
     def nbytes(self) -> int:
         """Bytes from the start of the storage to the tensor's last element."""
@@ -69,8 +83,9 @@ class MetaStorage:
     def element_size(self) -> int:
         return 1
 
-    def data_ptr(self) -> NoReturn:
-        refuse("data_ptr")
+    def data_ptr(self) -> int:
+        """In an estimate a made-up address, see `address`; elsewhere an error."""
+        return refuse("data_ptr") if self._address is None else self._address
 
     def tolist(self) -> NoReturn:
         refuse("tolist")
@@ -156,8 +171,8 @@ class MetaTensor(RecordedTensor):
     def __dlpack_device__(self) -> NoReturn:
         refuse("dlpack")
 
-    def data_ptr(self) -> NoReturn:
-        refuse("data_ptr")
+    def data_ptr(self) -> int:
+        return address(self)
 
     def untyped_storage(self) -> Any:
         return MetaStorage(self)

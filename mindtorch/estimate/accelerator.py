@@ -122,6 +122,9 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
         "set_rng_state": lambda state, device="cuda": None,
+        "initial_seed": torch.initial_seed,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
         "is_bf16_supported": lambda including_emulation=True: True,
         "device": _device,
         "stream": _device,
@@ -131,7 +134,10 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "default_stream": lambda device=None: _Stream(),
         "set_stream": lambda stream: None,
     }  # fmt: skip
-    return shared + [(torch.cuda, name, value) for name, value in said.items()]
+    replaced = [(torch.cuda, name, value) for name, value in said.items()]
+    for module in (torch.cuda.random, torch.cuda.memory):  # where torch.cuda has them from, and programs may, too
+        replaced += [(module, name, said[name]) for name in said if vars(module).get(name) is getattr(torch.cuda, name)]
+    return shared + replaced
 
 
 @contextmanager

@@ -1,14 +1,19 @@
-"""Checkpoints while estimating: of those read, names, shapes and dtypes, weights stay on the disk; none is written."""
+"""Checkpoints while estimating: of those read, names, shapes and dtypes, weights stay on the disk; none is written.
+
+What `torch.save` was given is remembered instead: `torch.load` of the same file, or buffer, gives it back.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
 import os
 import sys
+import weakref
 import zipfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -20,6 +25,8 @@ from ..meta import as_meta
 def replacements() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what reads files."""
     unwritten.clear()
+    _saved.clear()
+    _saved_in_buffers.clear()
     found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
     found += [(numpy, name, _save_array) for name in ("save", "savez", "savez_compressed", "savetxt")]
     if importlib.util.find_spec("safetensors") is not None:
@@ -45,8 +52,57 @@ def _keep_away(f: Any) -> None:
         unwritten.append(name)
 
 
+class _Sizes(NamedTuple):
+    """A tensor that was saved: it takes no memory of the estimated program's."""
+
+    like: torch.Tensor
+    place: int
+    requires_grad: bool
+    parameter: bool
+
+
+_saved: dict[str, Any] = {}
+_saved_in_buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _record_of(f: Any) -> tuple[Any, Any]:
+    """(dictionary, key) that what is saved to `f` is remembered under."""
+    if isinstance(f, (str, os.PathLike)):
+        return _saved, os.path.abspath(f)
+    name = getattr(f, "name", None)
+    return (_saved, os.path.abspath(name)) if isinstance(name, str) else (_saved_in_buffers, f)
+
+
 def _save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     _keep_away(f)
+    records, key = _record_of(f)
+    records[key] = _exchange(obj, _sizes_of, {})
+
+
+def _sizes_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    parameter = isinstance(value, torch.nn.Parameter)
+    return _Sizes(like, place_of(value.device), value.requires_grad, parameter)
+
+
+def _exchange(value: Any, exchange: Any, done: dict[int, Any]) -> Any:
+    """A copy of dictionaries, lists and tuples, in which ``exchange(item)`` stands for each item, once for the same."""
+    if id(value) not in done:
+        if type(value) is _Sizes or not isinstance(value, (dict, list, tuple)):
+            made = exchange(value)
+        elif isinstance(value, dict):
+            made = copy.copy(value)
+            for key in value:
+                made[key] = _exchange(value[key], exchange, done)
+        elif hasattr(value, "_fields"):
+            made = type(value)(*(_exchange(item, exchange, done) for item in value))
+        else:
+            made = type(value)(_exchange(item, exchange, done) for item in value)
+        done[id(value)] = (value, made)  # kept, or another value could have its number
+    return done[id(value)][1]
 
 
 def _save_array(file: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,12 +118,28 @@ _torch_load = torch.load
 
 @functools.wraps(_torch_load)
 def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    records, key = _record_of(f)
+    if key in records:
+        return _exchange(records[key], functools.partial(_made_from, place=_place_for(map_location)), {})
     # Mapped into memory, a file's weights are never read.
     mapped = isinstance(f, (str, os.PathLike)) and kwargs.get("mmap") is None and zipfile.is_zipfile(f)
     with torch._C.DisableTorchFunction():
         loaded = _torch_load(f, "cpu", *args, **{**kwargs, "mmap": True} if mapped else kwargs)
     device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
     return _without_data(loaded, place_of(device))
+
+
+def _place_for(map_location: Any) -> int | None:
+    return place_of(map_location, anywhere=True) if isinstance(map_location, (str, torch.device)) else None
+
+
+def _made_from(saved: Any, place: int | None) -> Any:
+    if type(saved) is not _Sizes:
+        return copy.deepcopy(saved)
+    made = as_meta(saved.like, saved.place if place is None else place)
+    if saved.parameter:
+        return torch.nn.Parameter(made, saved.requires_grad)
+    return made.requires_grad_(saved.requires_grad)
 
 
 def _without_data(value: Any, place: int) -> Any:

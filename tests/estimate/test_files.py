@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch import nn
 import mindtorch
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
+from mindtorch.profile import targets
+from mindtorch.profile.estimate import Estimator
 
 GPU = Accelerator("Test GPU", 10**9)
 N = 8_000_000  # 32 MB: far more than what else may be touched
@@ -93,3 +97,58 @@ def test_C4_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
     torch.save(good, tmp_path / "again.pt")
     assert torch.load(tmp_path / "again.pt")["weight"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["path", "file", "buffer"])
+def test_C4_what_was_saved_is_loaded(tmp_path: Path, where: str) -> None:
+    """Though nothing was written: without its memory being counted, and as it was when it was saved."""
+    buffer = io.BytesIO()
+    with Estimator(target=targets.find("h100")), contextlib.ExitStack() as stack:
+        to: Any = tmp_path / "model.pt"
+        if where == "file":
+            to = stack.enter_context(open(to, "wb"))
+        model = nn.Linear(3, 2, device="cuda")
+        state: dict[str, Any] = {"model": model.state_dict(), "step": 1, "seen": [1]}
+        state["again"] = state["model"]["weight"]
+        before = torch.cuda.memory_allocated()
+        torch.save(state, buffer if where == "buffer" else to)
+        state["step"] = 2
+        state["seen"].append(2)
+        assert torch.cuda.memory_allocated() == before
+        buffer.seek(0)
+        source = buffer if where == "buffer" else str(tmp_path / "model.pt")
+        loaded = torch.load(source)
+        assert loaded["step"] == 1 and loaded["seen"] == [1] and type(loaded["model"]) is type(state["model"])
+        assert loaded["again"] is loaded["model"]["weight"]
+        assert loaded["again"].device.type == "cuda" and torch.load(source, "cpu")["again"].device.type == "cpu"
+        model.load_state_dict(loaded["model"])
+        assert torch.cuda.memory_allocated() > before
+        torch.save(model.weight, buffer)
+        assert isinstance(torch.load(buffer), nn.Parameter)
+    with pytest.raises((OSError, EOFError, RuntimeError)):
+        torch.load(source)
+
+
+def test_C4_addresses_tell_what_shares_memory() -> None:
+    """As programs that save want to know; outside an estimate there are none (M1)."""
+    with estimating(GPU):
+        x, y = torch.zeros(4, 3), torch.zeros(4, 3)
+        assert x.data_ptr() == x.view(12).data_ptr() == x.detach().data_ptr() == nn.Parameter(x).data_ptr()
+        assert x[1].data_ptr() - x.data_ptr() == 12
+        assert x[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr() == x.data_ptr() != y.data_ptr()
+        assert torch.zeros(0).data_ptr() == 0
+        kept = x.untyped_storage()
+    with pytest.raises(mindtorch.NoDataError):
+        mindtorch.zeros(2, device="meta").data_ptr()
+    assert kept.nbytes() == 48
+
+
+def test_C4_a_transformers_model_is_saved_in_an_estimate(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    with estimating(GPU):
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10, n_positions=8)
+        model = transformers.GPT2LMHeadModel(config)  # with weights that two modules share
+        model.save_pretrained(tmp_path)
+        states = torch.cuda.random.get_rng_state(), torch.cuda.random.get_rng_state_all()
+    assert states[0].dtype is torch.uint8 and len(states[1]) == 1
+    assert not list(tmp_path.glob("*.safetensors"))
