@@ -1,7 +1,8 @@
 """The graph as a tree to read: phases, modules in the order they ran, ops; what repeats is shown once.
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
-aside. The numbers shown (``%12``) are node ids, of the first repetition where a stretch is folded.
+aside. The numbers shown (``%12``) are node ids, of the first repetition where a stretch is folded; what a later one
+made is ``%12@h.3``, what %12 is in h.3, or ``%12#2``, what it is the second time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _result(node: Node) -> str:
     return f"{sizes(first)} {element_type(first)}{more}"
 
 
-def _arguments(node: Node) -> str:
+def _arguments(node: Node, folded: Folded) -> str:
     module = node.module + "."
     inputs = node.inputs
     graph = node.graph
@@ -63,7 +64,8 @@ def _arguments(node: Node) -> str:
             source, output = inputs[value.index]
             if source in graph._names:
                 return graph._names[source].removeprefix(module)
-            return f"%{source}.{output}" if output else f"%{source}"
+            name = _name(source, folded)
+            return f"{name}.{output}" if output else name
         if isinstance(value, Opaque):
             return value.text
         if isinstance(value, list):
@@ -79,11 +81,23 @@ def _arguments(node: Node) -> str:
     return ", ".join(words)
 
 
+#: {id of a node in a repetition that is not shown: (id of the same node in the first one, which repetition it is)}.
+Folded = dict[int, tuple[int, str]]
+
+
+def _name(node: int, folded: Folded) -> str:
+    which = ""
+    while node in folded:
+        node, repetition = folded[node]
+        which = repetition + which
+    return f"%{node}{which}"
+
+
 # ---- the tree --------------------------------------------------------------------------------------------------------
 class Item:
     """A line: an op or input (``node``), a module, or a stretch that repeats."""
 
-    __slots__ = ("children", "cls", "exact", "label", "node", "repeated", "shape", "varies")
+    __slots__ = ("children", "cls", "exact", "ids", "label", "node", "repeated", "shape", "varies")
 
     def __init__(self, label: str = "", cls: str = "", node: Node | None = None) -> None:
         self.label, self.cls, self.node = label, cls, node
@@ -91,6 +105,8 @@ class Item:
         self.repeated = 1
         self.shape = self.exact = 0  # equal for stretches that are the same, and are so to the last size
         self.varies = False  # stands for results of other sizes, too
+        # of all nodes here, those in repetitions that are not shown included: in equal stretches, in the same order
+        self.ids: list[int] = [] if node is None else [node.id]
 
 
 def _grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
@@ -157,6 +173,7 @@ class _Folder:
 
     def __init__(self) -> None:
         self.shapes: dict[Any, int] = {}
+        self.folded: Folded = {}
 
     def fold(self, root: Item) -> None:
         for item in reversed(_parents_first(root)):
@@ -167,6 +184,7 @@ class _Folder:
                 if _is_upkeep(item.node):
                     item.shape = self._number(item.node.op)
                 continue
+            item.ids = [node for child in item.children for node in child.ids]
             item.children = self._repeats(item.children)
             key = _INDEX.match(item.label)
             label = (key.group(1), True) if key else (item.label, False)
@@ -203,9 +221,33 @@ class _Folder:
                 found.append(items[i])
                 i += 1
                 continue
-            found.append(_join(runs))
+            found.append(self._join(runs))
             i += best * times
         return found
+
+    def _join(self, runs: list[list[Item]]) -> Item:
+        first, last = runs[0], runs[-1]
+        ids = [node for item in first for node in item.ids]
+        joined_ids = list(ids)
+        for number, run in enumerate(runs[1:], 2):
+            named = len(run) == 1 and run[0].label not in ("", first[0].label)
+            which = f"@{run[0].label}" if named else f"#{number}"
+            there = [node for item in run for node in item.ids]
+            joined_ids += there
+            for shown, node in zip(ids, there, strict=True):
+                self.folded[node] = (shown, which)
+        for place, item in enumerate(first):
+            item.varies = any(run[place].exact != item.exact for run in runs)
+        joined = first[0]
+        if len(first) > 1:
+            joined = Item()
+            joined.children = first
+            joined.exact = self._number(("these", tuple((item.exact, item.repeated) for item in first)))
+        elif joined.label and joined.label != last[0].label:
+            joined.label = f"{joined.label} … {last[0].label}"
+        joined.repeated = len(runs)
+        joined.ids = joined_ids
+        return joined
 
 
 def _is_upkeep(node: Node) -> bool:
@@ -213,30 +255,20 @@ def _is_upkeep(node: Node) -> bool:
     return node.phase == "optimizer" or (not node.module and (node.op.endswith("_") or not node.inputs))
 
 
-def _join(runs: list[list[Item]]) -> Item:
-    first, last = runs[0], runs[-1]
-    for place, item in enumerate(first):
-        item.varies = any(run[place].exact != item.exact for run in runs)
-    joined = first[0]
-    if len(first) > 1:
-        joined = Item()
-        joined.children = first
-        joined.exact = -1
-    elif joined.label and joined.label != last[0].label:
-        joined.label = f"{joined.label} … {last[0].label}"
-    joined.repeated = len(runs)
-    return joined
-
-
 # ---- lines -----------------------------------------------------------------------------------------------------------
 def to_text(graph: ComputationGraph, width: int = 80) -> str:
     """The tree, at most ``width`` columns wide (at least 40)."""
     width = max(width, 40)
     lines = list(_summary(graph, width))
-    for phase, root in _grow(graph):
-        _Folder().fold(root)
+    sections = _grow(graph)
+    folded: Folded = {}
+    for _, root in sections:  # all of them first: gradients are computed from what the forward pass made
+        folder = _Folder()
+        folder.fold(root)
+        folded |= folder.folded
+    for phase, root in sections:
         lines += ["", f"── {phase} " + "─" * (width - len(phase) - 4)]
-        lines += _tree(root, width)
+        lines += _tree(root, width, folded)
     return "\n".join(lines)
 
 
@@ -254,17 +286,17 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
         yield _cut(f"{len(segments)} segments: the program reads values by {text}", width)
 
 
-def _tree(root: Item, width: int) -> Iterator[str]:
+def _tree(root: Item, width: int, folded: Folded) -> Iterator[str]:
     stack = [("", "", child) for child in reversed(root.children)]  # the outermost level has no branches
     while stack:
         head, below, item = stack.pop()
-        yield _line(item, head, width)
+        yield _line(item, head, width, folded)
         last = len(item.children) - 1
         for i, child in reversed(list(enumerate(item.children))):
             stack.append((below + ("└─ " if i == last else "├─ "), below + ("   " if i == last else "│  "), child))
 
 
-def _line(item: Item, head: str, width: int) -> str:
+def _line(item: Item, head: str, width: int, folded: Folded) -> str:
     times = f" ×{item.repeated}" if item.repeated > 1 else ""
     node = item.node
     if node is None:
@@ -276,7 +308,7 @@ def _line(item: Item, head: str, width: int) -> str:
     left = f"{head}%{node.id} {title(node)}"
     if node.kind == "op":
         room = width - len(left) - len(times) - len(right) - 3
-        arguments = _clean(_arguments(node))
+        arguments = _clean(_arguments(node, folded))
         if len(arguments) > room:
             arguments = arguments[: max(room - 1, 0)] + "…" if room > 0 else ""
         left += f"({arguments})" if arguments else ""

@@ -213,3 +213,59 @@ def test_C6_text_puts_every_op_of_a_small_program_on_a_line():
 
 def test_C6_text_of_an_empty_graph():
     assert ComputationGraph().to_text() == "0 ops, 0 edges, 0 parameters, 0 other inputs"
+
+def references(text: str) -> set[str]:
+    """The nodes that arguments name, as %5, %5@h.1 or %5#2."""
+    return {name for arguments in re.findall(r"\((.*)\)", text) for name in re.findall(r"%\d+[^,\s\])]*", arguments)}
+
+
+class Sums(Model):
+    """Uses what layers in the middle made."""
+
+    def forward(self, x):
+        made = list(itertools.accumulate(self.h, lambda x, h: h(x), initial=x))
+        return torch.cat([*made[1:], x])
+
+
+def test_C6_text_names_what_folding_hides() -> None:
+    with capture() as graph:
+        Sums(4)(torch.ones(3, 8, requires_grad=True)).sum().backward()
+    text = graph.to_text(120)
+    lines = [re.sub(r"^[│├└─ ]+", "", line) for line in text.splitlines()]
+    shown = {line.split()[0] for line in lines if line.startswith("%")}
+    assert all(re.split("[@#]", name)[0] in shown for name in references(text))
+    (line,) = (line for line in lines if " cat(" in line)
+    assert re.search(r"\[(%\d+), \1@h\.1, \1@h\.2, \1@h\.3, %\d+\]", line), line
+
+
+def test_C6_text_names_the_second_of_two_and_folds_within_folds() -> None:
+    class Twice(nn.Module):
+        def forward(self, x):
+            return torch.tanh(torch.tanh(x))
+
+    model = Sums(3)
+    for i in range(3):
+        model.h[i] = Twice()
+    with capture() as graph:
+        model(torch.ones(3, 8))
+    (line,) = (line for line in graph.to_text(120).splitlines() if " cat(" in line)
+    assert re.search(r"\[(%\d+#2), \1@h\.1, \1@h\.2, %\d+\]", line), line
+
+
+def test_C6_text_does_not_take_stretches_for_equal_that_repeat_other_ops() -> None:
+    class Part(nn.Module):
+        def __init__(self, op) -> None:
+            super().__init__()
+            self.op = op
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.op(x.neg())
+            return x
+
+    model = Sums(3)
+    for i, op in enumerate((torch.sin, torch.cos, torch.exp)):
+        model.h[i] = Part(op)
+    with capture() as graph:
+        model(torch.ones(3, 8))
+    assert all(f" {op}(" in graph.to_text() for op in ("sin", "cos", "exp"))
