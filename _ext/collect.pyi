@@ -52,6 +52,7 @@ class Collector:
     imported: int
     compiled: int
     peak: int
+    order: dict[int, int]
     sig_ops: list[Op | None]
     sig_flops: list[tuple[int, int] | None]
     sig_works: list[Any]
@@ -77,7 +78,7 @@ class Collector:
         describe: Callable[[Any], Op],
         count: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], tuple[int, int] | None],
         tensor_type: type,
-        on_mark: Callable[[str, int], None],
+        on_mark: Callable[[str, int, int], None],
         max_events: int = ...,
         synchronize: Callable[[Any], None] | None = None,
     ) -> Self: ...
@@ -104,4 +105,4 @@ class Collector:
     def event_count(self) -> int: ...
     def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int, int]: ...
 
-def ignore(kind: str, now: int) -> None: ...
+def ignore(kind: str, now: int, which: int) -> None: ...

@@ -17,9 +17,10 @@ from libc.stdlib cimport calloc, free, realloc
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_COUNT, PHASE_OPTIMIZER,
-    current_location, current_module, current_phase, set_transition_hook,
+    current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
 )
 from mindtorch._ext.lazy cimport get_tape, handle_of
+from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
@@ -30,13 +31,7 @@ import weakref
 from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
-    """
-    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
-    """
-    void MT_ASSERT(bint) noexcept nogil
     unsigned long PyThread_get_thread_ident() noexcept nogil
-
-MT_ASSERT(sizeof(Row) == 40)
 
 cdef enum:
     SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
@@ -109,9 +104,7 @@ cdef class Collector:
     Not final: the mode itself is a subclass, because torch insists that ``__torch_dispatch__`` is bound to the mode.
     Not thread-safe beyond the GIL. The thread that calls `start` is followed, and others after their `join`.
     """
-    cdef Row *rows
-    cdef Row spare                             # written by what finds no room in the table
-    cdef uint32_t row_mask, n_rows
+    cdef RowTable table
     cdef EventLog log
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
@@ -125,6 +118,7 @@ cdef class Collector:
     cdef uint32_t cap_modules
     cdef uint64_t phase_peaks[PHASE_COUNT]
     cdef readonly uint64_t peak
+    cdef readonly dict order                   # path id of a module -> how many were called first before it
     cdef dict storages                         # id -> (weak reference)
     cdef dict ops                              # id of function -> Op
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
@@ -150,7 +144,8 @@ cdef class Collector:
 
     def __cinit__(self, describe, count, tensor_type, on_mark, max_events=1 << 20, synchronize=None):
         """`describe(func or name of a recorded op) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
-        `on_mark(kind, now)` is told about outermost calls ("enter", "exit") and the end of an optimizer step ("step").
+        `on_mark(kind, now, which)` is told about outermost calls ("enter", "exit", with the module's path id), steps of
+        optimizers ("step begins", "step", with its address) and "backward".
         """
         self.describe = describe
         self.count = count
@@ -159,6 +154,7 @@ cdef class Collector:
         self.on_mark = on_mark
         self.synchronize = synchronize
         self.log = EventLog(max_events)
+        self.order = {}
         self.storages = {}
         self.ops = {}
         self.runs = {}
@@ -167,11 +163,10 @@ cdef class Collector:
         self.sig_flops = [(0, 0)]
         self.sig_works = [None]
         self.cap_modules = 256
-        self.row_mask = 1023
-        self.rows = <Row *> calloc(1024, sizeof(Row))
+        self.table = RowTable()
         self.peaks = <uint64_t *> calloc(256, 8)
         self.entries = <uint64_t *> calloc(256, 8)
-        if self.rows == NULL or self.peaks == NULL or self.entries == NULL:
+        if self.peaks == NULL or self.entries == NULL:
             raise MemoryError
 
     def keep_apart(self, function_modes, functions_seen, no_functions):
@@ -179,7 +174,6 @@ cdef class Collector:
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
 
     def __dealloc__(self):
-        free(self.rows)
         free(self.peaks)
         free(self.entries)
 
@@ -269,48 +263,6 @@ cdef class Collector:
 
     # ------------------------------------------------------------ rows
 
-    cdef Row *row(self, uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept:
-        cdef uint64_t h = (<uint64_t> sig * <uint64_t> 0x9E3779B97F4A7C15
-                           ^ <uint64_t> module * <uint64_t> 0xC2B2AE3D27D4EB4F
-                           ^ <uint64_t> location * <uint64_t> 0x165667B19E3779F9) + phase
-        cdef uint32_t i
-        cdef Row *r
-        if (self.n_rows + 1) * 3 > (self.row_mask + 1) * 2:
-            self.grow_rows()
-        i = <uint32_t> ((h ^ h >> 29) * <uint64_t> 0xBF58476D1CE4E5B9 >> 32) & self.row_mask
-        while True:
-            r = &self.rows[i]
-            if r.calls == 0:
-                if self.n_rows == self.row_mask:    # no memory for more: the last free entry ends every search
-                    self.failed += 1
-                    self.spare.calls = self.spare.ns = self.spare.nbytes = 0
-                    return &self.spare
-                r.sig = sig
-                r.module = module
-                r.location = location
-                r.phase = phase
-                self.n_rows += 1
-                return r
-            if r.sig == sig and r.module == module and r.location == location and r.phase == phase:
-                return r
-            i = (i + 1) & self.row_mask
-
-    cdef void grow_rows(self) noexcept:
-        cdef Row *old = self.rows
-        cdef uint32_t size = self.row_mask + 1, i
-        cdef Row *new = <Row *> calloc(2 * size, sizeof(Row))
-        cdef Row *r
-        if new == NULL:
-            return                             # a fuller table is slower, not wrong
-        self.rows = new
-        self.row_mask = 2 * size - 1
-        self.n_rows = 0
-        for i in range(size):
-            if old[i].calls:
-                r = self.row(old[i].sig, old[i].module, old[i].location, old[i].phase)
-                r[0] = old[i]
-        free(old)
-
     cdef void until(self, Timeline here, uint64_t at, uint64_t ns) noexcept:
         """The thread is accounted for up to `at`; `ns` of that are new."""
         self.accounted += ns
@@ -329,7 +281,7 @@ cdef class Collector:
             self.until(here, at if at > here.last else here.last, ns)
             return
         ours = cost if cost < ns else ns
-        r = self.row(0, module, 0, phase)
+        r = self.table.row(0, module, 0, phase)
         r.ns += ns - ours
         r.calls += 1
         self.overhead += ours
@@ -337,24 +289,7 @@ cdef class Collector:
 
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
-        cdef list found = []
-        cdef Row *old = self.rows
-        cdef Row *new = <Row *> calloc(1024, sizeof(Row))
-        cdef uint32_t size = self.row_mask + 1, i
-        if new == NULL:
-            raise MemoryError
-        self.rows = new                        # first: making a tuple may run a finalizer, and that an op
-        self.row_mask = 1023
-        self.n_rows = 0
-        try:
-            for i in range(size):
-                if old[i].calls:
-                    r = old[i]
-                    calls = 0 if r.sig and (<Op> self.sig_ops[r.sig]).is_run else r.calls
-                    found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
-        finally:
-            free(old)
-        return found
+        return self.table.take(self.sig_ops)
 
     def split(self, at):
         """End the interval at `at` ns and return what was recorded so far: rows, overhead, module calls.
@@ -421,7 +356,7 @@ cdef class Collector:
         phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
-            self.mark("op", t_in)
+            self.mark("op", t_in, 0)
         module = current_module()
         location = current_location()
         self.gap(here, t_in, self.cost_out, module, phase)
@@ -457,12 +392,12 @@ cdef class Collector:
         self.note_place(out, args)
         ns = t1 - t0 - here.inner
         ours = self.cost_in if self.cost_in < ns else ns
-        r = self.row(sig, module, location, phase)
+        r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.nbytes += nbytes
         if recorded:                           # its own time is that of its run; making a note of it is Python's
             (<Runs> self.runs_of(op.name)).recorded += 1
-            r = self.row(0, module, 0, phase)
+            r = self.table.row(0, module, 0, phase)
             r.calls += 1
         r.ns += ns - ours
         if sig:
@@ -504,7 +439,7 @@ cdef class Collector:
             sig = runs.unseen
         if not here.in_op:
             self.gap(here, start, 0, current_module(), current_phase())
-        r = self.row(sig, module, location, phase)
+        r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
         self.lazy_runs += 1
@@ -755,7 +690,7 @@ cdef class Collector:
         if here.in_op:
             return
         if kind == MODULE_ENTER and here.depth == 0:
-            self.mark("enter", now)
+            self.mark("enter", now, module)
             if not self.enabled:
                 return
         self.gap(here, now, self.cost_module, current_module(), current_phase())
@@ -764,15 +699,19 @@ cdef class Collector:
             here.depth += 1
             if self.module_peak(module):
                 self.entries[module] += 1
+                if self.entries[module] == 1:
+                    self.first_call(module)
         elif kind == MODULE_EXIT:
             here.depth -= here.depth > 0       # 0: entered before the timeline began
             if here.depth == 0:
-                self.mark("exit", now)
-        elif current_phase() == PHASE_OPTIMIZER:
-            self.mark("step", now)
+                self.mark("exit", now, module)
         elif phase == PHASE_BACKWARD:
             self.caller = here
-            self.mark("backward", now)
+            self.mark("backward", now, 0)
+        elif not in_step() and phase == PHASE_OPTIMIZER:
+            self.mark("step begins", now, outermost_optimizer())
+        elif not in_step() and current_phase() == PHASE_OPTIMIZER:
+            self.mark("step", now, outermost_optimizer())
         if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
         # A mark may have let lazy ops run: then `last` is past `now`.
@@ -781,9 +720,16 @@ cdef class Collector:
         self.overhead += now - began
         self.until(here, now, now - began)
 
-    cdef void mark(self, str kind, uint64_t now) noexcept:
+    cdef void first_call(self, uint32_t module) noexcept:
+        """Of this stage; the report lists modules in the order of the run."""
         try:
-            self.on_mark(kind, now)
+            self.order.setdefault(module, len(self.order))
+        except MemoryError:
+            self.failed += 1                   # it is listed last
+
+    cdef void mark(self, str kind, uint64_t now, uint64_t which) noexcept:
+        try:
+            self.on_mark(kind, now, which)
         except BaseException as error:         # a C caller can't raise; the report says that it happened
             if interrupts(error):
                 raise_soon(error)
@@ -792,7 +738,7 @@ cdef class Collector:
             self.on_mark, self.mark_error = ignore, error
 
 
-def ignore(kind, now):
+def ignore(kind, now, which):
     """Stands in for a mark handler that failed."""
 
 

@@ -3,7 +3,7 @@
 All functions need the GIL, never raise and never run user code except a module's own attribute lookup
 on the first call of that module from that parent.
 """
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 cdef enum Phase:
     PHASE_OTHER = 0
@@ -25,5 +25,7 @@ ctypedef void (*transition_fn)(void *data, int kind, uint32_t module, uint8_t ph
 
 cdef uint32_t current_module() noexcept     # interned path of the innermost running nn.Module; 0 = none
 cdef uint8_t current_phase() noexcept       # a Phase
+cdef uint64_t outermost_optimizer() noexcept    # address of the one whose step runs, begins or ended last; 0 = none
+cdef bint in_step() noexcept                # an optimizer's step runs: False as the outermost begins and ends
 from mindtorch._ext.location cimport current_location    # re-exported: innermost user frame; 0 = none
 cdef void set_transition_hook(transition_fn hook, void *data) noexcept    # NULL removes; one at a time

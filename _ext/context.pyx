@@ -305,6 +305,14 @@ cdef uint8_t current_phase() noexcept:
     return PHASE_FORWARD if t.between else PHASE_OTHER
 
 
+cdef uint64_t outermost_optimizer() noexcept:
+    return <uint64_t> <uintptr_t> mt_get().opt[0]
+
+
+cdef bint in_step() noexcept:
+    return mt_get().n_opt > 0
+
+
 cdef void set_transition_hook(transition_fn hook, void *data) noexcept:
     global _hook, _hook_data
     _hook = hook
@@ -429,6 +437,8 @@ def optimizer_begin(optimizer):
     """An optimizer's step starts. A step that raised never ended: meeting the same optimizer again ends it."""
     cdef mt_tls *t = mt_get()
     optimizer_end(optimizer)
+    if t.n_opt == 0:
+        t.opt[0] = <void *> optimizer          # the hook asks whose step begins
     if _hook != NULL:
         _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OPTIMIZER)
     if t.n_opt < 8:
@@ -520,6 +530,7 @@ def get_phase():
 get_location = _location.get_location
 location = _location.location
 intern_path = _paths.intern_path
+new_path = _paths.new_path
 module_path = _paths.module_path
 path_parent = _paths.path_parent
 path_name = _paths.path_name

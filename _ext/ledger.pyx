@@ -9,7 +9,7 @@ from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
-    current_location, current_module, current_phase, set_transition_hook,
+    current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
 )
 
 from .intern cimport OpInfo, sig_out_meta
@@ -357,25 +357,27 @@ cdef void _on_transition(void* data, int kind, uint32_t module, uint8_t phase) n
         return
     if kind == MODULE_ENTER:
         if depth == 0:
-            _mark("enter")
+            _mark("enter", module)
         depth += 1
         _note(0, module, 0, ENTERED + phase)
     elif kind == MODULE_EXIT:
         depth -= depth > 0                     # 0: entered before the ledger was opened
         if depth == 0:
-            _mark("exit")
-    elif current_phase() == PHASE_OPTIMIZER:
-        _mark("step")
+            _mark("exit", module)
     elif phase == PHASE_BACKWARD:
-        _mark("backward")
+        _mark("backward", 0)
+    elif not in_step() and phase == PHASE_OPTIMIZER:
+        _mark("step begins", outermost_optimizer())
+    elif not in_step() and current_phase() == PHASE_OPTIMIZER:
+        _mark("step", outermost_optimizer())
     elif current_phase() == PHASE_BACKWARD:
-        _mark("backward end")
+        _mark("backward end", 0)
 
 
-cdef void _mark(str kind) noexcept:
+cdef void _mark(str kind, uint64_t which) noexcept:
     global on_mark, mark_error
     try:
-        on_mark(kind, n_calls)
+        on_mark(kind, n_calls, which)
     except BaseException as error:             # a C caller can't raise; the report says that it happened
         if interrupts(error):
             raise_soon(error)
@@ -384,12 +386,13 @@ cdef void _mark(str kind) noexcept:
         mark_error = error
 
 
-def _ignore(kind, at):
+def _ignore(kind, at, which):
     """Stands in for a mark handler that failed."""
 
 
 def open(Tape main_tape, handler):
-    """Begin new logs of that tape. `handler(kind, calls so far)` is told of outermost modules and of phases."""
+    """Begin new logs of that tape. `handler(kind, calls so far, which)` is told of outermost modules and phases: see
+    `Collector`."""
     global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth
     if listening:
         raise RuntimeError("[ledger] one is open already")

@@ -78,6 +78,7 @@ cdef enum:
 cdef object s_modules = sys.intern("_modules")
 cdef object _root_observer = None
 cdef object _recomputed = None
+cdef object _root_path = None
 
 
 # ---------------------------------------------------------------- paths: (parent id, name, class) interned
@@ -142,12 +143,15 @@ cdef int grow_paths() except -1:
 
 cpdef uint32_t intern_path(uint32_t parent, str name, str class_name) except NO_PATH:
     """Id of the path `parent`.`name` of a module of that class."""
-    global n_paths
     cdef uint32_t id = find_path(parent, <PyObject *> name, <PyObject *> class_name)
+    return id if id else new_path(parent, name, class_name)
+
+
+cpdef uint32_t new_path(uint32_t parent, str name, str class_name) except NO_PATH:
+    """Id of a further path `parent`.`name`: two models of one class have paths of the same name."""
+    global n_paths
     cdef uint32_t *head
     cdef Path *p
-    if id:
-        return id
     if parent >= n_paths:
         raise IndexError(f"[intern_path] expected a path id below {n_paths}, got {parent}")
     name = sys.intern(str(name))
@@ -359,7 +363,7 @@ cdef uint32_t meet_outermost(object child, uint32_t node) except NO_PATH:
     if node and _recomputed is not None:
         path = _recomputed(child, node)
     if not path:
-        path = intern_path(0, cls, cls)
+        path = intern_path(0, cls, cls) if _root_path is None else _root_path(child)
     remember(<PyObject *> child, node | CALLER_NODE if node else 0, path, True)
     if not node and _root_observer is not None:
         _root_observer(child, path)
@@ -397,13 +401,15 @@ cdef uint32_t path_of_outermost(PyObject *child, uint32_t node) noexcept:
 
 # ---------------------------------------------------------------- from Python
 
-def configure(root_observer, recomputed):
+def configure(root_observer, recomputed, root_path=None):
     """``root_observer(module, path id)`` hears of each outermost module when it is first called.
 
     ``recomputed(module, path id)`` gives the path of a module that is called again in backward, by an autograd node
-    made in the module of that path; 0 when it is not known.
+    made in the module of that path; 0 when it is not known. ``root_path(module)`` gives the path of an outermost one;
+    without it those of one class share one.
     """
-    global _root_observer, _recomputed
+    global _root_observer, _recomputed, _root_path
+    _root_path = root_path
     _root_observer = root_observer
     _recomputed = recomputed
 

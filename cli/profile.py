@@ -55,8 +55,8 @@ Examples:
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Iterations to measure: optimizer steps, or calls of a model without gradients (default: all of a script, "
-    "1 of a model).",
+    help="Iterations to measure: those of the training loop, or rounds of models without gradients (default: all of a "
+    "script, 1 of a model).",
 )
 @click.option(
     "--warmup",

@@ -100,8 +100,8 @@ class Places(NamedTuple):
 class Profiler(Run):
     """Record everything that runs within the ``with`` block, in this thread and in those that begin in it.
 
-    warmup: iterations left out of the report. An iteration ends with an optimizer's step, or with an outermost module
-        call in no-grad or inference mode.
+    warmup: iterations left out of the report. An iteration is one of the training loop (see `iterations`), or a round
+        of outermost module calls in no-grad or inference mode.
     steps: stop recording after this many iterations; the program goes on at full speed.
     begun_ns: when the program began, on the clock of ``time.perf_counter_ns``; imports done since then on the
         program's behalf count as its start-up.
@@ -120,6 +120,7 @@ class Profiler(Run):
     ) -> None:
         super().__init__(STAGES[0], target, warmup, steps)
         self._begun_ns = begun_ns
+        self._begun = 0  # the stage
         self._used = False
         synchronize = _Wait() if cuda_present() else None
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
@@ -137,7 +138,7 @@ class Profiler(Run):
             raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
         self._used = True
         start = time.perf_counter_ns()
-        self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda kind, now: None, 0))
+        self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda *mark: None, 0))
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = _compiled_frames()
@@ -176,6 +177,10 @@ class Profiler(Run):
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = _compiled_frames() - self._frames
         self.book.refresh()
+        if not self._announced and not self.frozen_ns:
+            self.iterations.finish(self.collector.stopped)
+        if self._stage == "rest" and not self.frozen_ns:
+            self.frozen_ns = self._begun
         self._end_part()
         if self.npu is not None:
             self.npu.stop()
@@ -234,34 +239,26 @@ class Profiler(Run):
             raise_soon(error)
         return now_ns()
 
-    def _on_mark(self, kind: str, now: int) -> None:
+    def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
-            self._mark(kind, now)
+            if kind == "op":
+                if self._stage == "import":
+                    self._end_part(now)
+                    self._stage = "init"
+            elif not self._announced:
+                self._follow(kind, now, which)
 
-    def _mark(self, kind: str, now: int) -> None:
-        if kind == "op":
-            if self._stage == "import":
-                self._end_part(now)
-                self._stage = "init"
-        elif self._announced:
-            return
-        elif kind == "enter":
-            if self._stage in ("import", "init"):
-                self._end_part(self._run_pending(now))
-                self._stage = self._first_module()
-        elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
-            self._end_iteration(now)
+    def _begin_stage(self, name: str, at: int) -> None:
+        self._begun = self._run_pending(at)
+        self._end_part(self._begun)
+        self._stage = name
 
-    def _end_iteration(self, now: int) -> None:
-        following = self._iteration_ended(now)
-        if following == self._stage:
-            return
-        ended = self._run_pending(now)
-        self._end_part(ended)
-        self._stage = following
-        if following == "rest":
-            self.frozen_ns = ended
-            self.collector.stop()
+    def _freeze(self) -> None:
+        self.frozen_ns = self._begun
+        self.collector.stop()
+
+    def module_order(self) -> dict[int, int]:
+        return self.collector.order
 
     def _imported(self) -> None:
         self.collector.end_import()

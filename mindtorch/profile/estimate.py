@@ -35,7 +35,6 @@ from mindtorch.semantics import modules
 #: Ops whose result has as many elements as their input has true ones.
 _SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim",
                     "repeat_interleave", "bincount"})  # fmt: skip
-_ENTERED = 0x100  # as in _ext/ledger.pyx
 
 
 class Estimator(Run):
@@ -107,6 +106,10 @@ class Estimator(Run):
         calls, blocks = ledger.close()
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
+        if not self._announced and not self.frozen_ns:
+            self.iterations.finish(len(found.calls))
+        if self._stage == "rest":
+            self._freeze()
         self._end_stage(len(found.calls), "rest")
         collects = gc.isenabled()
         gc.disable()  # many small tuples, no garbage
@@ -125,21 +128,23 @@ class Estimator(Run):
         self._announce(ledger.position())
         self._end_stage(ledger.position(), name)
 
-    def _on_mark(self, kind: str, at: int) -> None:
+    def _on_mark(self, kind: str, at: int, which: int) -> None:
         self._marks.append((kind, at))
         if kind == "backward end":
             self._mark_roles()
-        elif self._announced:
-            return
-        elif kind == "enter" and self._stage == "init":
-            self._end_stage(at, self._first_module())
-        elif kind == "step" or (kind == "exit" and not torch.is_grad_enabled()):
-            following = self._iteration_ended(at)
-            if following != self._stage:
-                self._end_stage(at, following)
-            if following == "rest" and not self.frozen_ns:
-                self.frozen_ns = time.perf_counter_ns()
-                ledger.stop()
+        elif not self._announced:
+            self._follow(kind, at, which)
+
+    def _begin_stage(self, name: str, at: int) -> None:
+        self._end_stage(at, name)
+
+    def _freeze(self) -> None:
+        if not self.frozen_ns:
+            self.frozen_ns = time.perf_counter_ns()
+            ledger.stop()
+
+    def module_order(self) -> dict[int, int]:
+        return {} if self.memory is None else self.memory.order
 
     def _end_stage(self, at: int, following: str) -> None:
         self._stretches.setdefault(self._stage, []).append((self._begun, at))
@@ -173,7 +178,7 @@ class Estimator(Run):
     def _sum_up(self, found: memory.Memory, stage: str) -> None:
         stretches = self._stretches[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
-        entered = calls[(calls["phase"] & _ENTERED) != 0]["module"]
+        entered = calls[(calls["phase"] & memory.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         rows = self._rows(calls[calls["sig"] != 0])
         self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))

@@ -18,6 +18,7 @@ from mindtorch._ext import context
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
+    from mindtorch.profile.names import Names
 
 CSV_COLUMNS = (
     "table", "name", "class", "depth", "calls", "self_s", "total_s", "self_flops", "flops", "macs", "bytes",
@@ -97,7 +98,7 @@ def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: in
 class _Track:
     """What one thread was in when an event came."""
 
-    def __init__(self, thread: int, paths: _Paths) -> None:
+    def __init__(self, thread: int, paths: Names) -> None:
         self.modules, self.phases, self.runs = range(10 * thread + 1, 10 * thread + 4)
         self._paths = paths
         self._open: list[tuple[int, int]] = []  # (path id, start)
@@ -143,12 +144,6 @@ class _Track:
             yield _slice(context.phase_name(self._phase), self._phase_start, self._end, self.phases)
 
 
-class _Paths(dict[int, str]):
-    def __missing__(self, id: int) -> str:
-        self[id] = found = context.module_path(id) if id else ""
-        return found
-
-
 def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | None = None) -> dict[str, Any]:
     event: dict[str, Any] = {"ph": "X", "pid": 1, "tid": tid, "name": name, "ts": start / 1000,
                              "dur": (end - start) / 1000}  # fmt: skip
@@ -160,7 +155,7 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
 def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
     collector: Any = profiler.collector
     origin = collector.started
-    paths = _Paths()
+    paths = profiler.names
     tracks: dict[int, _Track] = {}
     every = max(1, kept // MEMORY_POINTS)
     highest = 0

@@ -18,6 +18,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
 from mindtorch.profile import scratch
+from mindtorch.profile.names import Names
 
 #: What a storage is for; its number is the mark in the ledger. The first three are said while the program runs.
 CATEGORIES = (
@@ -29,6 +30,7 @@ _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", 
                    ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("unused", "u1")])  # fmt: skip
 _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
 _OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
+ENTERED = 0x100  # in a call's phase: it is none, but a module that is entered; as in _ext/ledger.pyx
 _POINTS = 400  # of the timeline
 _ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
 
@@ -70,6 +72,10 @@ class Memory:
         if self.device == "cpu":
             self.scratch[1:] = scratch.over(self.calls["sig"])  # the n-th call runs at n + 1
         self.categories = self._categories(marks)
+        entered = self.calls["module"][(self.calls["phase"] & ENTERED) != 0]
+        called, first = np.unique(entered, return_index=True)
+        self.order = dict(zip(called.tolist(), first.tolist(), strict=True))
+        self.names = Names(self.order)
 
     def _over_time(self, chosen: Any) -> Any:
         """Bytes live while the n-th call runs, n from 0: what it makes is there already, what it uses still."""
@@ -138,7 +144,7 @@ class Memory:
             return {}
         call = self.calls[max(position - 1, 0)]
         return {"position": position, "op": _name(int(call["sig"])),
-                "module": context.module_path(int(call["module"])), **_line(int(call["location"])),
+                "module": self.names[int(call["module"])], **_line(int(call["location"])),
                 "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip
 
     def _largest(self, there: Any, top: int = 10) -> list[dict[str, Any]]:
@@ -152,7 +158,7 @@ class Memory:
         rows = sorted(groups.items(), key=lambda item: -item[1][0])[:top]
         return [
             {"bytes": nbytes, "count": n, "category": CATEGORIES[category], "op": _name(sig),
-             "module": context.module_path(module), **_line(location)}
+             "module": self.names[module], **_line(location)}
             for (category, sig, module, location), (nbytes, n) in rows
         ]  # fmt: skip
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
+
+import torch
 
 from mindtorch._ext import context
 from mindtorch._ext.timeline import Timeline
+from mindtorch.profile.iterations import Iterations
 from mindtorch.profile.model import ModelBook
+from mindtorch.profile.names import Names
 from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.targets import Target
 
@@ -34,7 +39,8 @@ class Run:
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
-        self.marks: list[int] = []  # ends of iterations
+        self.iterations = Iterations()
+        self.marks = self.iterations.ends
         #: By stage: (rows or their table, interception in ns, entries by module, peak bytes).
         self.parts: dict[str, tuple[Any, int, dict[int, int], int]] = {}
         self.peaks: dict[int, int] = {}
@@ -45,6 +51,7 @@ class Run:
         self.compiled = 0  # functions
         self.frozen_ns = 0
         self._stage = stage
+        self._before = ""  # the stage that the last end of an iteration ended, if it did
         self._announced = False
 
     def _announce(self, at: int) -> None:
@@ -59,15 +66,55 @@ class Run:
         """What each kind of thread did, where that is known."""
         return []
 
-    def _first_module(self) -> str:
-        """The stage that begins with the first call of a module."""
-        return "warmup" if self.warmup else "main"
+    @functools.cached_property
+    def names(self) -> Names:
+        """What the report calls modules; of a run that has ended."""
+        return Names(self.module_order())
 
-    def _iteration_ended(self, at: int) -> str:
-        """The stage that begins with the end of an iteration: mostly the one that it is in already."""
-        self.marks.append(at)
-        if self._stage == "warmup" and len(self.marks) == self.warmup:
-            return "main"
-        if self._stage == "main" and self.steps is not None and len(self.marks) == self.warmup + self.steps:
-            return "rest"
-        return self._stage
+    def module_order(self) -> dict[int, int]:
+        """{path id of a module that was called: how many were first called before it}."""
+        raise NotImplementedError
+
+    def _begin_stage(self, name: str, at: int) -> None:
+        """What follows `at` belongs to that stage."""
+        raise NotImplementedError
+
+    def _freeze(self) -> None:
+        """Record nothing more: as many iterations as asked for have ended."""
+        raise NotImplementedError
+
+    def _follow(self, kind: str, at: int, which: int) -> None:
+        """A mark of the program's: an outermost call, a backward pass or an optimizer's step."""
+        loop = self.iterations
+        if kind == "enter":
+            if self._stage in ("import", "init"):
+                self._begin_stage("warmup" if self.warmup else "main", at)
+            if not torch.is_grad_enabled() and loop.calls(which, at):
+                self._iteration_ended(at)
+        elif kind == "backward":
+            if loop.trains() and self._stage == "main" and self._before == "warmup":
+                self._stage = "warmup"
+        elif kind == "step begins":
+            said = loop.step_begins(which)
+            if said == "late":
+                self._iteration_ended(at)
+            elif said == "confirmed" and self._stage == "rest":
+                self._freeze()
+            elif said == "withdrawn" and self._before:
+                self._stage, self._before = self._before, ""  # nothing of the other one was taken yet
+        elif kind == "step" and loop.step_ends(which, at):
+            self._iteration_ended(at)
+
+    def _iteration_ended(self, at: int) -> None:
+        self._before = ""
+        stage, ended = self._stage, len(self.marks)
+        if stage == "warmup" and ended >= self.warmup:
+            following = "main"
+        elif stage == "main" and self.steps is not None and ended >= self.warmup + self.steps:
+            following = "rest"
+        else:
+            return
+        self._before = stage
+        self._begin_stage(following, at)
+        if following == "rest" and not self.iterations.tentative:
+            self._freeze()

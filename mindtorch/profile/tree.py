@@ -13,25 +13,27 @@ from mindtorch.profile.rows import CALLS, MODULE, NS, SIG, exact, summed
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
     from mindtorch.profile.forecast import Forecast
+    from mindtorch.profile.names import Names
 
 
 def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | None = None) -> list[dict[str, Any]]:
-    """Pre-order rows, in order of first call; the last row, path "", is the time outside every module.
+    """Pre-order rows, in the order of first calls in the run; the last row, path "", is the time outside every module.
 
     rows: the table of them. total = self + children, by path. peak_bytes: the most bytes live, in all of the program,
     while the module or one inside it ran.
     """
-    entries = profiler.parts[main][2]
+    entries, names = profiler.parts[main][2], profiler.names
     own = {**_own(profiler, rows, forecast), "params": profiler.book.own()}
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))
 
     # An explicit stack: a path may be deeper than Python's recursion limit.
     order: list[tuple[int, int]] = []
-    todo = [(root, 0) for root in sorted(children[0], reverse=True)]
+    place = _places(children, names)
+    todo = [(root, 0) for root in sorted(children[0], key=place.__getitem__, reverse=True)]
     while todo:
         path, depth = todo.pop()
         order.append((path, depth))
-        todo.extend((child, depth + 1) for child in sorted(children[path], reverse=True))
+        todo.extend((child, depth + 1) for child in sorted(children[path], key=place.__getitem__, reverse=True))
     tree = _Tree(order)
     total = {name: tree.up(np.add, figures) for name, figures in own.items()}
     peaks = tree.up(np.maximum, profiler.peaks)
@@ -39,7 +41,7 @@ def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | N
     for i, (path, depth) in enumerate(order):
         if path in shown:
             found.append({
-                "path": context.module_path(path),
+                "path": names[path],
                 "class": context.path_class(path),
                 "depth": depth,
                 "calls": entries.get(path, 0),
@@ -102,6 +104,17 @@ def _tree(ran: set[int], owners: set[int]) -> tuple[dict[int, list[int]], set[in
                     break
                 path = context.path_parent(path)
     return children, shown
+
+
+def _places(children: dict[int, list[int]], names: Names) -> dict[int, tuple[int, int]]:
+    """What sorts siblings as the run called them: a container, which is not called, as the first of what it holds."""
+    place: dict[int, tuple[int, int]] = {}
+    order = list(children[0])
+    for path in order:  # grows: parents before their children
+        order.extend(children.get(path, ()))
+    for path in reversed(order):
+        place[path] = min([names.place(path), *(place[child] for child in children.get(path, ()))])
+    return place
 
 
 class _Tree:

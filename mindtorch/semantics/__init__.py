@@ -65,4 +65,4 @@ def _configure() -> None:
         torch.is_grad_enabled,
         modules.parameter_owner,
     )
-    paths.configure(modules.saw_root, modules.recomputed_path)
+    paths.configure(modules.saw_root, modules.recomputed_path, modules.outermost_path)

@@ -4,7 +4,8 @@
 class name of the outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module
 that calls it; if it is held further out (a shared embedding), by that holder; if no running module holds it when it is
 first called, by its class in parentheses, until its caller does.
-Two outermost modules of one class share a path. A generator returned by ``forward`` runs under its consumer's path.
+Outermost modules of one class have paths of their own, of the same name; a new one takes over that of one that is
+gone (see `outermost_path`). A generator returned by ``forward`` runs under its consumer's path.
 
 Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that
 owns the parameter. Known limits: nodes made by a thread that itself runs no backward are looked up in the log of the
@@ -16,7 +17,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +31,21 @@ _roots: list[tuple["weakref.ref[torch.nn.Module]", int]] = []
 _owners: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
 _misses = 0
 _listeners: list[Callable[[torch.nn.Module, int], None]] = []
+
+#: So many models of one class are told apart though they are gone, while somebody listens; and so many at all.
+MOST_GONE, MOST_APART = 16, 256
+
+
+class _Instance(NamedTuple):
+    """An outermost module, its path, and how often listeners had come when it was met."""
+
+    ref: "weakref.ref[torch.nn.Module]"
+    path: int
+    audience: int
+
+
+_instances: dict[str, list[_Instance]] = {}
+_audience = 0
 
 
 def patch() -> None:
@@ -69,6 +85,8 @@ def _tell_dynamo(old: Any, new: Any) -> None:
 
 def add_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
     """Call ``listener(module, path_id)`` for each outermost module when it is first called."""
+    global _audience
+    _audience += 1
     _listeners.append(listener)
 
 
@@ -80,6 +98,36 @@ def roots() -> list[tuple[torch.nn.Module, int]]:
     """The outermost modules seen that are still alive, with their path ids, in order of first call."""
     alive = [(ref(), path) for ref, path in _roots]
     return [(module, path) for module, path in alive if module is not None]
+
+
+def outermost_path(module: torch.nn.Module) -> int:
+    """Path of a module that is called while none runs.
+
+    What a module leaves behind is taken over by the next one of its class, or there would be ever more paths in
+    programs that make their loss function anew each time. But models that come one after the other while somebody
+    listens are told apart, if they have parameters and are few.
+    """
+    name = type(module).__name__
+    known = _instances.setdefault(name, [])
+    for instance in known:
+        if instance.ref() is module:
+            return instance.path
+    try:
+        ref = weakref.ref(module)
+    except TypeError:  # a class without weak references
+        return context.intern_path(0, name, name)
+    has_parameters = bool(_listeners) and next(module.parameters(), None) is not None
+    listened = sum(instance.audience == _audience for instance in known)
+    for i, instance in enumerate(known):
+        apart = has_parameters and instance.audience == _audience and listened < MOST_GONE
+        if instance.ref() is None and not apart:
+            known[i] = _Instance(ref, instance.path, _audience)
+            return instance.path
+    if len(known) >= MOST_APART:
+        return known[-1].path
+    path = context.new_path(0, name, name) if known else context.intern_path(0, name, name)
+    known.append(_Instance(ref, path, _audience))
+    return path
 
 
 def saw_root(module: torch.nn.Module, path: int) -> None:

@@ -1,0 +1,91 @@
+"""Sums by signature, module, line and phase: what a profile's report is made of."""
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+cdef extern from *:
+    """
+    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
+    """
+    void MT_ASSERT(bint) noexcept nogil
+
+MT_ASSERT(sizeof(Row) == 40)
+
+
+@cython.final
+cdef class RowTable:
+    """Grows as needed; `take` empties it."""
+
+    def __cinit__(self):
+        self.mask = 1023
+        self.rows = <Row *> calloc(1024, sizeof(Row))
+        if self.rows == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.rows)
+
+    cdef Row *row(self, uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept:
+        cdef uint64_t h = (<uint64_t> sig * <uint64_t> 0x9E3779B97F4A7C15
+                           ^ <uint64_t> module * <uint64_t> 0xC2B2AE3D27D4EB4F
+                           ^ <uint64_t> location * <uint64_t> 0x165667B19E3779F9) + phase
+        cdef uint32_t i
+        cdef Row *r
+        if (self.n + 1) * 3 > (self.mask + 1) * 2:
+            self.grow()
+        i = <uint32_t> ((h ^ h >> 29) * <uint64_t> 0xBF58476D1CE4E5B9 >> 32) & self.mask
+        while True:
+            r = &self.rows[i]
+            if r.calls == 0:
+                if self.n == self.mask:        # no memory for more: the last free entry ends every search
+                    self.failed += 1
+                    self.spare.calls = self.spare.ns = self.spare.nbytes = 0
+                    return &self.spare
+                r.sig = sig
+                r.module = module
+                r.location = location
+                r.phase = phase
+                self.n += 1
+                return r
+            if r.sig == sig and r.module == module and r.location == location and r.phase == phase:
+                return r
+            i = (i + 1) & self.mask
+
+    cdef int grow(self) noexcept:
+        cdef Row *old = self.rows
+        cdef uint32_t size = self.mask + 1, i
+        cdef Row *new = <Row *> calloc(2 * size, sizeof(Row))
+        cdef Row *r
+        if new == NULL:
+            return 0                           # a fuller table is slower, not wrong
+        self.rows = new
+        self.mask = 2 * size - 1
+        self.n = 0
+        for i in range(size):
+            if old[i].calls:
+                r = self.row(old[i].sig, old[i].module, old[i].location, old[i].phase)
+                r[0] = old[i]
+        free(old)
+        return 0
+
+    cdef list take(self, list sig_ops):
+        """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
+        cdef list found = []
+        cdef Row *old = self.rows
+        cdef Row *new = <Row *> calloc(1024, sizeof(Row))
+        cdef uint32_t size = self.mask + 1, i
+        cdef Row r
+        if new == NULL:
+            raise MemoryError
+        self.rows = new                        # first: making a tuple may run a finalizer, and that an op
+        self.mask = 1023
+        self.n = 0
+        try:
+            for i in range(size):
+                if old[i].calls:
+                    r = old[i]
+                    calls = 0 if r.sig and sig_ops[r.sig].is_run else r.calls
+                    found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
+        finally:
+            free(old)
+        return found

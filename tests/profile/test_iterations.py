@@ -1,0 +1,191 @@
+"""C2: a step is an iteration of the program's own loop, and every model has its own row."""
+
+import pytest
+import torch
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.iterations import Iterations
+
+N = 4
+
+
+class Part(torch.nn.Module):
+    def __init__(self, d=4):
+        super().__init__()
+        self.inner = torch.nn.Linear(d, d)
+
+    def forward(self, x):
+        return self.inner(x).relu()
+
+
+def gan(rounds, critic=1, inner=False):
+    """The loop of a GAN; of WGAN's, the critic steps more often, in an inner loop or because others are left out."""
+    generator, judge = torch.nn.Sequential(Part()), torch.nn.Sequential(Part())
+    of_generator = torch.optim.SGD(generator.parameters(), 0.1)
+    of_judge = torch.optim.SGD(judge.parameters(), 0.1)
+    for _ in range(rounds):
+        for _ in range(critic):
+            of_judge.zero_grad()
+            with torch.no_grad():
+                made = generator(torch.ones(2, 4))
+            (judge(torch.ones(2, 4)).sum() - judge(made).sum()).backward()
+            of_judge.step()
+        of_generator.zero_grad()
+        judge(generator(torch.ones(2, 4))).sum().backward()
+        of_generator.step()
+
+
+def accumulating():
+    net = Part()
+    optimizer = torch.optim.Adam(net.parameters())
+    for i in range(4 * N):
+        net(torch.ones(2, 4)).sum().backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def distilling():
+    teacher, student = Part(), Part()
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    for _ in range(N):
+        with torch.no_grad():
+            wanted = teacher(torch.ones(2, 4))
+        (student(torch.ones(2, 4)) - wanted).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for _ in range(7):
+            student(torch.ones(2, 4))
+
+
+def two_kinds_of_parameters():
+    net = Part()
+    matrix, others = torch.optim.SGD([net.inner.weight], 0.1), torch.optim.Adam([net.inner.bias])
+    for _ in range(N):
+        net(torch.ones(2, 4)).sum().backward()
+        matrix.step()
+        others.step()
+
+
+def closures():
+    net = Part()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(N):
+        optimizer.step(closure)
+
+
+def one_after_the_other():
+    for _ in range(2):
+        net = Part()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(N // 2):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+
+def encoding():
+    encoder, decoder = Part(), Part()
+    with torch.inference_mode():
+        for _ in range(N):
+            decoder(encoder(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("program", [lambda: gan(N), accumulating, distilling, two_kinds_of_parameters, closures,
+                                     one_after_the_other, encoding, lambda: gan(2, 2)])  # fmt: skip
+def test_C2_a_step_is_an_iteration_of_the_loop(record, program):
+    report, _ = record(program)
+    assert report["steps"]["count"] == N
+    with Estimator() as estimator:
+        program()
+    assert estimator.report()["steps"]["count"] == N
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+@pytest.mark.parametrize("steps", [None, 1, 2])
+def test_C2_warmup_and_steps_are_whole_iterations_also_with_two_optimizers(record, warmup, steps):
+    report, _ = record(lambda: gan(N), warmup=warmup, steps=steps)
+    measured = N - warmup if steps is None else steps
+    assert report["steps"]["count"] == warmup + measured and report["steps"]["warmup"] == warmup
+    calls = {row["path"]: row["calls"] for row in report["modules"]}
+    judge, generator = ("Sequential #2", "Sequential")
+    assert (calls[judge], calls[generator]) == (3 * measured, 2 * measured)
+    with Estimator(warmup=warmup, steps=steps) as estimator:
+        gan(N)
+    sized = estimator.report()
+    assert {row["path"]: row["calls"] for row in sized["modules"]} == calls
+    assert sized["totals"]["flops"] == report["totals"]["flops"] > 0
+
+
+def test_C2_teacher_and_student_have_rows_of_their_own(record):
+    report, _ = record(distilling)
+    rows = {row["path"]: row for row in report["modules"]}
+    assert [path for path, row in rows.items() if not row["depth"]] == ["Part", "Part #2", ""]
+    assert rows["Part"]["params"] == rows["Part #2"]["params"] == 20
+    assert rows["Part"]["calls"] == N and rows["Part #2"]["calls"] == N + 7
+    assert rows["Part #2.inner"]["flops"] > rows["Part.inner"]["flops"] == N * 2 * 2 * 16
+    assert report["model"] == {"name": "Part", "params": 20, "param_bytes": 80} and report["totals"]["params"] == 40
+
+
+def test_C2_models_that_come_one_after_the_other_are_told_apart_up_to_a_number(record):
+    report, _ = record(one_after_the_other)
+    assert [row["path"] for row in report["modules"] if row["calls"]] == [
+        "Part", "Part.inner", "Part #2", "Part #2.inner"]
+    with torch.no_grad():
+        report, _ = record(lambda: [Part(i + 1)(torch.ones(1, i + 1)) for i in range(40)])
+        names = [row["path"] for row in report["modules"] if not row["depth"]]
+        assert names == ["Part", *(f"Part #{i}" for i in range(2, 17)), ""]
+        assert sum(row["calls"] for row in report["modules"] if not row["depth"]) == 40
+        report, _ = record(lambda: [torch.nn.ReLU()(torch.ones(2)) for _ in range(40)])  # nothing to tell apart
+    assert [row["path"] for row in report["modules"]] == ["ReLU", ""] and report["modules"][0]["calls"] == 40
+
+
+def test_C2_modules_are_in_the_order_of_the_profile_and_numbers_are_its_own(record):
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def forward(self, x, backwards):
+            return self.first(self.second(x)) if backwards else self.second(self.first(x))
+
+    held, x = [Both(), Both()], torch.ones(1, 2)
+    with torch.no_grad():
+        for net, backwards, expected in ((held[0], False, ["first", "second"]), (held[1], True, ["second", "first"]),
+                                         (held[0], True, ["second", "first"])):
+            report, _ = record(lambda net=net, backwards=backwards: net(x, backwards))
+            paths = [row["path"] for row in report["modules"]]
+            assert paths == ["Both", *(f"Both.{name}" for name in expected), ""]
+
+
+def test_C2_a_profile_that_begins_between_forward_and_backward_names_the_model():
+    net = Part()
+    loss = net(torch.ones(2, 4)).sum()
+    from mindtorch import semantics
+
+    semantics.install()  # it knows the forward pass
+    try:
+        loss = net(torch.ones(2, 4)).sum()
+        with Profiler() as profiler:
+            loss.backward()
+    finally:
+        semantics.uninstall()
+    assert "Part.inner" in {row["path"] for row in profiler.report()["modules"]}
+
+
+def test_C2_ends_of_iterations():
+    loop = Iterations()
+    for at, (kind, who) in enumerate([("begin", 1), ("end", 1), ("begin", 2), ("end", 2)] * 3):
+        loop.step_begins(who) if kind == "begin" else loop.step_ends(who, at)
+    loop.finish(99)
+    assert loop.ends == [3, 7, 11] and not loop.tentative
+    loop = Iterations()
+    assert [loop.calls(1, 10), loop.calls(2, 11), loop.calls(2, 12)] == [False, False, True]
+    assert loop.trains() and not loop.trains() and loop.ends == []
