@@ -3,40 +3,12 @@ from typing import Any, final
 
 from typing_extensions import Self
 
+from mindtorch._ext.labels import Labels
+from mindtorch._ext.opinfo import Op, Runs
+from mindtorch._ext.sampler import Sampler
 from mindtorch._ext.timeline import Timeline
 
 def now_ns() -> int: ...
-
-@final
-class Runs:
-    recorded: int
-    ran: int
-    sig: int
-    unseen: int
-
-@final
-class Op:
-    func: Any
-    call: Any
-    name: str
-    category: str
-    has_formula: bool
-    is_free: bool
-    allocates: bool
-    writes: bool
-    is_run: bool
-    def __init__(
-        self,
-        func: Any,
-        call: Any,
-        name: str,
-        category: str,
-        has_formula: bool,
-        is_free: bool,
-        allocates: bool,
-        writes: bool,
-        is_run: bool = ...,
-    ) -> None: ...
 
 @final
 class Death:
@@ -81,6 +53,7 @@ class Collector:
         on_mark: Callable[[str, int, int], None],
         max_events: int = ...,
         synchronize: Callable[[Any], None] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> Self: ...
     def start(self, at: int = 0) -> None: ...
     def stop(self) -> None: ...
@@ -88,6 +61,10 @@ class Collector:
     def leave(self) -> None: ...
     def compiling(self, begins: bool) -> None: ...
     def disable(self) -> None: ...
+    labels: Labels
+    sampler: Sampler
+    def timelines(self) -> list[tuple[int, Timeline]]: ...
+    def seen_at(self, here: Timeline, place: int) -> None: ...
     def take_rows(self) -> list[tuple[int, ...]]: ...
     def begin_import(self) -> None: ...
     def end_import(self) -> None: ...
@@ -103,6 +80,7 @@ class Collector:
     def hold_tensor(self, tensor: Any) -> None: ...
     def ran(self, name: str, module: int, phase: int, location: int, start: int, end: int) -> None: ...
     def event_count(self) -> int: ...
+    def events(self) -> bytes: ...
     def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int, int]: ...
 
 def ignore(kind: str, now: int, which: int) -> None: ...

@@ -16,16 +16,19 @@ from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_COUNT, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_COUNT, PHASE_OPTIMIZER,
     current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
 )
+from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
+from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
+from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
-from mindtorch._ext.timeline cimport EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
+from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
 
 import weakref
 from mindtorch._ext.signals import raise_soon
@@ -41,43 +44,6 @@ cdef enum:
 def now_ns():
     """The clock of every time here, nanoseconds."""
     return mt_now()
-
-
-@cython.final
-cdef class Runs:
-    """How often lazy ops of one name were recorded and ran."""
-    cdef readonly uint64_t recorded, ran       # ran: only those that were seen recorded
-    cdef readonly uint32_t sig                 # for runs whose calls were counted at recording
-    cdef readonly uint32_t unseen              # for runs of ops that nobody saw being recorded
-
-
-@cython.final
-cdef class Op:
-    """What is the same for all calls of one operator."""
-    cdef readonly object func
-    cdef readonly object call                  # the callable beneath OpOverload.__call__
-    cdef readonly str name
-    cdef readonly str category
-    cdef readonly bint has_formula             # ask for FLOPs; else 0 by definition, or unknown
-    cdef readonly bint is_free                 # computes nothing by definition
-    cdef readonly bint allocates               # has outputs that are neither views nor written arguments
-    cdef readonly bint writes                  # writes into an argument
-    cdef readonly bint is_run                  # stands for runs of recorded ops: no calls of its own
-    cdef dict sigs                             # signature -> index
-    cdef uint32_t plain                        # index used when the signature does not matter
-
-    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes, is_run=False):
-        self.func = func
-        self.call = call
-        self.name = name
-        self.category = category
-        self.has_formula = has_formula
-        self.is_free = is_free
-        self.allocates = allocates
-        self.writes = writes
-        self.is_run = is_run
-        self.sigs = {}
-        self.plain = 0
 
 
 @cython.final
@@ -106,6 +72,8 @@ cdef class Collector:
     """
     cdef RowTable table
     cdef EventLog log
+    cdef readonly Labels labels
+    cdef readonly Sampler sampler              # tells lines apart where no op runs
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
@@ -142,10 +110,12 @@ cdef class Collector:
     cdef readonly uint64_t started, stopped, first_op
     cdef object __weakref__
 
-    def __cinit__(self, describe, count, tensor_type, on_mark, max_events=1 << 20, synchronize=None):
+    def __cinit__(self, describe, count, tensor_type, on_mark, max_events=1 << 20, synchronize=None,
+                  look=None):
         """`describe(func or name of a recorded op) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
         `on_mark(kind, now, which)` is told about outermost calls ("enter", "exit", with the module's path id), steps of
-        optimizers ("step begins", "step", with its address) and "backward".
+        optimizers ("step begins", "step", with its address) and "backward". `look()` is asked where nothing was
+        accounted for in a while.
         """
         self.describe = describe
         self.count = count
@@ -154,6 +124,8 @@ cdef class Collector:
         self.on_mark = on_mark
         self.synchronize = synchronize
         self.log = EventLog(max_events)
+        self.labels = Labels()
+        self.sampler = Sampler(look)
         self.order = {}
         self.storages = {}
         self.ops = {}
@@ -195,7 +167,7 @@ cdef class Collector:
             return
         self.stopped = mt_now()
         if here is not None:
-            self.gap(here, self.stopped, 0, current_module(), current_phase())
+            self.gap(here, self.stopped, 0, current_module(), current_phase(), here.place)
         self.enabled = False
         set_transition_hook(NULL, NULL)
 
@@ -217,7 +189,7 @@ cdef class Collector:
         cdef unsigned long ident = PyThread_get_thread_ident()
         cdef Timeline here = self.threads.pop(ident, None)
         if here is not None and self.enabled:
-            self.gap(here, mt_now(), 0, current_module(), current_phase())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), here.place)
         if ident == self.ident:
             self.ident = 0
             self.recent = None
@@ -238,8 +210,10 @@ cdef class Collector:
     def begin_import(self):
         """A module is being loaded: the time since the last interval was the program's own."""
         cdef Timeline here = self.here() if self.enabled else None
-        if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase())
+        if here is not None and here.in_op:
+            here.last = mt_now()               # until now it was the op's
+        elif here is not None:
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
 
     def end_import(self):
         """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
@@ -247,13 +221,15 @@ cdef class Collector:
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and now > here.last:
             self.imported += now - here.last
+            if here.in_op:
+                here.inner += now - here.last
             self.until(here, now, now - here.last)
 
     def compiling(self, begins):
         """The calling thread begins or ends compiling a function."""
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
             here.compiling = begins
 
     def disable(self):
@@ -266,11 +242,17 @@ cdef class Collector:
     cdef void until(self, Timeline here, uint64_t at, uint64_t ns) noexcept:
         """The thread is accounted for up to `at`; `ns` of that are new."""
         self.accounted += ns
+        mt_beat(&self.sampler.beat, at)
+        here.n_looks = 0
         here.last = at
         here.seen = self.accounted
 
-    cdef void gap(self, Timeline here, uint64_t at, uint64_t cost, uint32_t module, uint32_t phase) noexcept:
-        """The time since the last interval was the program's own; up to `cost` ns of it were ours."""
+    cdef void gap(self, Timeline here, uint64_t at, uint64_t cost, uint32_t module, uint32_t phase,
+                  uint32_t place) noexcept:
+        """The time since the last interval was the program's own; up to `cost` ns of it were ours.
+
+        It is that of the lines where the thread was seen meanwhile, else of `place`, which it came to.
+        """
         cdef uint64_t ns = at - here.last if at > here.last else 0
         cdef uint64_t elsewhere = self.accounted - here.seen    # by other threads meanwhile
         cdef uint64_t ours
@@ -281,11 +263,49 @@ cdef class Collector:
             self.until(here, at if at > here.last else here.last, ns)
             return
         ours = cost if cost < ns else ns
-        r = self.table.row(0, module, 0, phase)
-        r.ns += ns - ours
-        r.calls += 1
+        here.place = place
+        if here.n_looks:
+            self.looked(here, at - here.last, ns - ours, module, phase)
+        else:
+            r = self.table.row(0, module, place, phase)
+            r.ns += ns - ours
+            r.calls += 1
         self.overhead += ours
         self.until(here, at if at > here.last else here.last, ns)
+
+    cdef void looked(self, Timeline here, uint64_t whole, uint64_t ns, uint32_t module, uint32_t phase) noexcept:
+        """`ns` of the `whole` time since the last interval, by the lines where the thread was seen in it."""
+        cdef uint64_t left = ns, part
+        cdef uint32_t i
+        cdef Row *r
+        for i in range(here.n_looks):
+            part = <uint64_t> (<double> ns * here.look_ns[i] / whole)
+            part = part if part < left else left
+            r = self.table.row(0, module, here.look_place[i], phase)
+            r.ns += part
+            r.calls += 1
+            left -= part
+        # What is left is shorter than the time between two looks; a line that was seen is more likely than one that was
+        # not.
+        r = self.table.row(0, module, here.look_place[here.look_last], phase)
+        r.ns += left
+        r.calls += 1
+
+    def timelines(self):
+        """(identity of the thread, Timeline) of those that may be at something that no hook sees."""
+        cdef uint64_t now = mt_now()
+        cdef Timeline here
+        found = []
+        for ident, timeline in self.threads.items():
+            here = <Timeline> timeline
+            if not here.in_op and not here.compiling and now > here.last:
+                found.append((ident, here))
+        return found if self.enabled else []
+
+    def seen_at(self, Timeline here, place):
+        """The thread was seen at that line: a location id."""
+        if not here.in_op:
+            here.look(mt_now(), place)
 
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
@@ -299,9 +319,10 @@ cdef class Collector:
         cdef uint32_t i
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and <uint64_t> at > here.last:
-            self.gap(here, at, 0, current_module(), current_phase())
+            self.gap(here, at, 0, current_module(), current_phase(), current_location())
         if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
-            self.gap(self.first, at, 0, 0, 0)  # it may be waiting since the start: that was another stage
+            # It may be waiting since the start: that was another stage.
+            self.gap(self.first, at, 0, 0, 0, self.first.place)
         taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         self.peak = self.live
@@ -359,10 +380,11 @@ cdef class Collector:
             self.mark("op", t_in, 0)
         module = current_module()
         location = current_location()
-        self.gap(here, t_in, self.cost_out, module, phase)
+        self.gap(here, t_in, self.cost_out, module, phase, location)
         tape = get_tape()
         before = tape.n_recorded if tape is not None else 0
         here.inner = 0
+        mt_beat(&self.sampler.beat, BUSY)
         t0 = mt_now()
         here.in_op = True
         try:
@@ -397,11 +419,13 @@ cdef class Collector:
         r.nbytes += nbytes
         if recorded:                           # its own time is that of its run; making a note of it is Python's
             (<Runs> self.runs_of(op.name)).recorded += 1
-            r = self.table.row(0, module, 0, phase)
+            r = self.table.row(0, module, location, phase)
             r.calls += 1
         r.ns += ns - ours
         if sig:
             self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
+        elif op.begins or op.ends:
+            self.label(here, op, args, t_in, t1)
         here.n_ops += 1
         here.op_ns += ns - ours
         now = mt_now()
@@ -438,7 +462,7 @@ cdef class Collector:
         else:                                  # made by a creation function, or recorded before the start
             sig = runs.unseen
         if not here.in_op:
-            self.gap(here, start, 0, current_module(), current_phase())
+            self.gap(here, start, 0, current_module(), current_phase(), current_location())
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
@@ -668,11 +692,29 @@ cdef class Collector:
         e.kind = kind
         e.phase = <uint8_t> phase
 
+    cdef void label(self, Timeline here, Op op, tuple args, uint64_t before, uint64_t after) noexcept:
+        """A note of torch's: a named stretch begins or ends."""
+        cdef uint64_t start = 0
+        cdef int64_t number
+        try:
+            if op.begins:
+                self.labels.begin(here, str(args[0]) if args else "", after, self.overhead)
+                return
+            number = self.labels.end(here, before, self.overhead, &start)
+        except MemoryError:
+            self.failed += 1
+            return
+        if number >= 0:
+            self.note(here, EVENT_LABEL, start, before - start, <uint32_t> number, 0, 0, current_phase())
+
     def event_count(self):
         return self.log.n
 
     def event(self, index):
         return self.log.event(index)
+
+    def events(self):
+        return self.log.as_bytes()
 
     @property
     def dropped_events(self):
@@ -693,7 +735,12 @@ cdef class Collector:
             self.mark("enter", now, module)
             if not self.enabled:
                 return
-        self.gap(here, now, self.cost_module, current_module(), current_phase())
+        # A module that is left was at its last line; its caller's frame is the current one.
+        self.gap(here, now, self.cost_module, current_module(), current_phase(),
+                 here.place if kind == MODULE_EXIT and here.place else current_location())
+        if phase == PHASE_BACKWARD and kind != PHASE_CHANGE and not self.labels.recompute(
+                here, kind == MODULE_ENTER, now, self.overhead):
+            self.failed += 1
         self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
             here.depth += 1

@@ -199,6 +199,12 @@ def get_location():
     return current_location()
 
 
+def place(code, int lasti):
+    """Location id of an instruction (a byte offset) of a code object; 0 when it is the library's own."""
+    cdef uint32_t index = code_index(<PyObject *> code)
+    return 0 if index == SKIPPED else intern_place(index, lasti)
+
+
 def location(id):
     """(file name, line, function) of a location id; None for 0 (no user frame)."""
     if not 0 <= id < n_places:

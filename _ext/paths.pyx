@@ -414,6 +414,17 @@ def configure(root_observer, recomputed, root_path=None):
     _recomputed = recomputed
 
 
+def forget():
+    """Meet every module anew: whoever listens next hears of those that are there already."""
+    global n_hints
+    cdef uint32_t i
+    for i in range(hint_mask + 1):
+        hints[i].path = 0
+        Py_XDECREF(hints[i].wr)
+        hints[i].wr = NULL
+    n_hints = 0
+
+
 def table_bytes():
     """Bytes held by the tables of this module, weak references included; names belong to the program."""
     cdef size_t total = cap_paths * sizeof(Path) + (head_mask + 1) * 4 + (hint_mask + 1) * sizeof(Hint)

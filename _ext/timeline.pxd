@@ -16,6 +16,8 @@ cdef enum:                                     # kinds; between EVENT_OP and EVE
     EVENT_OP = 0
     EVENT_RECORD = 4                           # an op that was only recorded
     EVENT_RUN = 5                              # a recorded op that ran
+    EVENT_LABEL = 6                            # a named stretch, noted at its end; sig: number of its name
+    LOOKS = 16                                 # lines told apart between two ops
 
 
 cdef class Timeline:                           # of one thread
@@ -27,6 +29,17 @@ cdef class Timeline:                           # of one thread
     cdef readonly uint32_t depth               # of running modules
     cdef readonly uint16_t number              # 0: the thread that started the collector
     cdef readonly uint64_t n_ops, op_ns
+    cdef list labels                           # (number, start ns, interception until then) of what has begun
+    cdef uint32_t recomputing                  # depth of modules that backward calls again, from 1; 0 = none
+    cdef uint32_t recompute_labels             # how many labels were open then
+    cdef uint32_t place                        # where it was at the last hook
+    cdef uint64_t looked                       # when it was looked at last
+    cdef uint32_t look_last                    # which of them was the last
+    cdef uint32_t n_looks                      # since `last`
+    cdef uint32_t look_place[LOOKS]
+    cdef uint64_t look_ns[LOOKS]
+
+    cdef void look(self, uint64_t at, uint32_t place) noexcept
 
 
 cdef class EventLog:

@@ -16,6 +16,24 @@ MT_ASSERT(sizeof(Event) == 40)
 cdef class Timeline:
     """Where the accounting of one thread is; the collector moves it."""
 
+    cdef void look(self, uint64_t at, uint32_t place) noexcept:
+        """The thread was seen at `place`: so the time since the last hook, or the last look, was spent there."""
+        cdef uint64_t since = self.looked if self.n_looks and self.looked > self.last else self.last
+        cdef uint32_t i = 0
+        if at <= since:
+            return
+        while i < self.n_looks and self.look_place[i] != place:
+            i += 1
+        if i == LOOKS:
+            i = LOOKS - 1
+        elif i == self.n_looks:
+            self.n_looks += 1
+            self.look_place[i] = place
+            self.look_ns[i] = 0
+        self.look_ns[i] += at - since
+        self.looked = at
+        self.look_last = i
+
 
 @cython.final
 cdef class EventLog:
@@ -42,6 +60,10 @@ cdef class EventLog:
             self.cap = cap
         self.n += 1
         return &self.events[self.n - 1]
+
+    def as_bytes(self):
+        """All of them, 40 bytes each: see `Event`."""
+        return (<char *> self.events)[:self.n * sizeof(Event)] if self.n else b""
 
     def event(self, index):
         """(kind, start ns, ns, signature, module, location, phase, live bytes, thread)"""

@@ -76,6 +76,7 @@ Examples:
     metavar="NUMBER",
     help="Estimate: what values that nobody knows are taken for (default 0, False).",
 )
+@click.option("--shapes", is_flag=True, help="Show the shapes that ops are called with; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence (default: 128)."
@@ -118,6 +119,7 @@ def command(
     target_name: str | None,
     assume: float | None,
     predict: str | None,
+    shapes: bool,
     seq: int | None,
     batch: int | None,
     decode: int | None,
@@ -153,6 +155,8 @@ def command(
         raise click.UsageError("--trace shows measured times: leave out --device and --target")
     if sized and predict is not None:
         raise click.UsageError("--predict is for a measured run: --target predicts already")
+    if sized and shapes:
+        raise click.UsageError("--shapes is for a measured run: leave out --device and --target")
     if assume is not None and not sized:
         raise click.UsageError("--assume is for an estimate: add --device meta or --target NAME")
 
@@ -160,7 +164,7 @@ def command(
         if sized:
             outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume or 0.0)
         else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict)
+            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -190,7 +194,7 @@ def command(
 
 
 def _measure(
-    program: Program, steps: int | None, warmup: int | None, predict: str | None
+    program: Program, steps: int | None, warmup: int | None, predict: str | None, shapes: bool
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """Run it under the profiler. The report is None when a model could not be built or called at all."""
     begun = time.perf_counter_ns()
@@ -205,14 +209,14 @@ def _measure(
     target = None if predict is None else targets.find(predict)
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
-        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target)
+        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, shapes=shapes)
         with profiler:
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
         begun = time.perf_counter_ns() - waited
-        profiler = Profiler(warmup=0 if told else before, begun_ns=begun, target=target)
+        profiler = Profiler(warmup=0 if told else before, begun_ns=begun, target=target, shapes=shapes)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.target} ...")
         with profiler:
@@ -304,10 +308,11 @@ def _explain(program: Program, outcome: Outcome) -> None:
 def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:
     import shlex
 
+    from .following import suggest
     from .render import canvas
-    from .report import render_report, suggest
+    from .report import render_report
 
-    following = suggest(program.command, options, measured=report["mode"] == "measured")
+    following = suggest(program.command, options, report, view.by)
     text = render_report(report, canvas(), view, shlex.join(program.command), following)
     sys.stdout.flush()
     with contextlib.suppress(BrokenPipeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from .units import amount, bytes_text, count, counted, number, percent, seconds,
 __all__ = ["SORT_KEYS", "View", "render_report"]
 
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
+_WAITS = {"data_s": "waiting for a DataLoader", "recompute_s": "computing forward passes again in backward"}
 _TREE_ROWS = 45  # without --depth, the tree is opened as deep as fits this many lines
 
 # --sort: the names of the report's own fields, largest first, except for names.
@@ -54,6 +54,7 @@ def render_report(
         _modules(report, canvas, view)
     if "op" in wanted:
         _ops(report, canvas, view, default_top=10 if view.by is None else 40)
+    _shapes(report, canvas, view)
     if "line" in wanted:
         _lines(report, canvas, view)
     _warnings(report, canvas)
@@ -73,7 +74,11 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if model:
         text = f"{model.get('name') or 'model'}, {number(model.get('params'), '0')} parameters"
         size = bytes_text(model.get("param_bytes"))
-        facts.append(("model", f"{text} ({size})" if size else text))
+        text = f"{text} ({size})" if size else text
+        trainable = totals.get("trainable_params")
+        if trainable is not None and trainable < (totals.get("params") or 0):
+            text += f", trained: {number(trainable, '0')}"
+        facts.append(("model", text))
     facts += workload_facts(report)
     if rank := report.get("rank"):
         facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; what follows is this process's alone"))
@@ -100,10 +105,18 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         compiling = f", {seconds(startup['compile_s'])} compiling" if startup.get("compile_s") else ""
         apart = f"{seconds(imports)} imports, {seconds(construction)} construction{compiling}, kept apart"
         facts.append(("start-up", apart))
+    waits = report.get("waits") or {}
+    spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
+             for key, what in _WAITS.items() if waits.get(key)]  # fmt: skip
+    if spent:
+        facts.append(("of that", ", ".join(spent)))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
+        times = steps.get("time_s")
+        least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
+        each = f", {usual} each ({least} to {most})" if times else ""
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
-        facts.append(("steps", f"{steps['count']}{left_out if steps.get('warmup') else ''}"))
+        facts.append(("steps", f"{steps['count']}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     text = f"{work(flops, 'FLOP')} ({work(totals.get('macs'), 'MAC')})"
     if flops and time_s:
@@ -188,6 +201,20 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.sheet_row(Text(clean(row.get("name") or "")), cells, columns, grade(time_s / total if total else 0.0))
 
 
+# Of the module tree: column, its text, and whether only the table in full has room for it.
+_MODULE_COLUMNS: list[tuple[Column, Callable[[dict[str, Any], float], str], bool]] = [
+    (Column("time", 8), lambda row, total: seconds(row.get("total_s") or 0.0), False),
+    (Column("total%", 6), lambda row, total: percent(row.get("total_s") or 0.0, total), False),
+    (Column("self%", 5), lambda row, total: percent(row.get("self_s"), total), False),
+    (Column("forward", 8), lambda row, total: seconds(row.get("forward_s")), True),
+    (Column("backward", 8), lambda row, total: seconds(row.get("backward_s")), True),
+    (Column("a call", 8), lambda row, total: seconds((row.get("call_s") or {}).get("median")), True),
+    (Column("FLOPs", 7), lambda row, total: amount(row.get("flops")), False),
+    (Column("peak", 8), lambda row, total: bytes_text(row.get("peak_bytes")), False),
+    (Column("params", 7), lambda row, total: number(row.get("params")), False),
+]
+
+
 def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
     roots = tree.collapse(tree.fold(tree.build(report.get("modules") or []), total))
@@ -197,8 +224,9 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         key = _SORT[view.sort]
         tree.order(roots, lambda node: key(node.values))
     depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
-    columns = [Column("time", 8), Column("total%", 6), Column("self%", 5), Column("FLOPs", 7), Column("peak", 8),
-               Column("params", 7), *_predicted_column(report)]  # fmt: skip
+    measured = any(node.values.get("forward_s") for node in roots)
+    shown = [entry for entry in _MODULE_COLUMNS if (view.by == "module" and measured) or not entry[2]]
+    columns = [*(column for column, *_ in shown), *_predicted_column(report)]
     canvas.heading("Modules")
     canvas.sheet_head("module", columns)
     hidden = 0
@@ -221,15 +249,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         if extra and room >= len(extra):
             name.append(" " + extra, style="dim")
         time_s = values.get("total_s") or 0.0
-        cells = [
-            seconds(time_s),
-            percent(time_s, total),
-            percent(values.get("self_s"), total),
-            amount(values.get("flops")),
-            bytes_text(values.get("peak_bytes")),
-            number(values.get("params")),
-            seconds(values.get("predicted_s")),
-        ][: len(columns)]
+        cells = [*(cell(values, total) for _, cell, _ in shown), seconds(values.get("predicted_s"))][: len(columns)]
         canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
     if hidden:
         canvas.paragraph(f"▸ {hidden} modules lie deeper: --depth {depth + 1} opens the next level.", "dim")
@@ -271,6 +291,26 @@ def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, column
     canvas.sheet_row(Text(name), cells, columns, grade(time_s / total if total else 0.0))
 
 
+def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
+    """Which shapes ops were called with, where that was asked for."""
+    rows = sorted(report.get("shapes") or [], key=_SORT[view.sort or "self"])
+    if not rows:
+        return
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7)]
+    canvas.heading("Shapes", "of inputs, and of outputs")
+    canvas.sheet_head("op (aten)", columns)
+    for row in rows[: 25 if view.top is None else view.top]:
+        shapes = " -> ".join(
+            " ".join(f"{shape['dtype']}{shape['shape']}" for shape in row[side]) or "()"
+            for side in ("inputs", "outputs")
+        )
+        time_s = row["self_s"]
+        cells = [count(row["calls"]), seconds(time_s), percent(time_s, total), amount(row["flops"])]
+        name = Text(f"{clean(row['name']).removeprefix('aten::')} ").append(clean(shapes), style="dim")
+        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+
+
 def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
     total = (report.get("totals") or {}).get("time_s") or 0.0
@@ -280,7 +320,7 @@ def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     top = 25 if view.top is None else view.top
     for row in rows[:top]:
         time_s = row.get("self_s") or 0.0
-        where = f"{_near(row.get('file') or '')}:{row.get('line')}"
+        where = f"{_near(row['file'])}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
         function = clean(row.get("function") or "")
         name = Text(clean(where))
         if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
@@ -322,15 +362,3 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
         if warning.startswith("FLOPs leave out") and uncounted:  # the ledger above says it with every name and count
             continue
         canvas.paragraph(warning, "yellow", "  · ")
-
-
-def suggest(command: list[str], options: list[str], measured: bool = True) -> list[tuple[str, str]]:
-    """What to run next; ``command`` is the target with its arguments, ``options`` genie's own (``--input ...``)."""
-    rest = shlex.join(command)
-    own = (shlex.join(options) + " ") if options else ""
-    trace = (f"genie profile --trace trace.json {own}{rest}", "a timeline to open in ui.perfetto.dev")
-    return [
-        (f"genie profile --by line {own}{rest}", "the same by source line; also --by op, module, phase"),
-        *([trace] if measured else []),
-        (f"genie profile --json profile.json {own}{rest}", "every number, for scripts"),
-    ]

@@ -37,6 +37,7 @@ from .errors import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
+    from . import profile
     from .counters import reset_stats, stats
     from .devices import device, get_default_device, set_default_device
     from .execute import Executor, LocalExecutor
@@ -49,7 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ComputationGraph", "Executor", "LazyTensor", "LazyTensorError", "LocalExecutor", "MaterializationError",
     "MetaStorage", "MetaTensor", "NoDataError", "UnsupportedOperationError", "UsageError", "capture", "device",
-    "disable", "enable", "flush", "get_default_device", "is_enabled", "reset_stats", "set_default_device",
+    "disable", "enable", "flush", "get_default_device", "is_enabled", "profile", "reset_stats", "set_default_device",
     "set_executor", "stats",
 ]
 
@@ -63,6 +64,8 @@ _HOME = {
     "MetaStorage": "meta", "MetaTensor": "meta",
     "LazyTensor": "tensors", "flush": "tensors", "set_executor": "tensors",
 }
+# Packages that are public names themselves; `profile` is called.
+_PACKAGES = frozenset({"npu", "profile"})
 _NEEDS_TORCH = frozenset(_HOME) - {"device", "get_default_device", "set_default_device"}
 _ready = False
 
@@ -113,10 +116,10 @@ def _is_submodule(name: str) -> bool:
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        if name == "npu":
+        if name in _PACKAGES:
             import importlib
 
-            return importlib.import_module(".npu", __name__)
+            return importlib.import_module(f".{name}", __name__)
         if name.startswith("_") or _is_submodule(name):  # `from . import config` asks here before it imports
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _bootstrap()

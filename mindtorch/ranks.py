@@ -10,11 +10,12 @@ from typing import Any
 __all__ = ["Rank", "merge"]
 
 # Fields of a row that are the largest of the ranks'; other numbers are summed.
-_LARGEST = frozenset({"peak_bytes", "depth", "line", "params", "self_params"})
+_LARGEST = frozenset({"peak_bytes", "depth", "line", "params", "self_params", "trainable_params", "max_s"})
+_LEAST = frozenset({"min_s"})
 # Tables of a report, with what tells their rows apart.
 _TABLES = {
     "phases": ("name",), "modules": ("path",), "ops": ("name",), "uncounted": ("name",), "threads": ("name",),
-    "lines": ("file", "line", "function"), "unseen": ("what",),
+    "lines": ("file", "line", "function"), "unseen": ("what",), "labels": ("name",),
 }  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def merge(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     missing = sum(row["calls"] for report in ordered for row in report["uncounted"])
     totals["coverage"] = totals["counted_ops"] / (totals["counted_ops"] + missing) if missing else 1.0
     merged["startup"] = _sum_rows([report["startup"] for report in ordered])
+    merged["waits"] = _sum_rows([report.get("waits") or {} for report in ordered])
     for table, keys in _TABLES.items():
         merged[table] = _merge_table([report.get(table) or [] for report in ordered], keys)
     merged["assumed"] = [row for report in ordered for row in report["assumed"]]
@@ -98,5 +100,8 @@ def _sum_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
             before = found.get(key) or 0
-            found[key] = max(before, value) if key in _LARGEST else before + value
+            if key in _LEAST:
+                found[key] = min(found.get(key, value), value)
+            else:
+                found[key] = max(before, value) if key in _LARGEST else before + value
     return found

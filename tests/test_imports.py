@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"profile", "program", "configs", "inputs", "model_inputs", "outcome", "workload"},
     {"__init__"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "profiling"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch import ops, semantics, tensors
 from mindtorch._ext import context
-from mindtorch._ext.collect import Collector, Op, now_ns
+from mindtorch._ext.collect import Collector, now_ns
+from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch._ext.timeline import Timeline
 from mindtorch.children import ChildWatch
@@ -33,10 +34,12 @@ from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.lazy_device import cuda_present
 from mindtorch.ops.row import FREE_TAGS
-from mindtorch.profile import calibrate, work
+from mindtorch.profile import calibrate, times, work
 from mindtorch.profile.imports import ImportWatch
+from mindtorch.profile.looking import Look
 from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.run import Run, ThreadWork
+from mindtorch.profile.shapes import Shaped, shaped
 from mindtorch.profile.targets import Target
 from mindtorch.semantics import modules
 from mindtorch.threads import ThreadWatch
@@ -107,6 +110,7 @@ class Profiler(Run):
         program's behalf count as its start-up.
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
     target: where the same calls are predicted for, beside what is measured.
+    shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
     """
 
     def __init__(
@@ -117,14 +121,21 @@ class Profiler(Run):
         begun_ns: int | None = None,
         max_events: int = 1 << 20,
         target: Target | None = None,
+        shapes: bool = False,
     ) -> None:
         super().__init__(STAGES[0], target, warmup, steps)
         self._begun_ns = begun_ns
         self._begun = 0  # the stage
+        self._began: dict[str, int] = {}  # each of them, last
         self._used = False
         synchronize = _Wait() if cuda_present() else None
-        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize)
-        if target is not None:
+        look = Look()
+        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look)
+        look.collector = self.collector
+        self._shapes = shapes
+        if shapes:
+            self.collector.weigh = self._look_at
+        elif target is not None:
             self.collector.weigh = work.work
         self.costs = calibrate.Costs(0, 0, 0)
         self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
@@ -158,11 +169,13 @@ class Profiler(Run):
         collector.__enter__()
         self._child_watch = ChildWatch().__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
+        collector.sampler.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.collector.sampler.stop()
         self._thread_watch.__exit__()
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
@@ -208,6 +221,7 @@ class Profiler(Run):
         """What was recorded since the last call belongs to the stage that ends here."""
         collector = self.collector
         stage = self._stage
+        self._add_labels(stage)
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         if stage not in self.parts:
             self.places[stage] = places
@@ -225,6 +239,12 @@ class Profiler(Run):
         more = collector.split(at)
         calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
         self.parts[stage] = rows + more[0], overhead + more[1], calls, max(peak, more[3])
+
+    def _add_labels(self, stage: str) -> None:
+        mine = self.labels.setdefault(stage, {})
+        for name, (calls, ns, least, most) in self.collector.labels.take().items():
+            known = mine.get(name, (0, 0, least, most))
+            mine[name] = (known[0] + calls, known[1] + ns, min(known[2], least), max(known[3], most))
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
@@ -249,7 +269,7 @@ class Profiler(Run):
                 self._follow(kind, now, which)
 
     def _begin_stage(self, name: str, at: int) -> None:
-        self._begun = self._run_pending(at)
+        self._begun = self._began[name] = self._run_pending(at)
         self._end_part(self._begun)
         self._stage = name
 
@@ -259,6 +279,29 @@ class Profiler(Run):
 
     def module_order(self) -> dict[int, int]:
         return self.collector.order
+
+    def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> Shaped:
+        return shaped(args, kwargs, out, None if self.target is None else work.work(func, args, kwargs, out))
+
+    def works(self) -> list[Any]:
+        found = self.collector.sig_works
+        return [entry.work if isinstance(entry, Shaped) else entry for entry in found] if self._shapes else found
+
+    def shapes(self) -> dict[int, Shaped]:
+        if not self._shapes:
+            return {}
+        ops = self.collector.sig_ops
+        return {sig: entry for sig, entry in enumerate(self.collector.sig_works)
+                if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
+
+    def _reported_since(self) -> int:
+        return self._began.get("main") or self._began.get("warmup") or 0
+
+    def step_times(self) -> list[int]:
+        return [] if self._announced else times.steps(self.marks, self._reported_since())
+
+    def call_times(self) -> dict[int, list[int]]:
+        return times.calls(self.collector.events(), self._reported_since())
 
     def _imported(self) -> None:
         self.collector.end_import()
@@ -395,5 +438,15 @@ def _in_child() -> None:
         profiler.collector.disable()
 
 
+def _before_fork() -> None:
+    for profiler in list(_active):  # a process that is forked should have no threads but the program's own
+        profiler.collector.sampler.stop()
+
+
+def _after_fork() -> None:
+    for profiler in list(_active):
+        profiler.collector.sampler.start()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -18,7 +18,7 @@ import torch
 from mindtorch import ops, predict, semantics, tensors
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch._ext.collect import Op
+from mindtorch._ext.opinfo import Op
 from mindtorch.children import ChildWatch
 from mindtorch.estimate import files, known
 from mindtorch.estimate.accelerator import Accelerator

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from mindtorch._ext import context
+from mindtorch.profile.shapes import Shaped, text
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
@@ -25,8 +26,8 @@ CSV_COLUMNS = (
     "self_params", "params", "peak_bytes", "ops", "category", "file", "line", "function", "source",
 )  # fmt: skip
 
-#: Kinds of events: an op, three transitions, a lazy op as it is recorded, and as it runs.
-OP, ENTER, EXIT, PHASE, RECORD, RUN = range(6)
+#: Kinds of events: an op, three transitions, a lazy op as it is recorded, and as it runs, a stretch with a name.
+OP, ENTER, EXIT, PHASE, RECORD, RUN, LABEL = range(7)
 #: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
 MEMORY_POINTS = 4000
 
@@ -99,15 +100,16 @@ class _Track:
     """What one thread was in when an event came."""
 
     def __init__(self, thread: int, paths: Names) -> None:
-        self.modules, self.phases, self.runs = range(10 * thread + 1, 10 * thread + 4)
+        self.modules, self.phases, self.runs, self.labels = range(10 * thread + 1, 10 * thread + 5)
         self._paths = paths
         self._open: list[tuple[int, int]] = []  # (path id, start)
         self._group: tuple[int, int, int] | None = None  # consecutive ops of one module in backward: (…, start, end)
         self._phase, self._phase_start, self._end = 0, 0, 0
 
-    def names(self, thread: int, lazy: bool) -> Iterator[dict[str, Any]]:
+    def names(self, thread: int, lazy: bool, labels: bool) -> Iterator[dict[str, Any]]:
         """Events that name the tracks."""
         tracks = [(self.modules, "modules and ops"), (self.phases, "phases")]
+        tracks += [(self.labels, "labels")] if labels else []
         for tid, name in [*tracks, *([(self.runs, "lazy ops as they run")] if lazy else [])]:
             name = f"{name}, thread {thread}" if thread else name
             yield {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
@@ -155,7 +157,7 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
 def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
     collector: Any = profiler.collector
     origin = collector.started
-    paths = profiler.names
+    paths, names, shapes = profiler.names, collector.labels.names, profiler.shapes()
     tracks: dict[int, _Track] = {}
     every = max(1, kept // MEMORY_POINTS)
     highest = 0
@@ -165,15 +167,18 @@ def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
         track = tracks.get(thread)
         if track is None:
             track = tracks[thread] = _Track(thread, paths)
-            yield from track.names(thread, bool(collector.runs))
+            yield from track.names(thread, bool(collector.runs), bool(names))
+        if kind == LABEL:  # noted at its end
+            yield _slice(names[sig], start, start + ns, track.labels)
+            continue
         if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
-            facts = _facts(collector, sig, paths[module], location)
+            facts = _facts(collector, sig, paths[module], location, shapes)
             yield _slice(collector.sig_ops[sig].name, start, start + ns, track.runs, facts)
             continue
         is_op = kind in (OP, RECORD)
         yield from track.at(start, ns, phase, module, is_op)
         if is_op:
-            facts = _facts(collector, sig, paths[module], location)
+            facts = _facts(collector, sig, paths[module], location, shapes)
             name = collector.sig_ops[sig].name
             yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
         elif kind == ENTER:
@@ -188,7 +193,7 @@ def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
         yield from track.close()
 
 
-def _facts(collector: Any, sig: int, path: str, location: int) -> dict[str, Any]:
+def _facts(collector: Any, sig: int, path: str, location: int, shapes: dict[int, Shaped]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if path:
         facts["module"] = path
@@ -198,4 +203,6 @@ def _facts(collector: Any, sig: int, path: str, location: int) -> dict[str, Any]
     cost = collector.sig_flops[sig]
     if cost and cost[0]:
         facts["flops"] = cost[0]
+    if sig in shapes:
+        facts["inputs"], facts["outputs"] = text(shapes[sig].inputs), text(shapes[sig].outputs)
     return facts

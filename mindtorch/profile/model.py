@@ -21,6 +21,7 @@ class ModelBook:
     def __init__(self) -> None:
         self._tokens: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = 1
+        self._frozen: dict[int, bool] = {}  # token -> whether it gets no gradient, when it was looked at last
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
         self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
 
@@ -34,8 +35,13 @@ class ModelBook:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""
         for ref, path, noted in self._seen:
             root = ref()
-            if root is not None and any(self._known(parameter) not in noted for parameter in modules.held(root)[0]):
+            if root is None:
+                continue
+            parameters = modules.held(root)[0]
+            if any(self._known(parameter) not in noted for parameter in parameters):
                 self.roots[path][1].extend(self._look(root, path, noted))
+            for parameter in parameters:
+                self._frozen[self._known(parameter)] = not parameter.requires_grad
 
     def forget_all_but(self, called: set[int]) -> None:
         """Keep the roots of these paths: others were called before the profile began, and not in it."""
@@ -51,6 +57,7 @@ class ModelBook:
                     token = self._token(parameter)
                     own.append((token, elements, elements * parameter.dtype.itemsize))
                     noted.add(token)
+                    self._frozen[token] = not parameter.requires_grad
             if own:
                 found.append(Owned(module_path, tuple(own)))
         return found
@@ -68,8 +75,11 @@ class ModelBook:
         self._next += 1
         return self._next - 1
 
-    def own(self) -> dict[int, int]:
-        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first."""
+    def own(self, trainable: bool = False) -> dict[int, int]:
+        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first.
+
+        trainable: only those that get a gradient.
+        """
         counts: dict[int, int] = {}
         for _, owned in self.roots.values():
             counted: set[int] = set()
@@ -77,12 +87,20 @@ class ModelBook:
                 for token, elements, _ in parameters:
                     if token not in counted:
                         counted.add(token)
+                        if trainable and self._frozen.get(token):
+                            continue
                         counts[path] = counts.get(path, 0) + elements
         return counts
 
     def total(self) -> tuple[int, int]:
         """(elements, bytes) of all distinct parameters."""
         return _sum(owned for _, owned in self.roots.values())
+
+    def trainable(self) -> int:
+        """Elements of all distinct parameters that get a gradient."""
+        groups = [owned for _, owned in self.roots.values()]
+        distinct = {token: n for owned in groups for _, parameters in owned for token, n, _ in parameters}
+        return sum(n for token, n in distinct.items() if not self._frozen.get(token))
 
     def main(self) -> dict[str, object] | None:
         """Name and size of the model: the root with most parameters, the first one if none has any."""

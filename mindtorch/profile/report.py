@@ -13,35 +13,44 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from mindtorch import sourceline, tensors
 from mindtorch._ext import context
+from mindtorch._ext.labels import RECOMPUTING
+from mindtorch.profile import shapes
 from mindtorch.profile.forecast import Forecast
 from mindtorch.profile.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
+from mindtorch.profile.times import seconds
 from mindtorch.profile.tree import module_rows
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
 
 SCHEMA_VERSION = 1
+_DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 
 
 def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     """Sum up a profile that has ended. `facts` replace or add top-level entries, as ``command=[...], exit_code=1``."""
-    main, every, overhead_ns = _stages(profiler)
+    main, stages, overhead_ns = _stages(profiler)
+    every = stages[main]
     collector = profiler.collector
     rows = grouped(every, SIG)
     forecast = None
     if profiler.target is not None:
-        forecast = Forecast(profiler.target, collector.sig_works, footprint=profiler.parts[main][3])
+        forecast = Forecast(profiler.target, profiler.works(), footprint=profiler.parts[main][3])
     op_rows = [(row, _cost(profiler, row)) for row in rows if row[0]]
     profiler.book.forget_all_but({path for part in profiler.parts.values() for path in part[2]})
     params, _ = profiler.book.total()
     counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)
     uncounted = _uncounted(profiler, op_rows)
     missing = sum(entry["calls"] for entry in uncounted)
-    before = [profiler.parts[name][0] for name in ("import", "init") if name != main and name in profiler.parts]
+    before = [stages[name] for name in ("import", "init") if name != main and name in stages]
+    time_ns = sum(row[5] for row in rows)
+    spent = time_ns + profiler.parts[main][1]
+    share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
@@ -56,27 +65,30 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         ],
         "model": profiler.book.main(),
         "startup": {
-            "import_s": _seconds(profiler, "import", main) + collector.imported / 1e9,
+            "import_s": _seconds(stages, "import", main) + collector.imported / 1e9,
             "compile_s": collector.compiled / 1e9,
-            "init_s": _seconds(profiler, "init", main),
-            "ops": sum(row[4] for stage in before for row in grouped(as_table(stage), SIG) if row[0]),
+            "init_s": _seconds(stages, "init", main),
+            "ops": sum(row[4] for stage in before for row in grouped(stage, SIG) if row[0]),
         },
         "totals": {
             "ops": sum(row[4] for row, _ in op_rows),
             "flops": sum(row[4] * cost[0] for row, cost in op_rows if cost),
             "macs": sum(row[4] * cost[1] for row, cost in op_rows if cost),
             "params": params,
+            "trainable_params": profiler.book.trainable(),
             "peak_bytes": profiler.parts[main][3],
-            "time_s": sum(row[5] for row in rows) / 1e9,
+            "time_s": time_ns / 1e9,
             "overhead_s": overhead_ns / 1e9,
             "wall_s": ((profiler.frozen_ns or collector.stopped) - collector.started) / 1e9,
             "counted_ops": counted,
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
-        "steps": _steps(profiler, main),
+        "steps": _steps(profiler, stages, main, share),
         "phases": _phases(profiler, grouped(every, SIG, PHASE), forecast),
-        "modules": module_rows(profiler, main, every, forecast),
+        "modules": module_rows(profiler, main, every, forecast, share),
         "ops": _ops(profiler, rows, forecast),
+        "labels": _labels(profiler, main),
+        "waits": _waits(profiler, main),
         "lines": _lines(profiler, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
         "unseen": _unseen(profiler),
@@ -85,6 +97,8 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "interrupted": profiler.interrupted,
         "exit_code": profiler.exit_code,
     }
+    if found := profiler.shapes():
+        report["shapes"] = _shapes(profiler, rows, found)
     if forecast is not None:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
         report["roofline"] = forecast.summary(rows)
@@ -92,11 +106,19 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     return report
 
 
-def _stages(profiler: Profiler) -> tuple[str, Any, int]:
-    """(name of the stage reported, the table of its rows, interception in all stages, ns)."""
+def _stages(profiler: Profiler) -> tuple[str, dict[str, Any], int]:
+    """(name of the stage reported, the tables of rows by stage, interception in all stages, ns)."""
     # A run that called no module, or ended early, is reported from the furthest stage that it reached.
     main = next(name for name in ("main", "warmup", "init", "import") if name in profiler.parts)
-    return main, as_table(profiler.parts[main][0]), sum(p[1] for name, p in profiler.parts.items() if name != "rest")
+    stages = {name: as_table(part[0]) for name, part in profiler.parts.items()}
+    first = "warmup" if "warmup" in stages else "main"
+    if not profiler.announced and main in ("warmup", "main") and "init" in stages:
+        # What a line does before the first call of a model, and does again later, is the loop's: its first batch.
+        lines = np.unique(np.concatenate([stages[name][:, LOCATION] for name in ("warmup", "main") if name in stages]))
+        again = np.isin(stages["init"][:, LOCATION], lines[lines != 0])
+        stages[first] = np.concatenate([stages["init"][again], stages[first]])
+        stages["init"] = stages["init"][~again]
+    return main, stages, sum(p[1] for name, p in profiler.parts.items() if name != "rest")
 
 
 def _op(profiler: Profiler, row: Row) -> Any:
@@ -134,16 +156,17 @@ def _lazy(profiler: Profiler, main: str, rows: list[Row]) -> dict[str, Any] | No
     }
 
 
-def _seconds(profiler: Profiler, stage: str, main: str) -> float:
-    if stage == main or stage not in profiler.parts:
+def _seconds(stages: dict[str, Any], stage: str, main: str) -> float:
+    if stage == main or stage not in stages:
         return 0.0
-    return sum(row[5] for row in grouped(as_table(profiler.parts[stage][0]), SIG)) / 1e9
+    return sum(row[5] for row in grouped(stages[stage], SIG)) / 1e9
 
 
-def _steps(profiler: Profiler, main: str) -> dict[str, Any]:
-    """Iterations: how many ended, how many of them are left out as warm-up, and what those cost."""
-    warmup = _seconds(profiler, "warmup", main)
-    return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup}
+def _steps(profiler: Profiler, stages: dict[str, Any], main: str, share: float) -> dict[str, Any]:
+    """Iterations: how many ended, how many of them are left out as warm-up and what those cost, times of the others."""
+    warmup = _seconds(stages, "warmup", main)
+    return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup,
+            "time_s": seconds(profiler.step_times(), share)}  # fmt: skip
 
 
 def _phases(profiler: Profiler, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
@@ -190,20 +213,60 @@ def _ops(profiler: Profiler, rows: list[Row], forecast: Forecast | None) -> list
 
 
 def _lines(profiler: Profiler, rows: list[Row]) -> list[dict[str, Any]]:
-    """By source line of the user's program, longest first; ops only."""
-    table: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    """By source line of the user's program, longest first: its ops, and what Python does between them."""
+    table: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
-        if not row[SIG]:
-            continue
         cost = _cost(profiler, row)
         entry = table[context.location(row[LOCATION]) or ("", 0, "")]
-        entry[0] += row[4]
+        entry[0] += row[4] if row[SIG] else 0
         entry[1] += row[5]
         entry[2] += row[4] * cost[0] if cost else 0
+        entry[3] += 0 if row[SIG] else row[5]
     return [
-        {**sourceline.facts(where), "calls": calls, "self_s": ns / 1e9, "flops": flops}
-        for where, (calls, ns, flops) in sorted(table.items(), key=lambda item: -item[1][1])
+        {**sourceline.facts(where), "calls": calls, "self_s": ns / 1e9, "flops": flops, "python_s": python / 1e9}
+        for where, (calls, ns, flops, python) in sorted(table.items(), key=lambda item: -item[1][1])
+        if ns or calls
     ]
+
+
+def _shapes(profiler: Profiler, rows: list[Row], found: dict[int, shapes.Shaped]) -> list[dict[str, Any]]:
+    """By op and the shapes of its inputs and outputs, longest first."""
+    table: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        if row[SIG] in found:
+            cost, call = _cost(profiler, row), found[row[SIG]]
+            entry = table[_op(profiler, row).name, call.inputs, call.outputs]
+            entry[0] += row[4]
+            entry[1] += row[5]
+            entry[2] += row[4] * cost[0] if cost else 0
+    return [
+        {"name": name, "inputs": shapes.facts(inputs), "outputs": shapes.facts(outputs), "calls": calls,
+         "self_s": ns / 1e9, "flops": flops}
+        for (name, inputs, outputs), (calls, ns, flops) in sorted(table.items(), key=lambda item: -item[1][1])
+    ]  # fmt: skip
+
+
+def _labels(profiler: Profiler, main: str) -> list[dict[str, Any]]:
+    """What `record_function` names, longest first; what is within another one counts in both."""
+    mine = profiler.labels.get(main, {})
+    before = profiler.labels.get("init", {}) if main == "main" and not profiler.warmup else {}
+    found = []
+    for name, (calls, ns, least, most) in mine.items():
+        if name in before:  # the loop's first batch: see _stages
+            calls, ns = calls + before[name][0], ns + before[name][1]
+            least, most = min(least, before[name][2]), max(most, before[name][3])
+        found.append({"name": name, "calls": calls, "total_s": ns / 1e9, "min_s": least / 1e9, "max_s": most / 1e9})
+    return sorted(found, key=lambda row: -row["total_s"])
+
+
+def _waits(profiler: Profiler, main: str) -> dict[str, float]:
+    """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward."""
+    labels = _labels(profiler, main)
+    return {
+        "data_s": sum(row["total_s"] for row in labels if row["name"].startswith(_DATA)),
+        "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
+        "compile_s": profiler.collector.compiled / 1e9,
+    }
 
 
 def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[str, Any]]:

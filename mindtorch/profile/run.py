@@ -13,6 +13,7 @@ from mindtorch.profile.iterations import Iterations
 from mindtorch.profile.model import ModelBook
 from mindtorch.profile.names import Names
 from mindtorch.profile.npu_ops import NpuOps
+from mindtorch.profile.shapes import Shaped
 from mindtorch.profile.targets import Target
 
 
@@ -36,6 +37,7 @@ class Run:
             name = type(self).__name__
             raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.target, self.warmup, self.steps = target, warmup, steps
+        self.collector: Any = None
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -44,6 +46,8 @@ class Run:
         #: By stage: (rows or their table, interception in ns, entries by module, peak bytes).
         self.parts: dict[str, tuple[Any, int, dict[int, int], int]] = {}
         self.peaks: dict[int, int] = {}
+        #: By stage: {name: (calls, ns, least, most)} of the stretches that the program or torch gives a name.
+        self.labels: dict[str, dict[str, tuple[int, int, int, int]]] = {}
         self.phase_peaks: list[int] = [0] * len(context.PHASES)
         self.places: dict[str, Any] = {}
         self.npu: NpuOps | None = None  # an estimate runs nothing there
@@ -66,10 +70,32 @@ class Run:
         """What each kind of thread did, where that is known."""
         return []
 
+    @property
+    def announced(self) -> bool:
+        """Whether the program says itself what an iteration is."""
+        return self._announced
+
     @functools.cached_property
     def names(self) -> Names:
         """What the report calls modules; of a run that has ended."""
         return Names(self.module_order())
+
+    def works(self) -> list[Any]:
+        """By signature: what one call computes and moves, where that was asked for."""
+        found: list[Any] = self.collector.sig_works
+        return found
+
+    def shapes(self) -> dict[int, Shaped]:
+        """{signature: shapes of its inputs and outputs}, where that was asked for."""
+        return {}
+
+    def step_times(self) -> list[int]:
+        """Nanoseconds of the iterations reported, recording included; where that is known."""
+        return []
+
+    def call_times(self) -> dict[int, list[int]]:
+        """{path id of a module: nanoseconds of its calls}, likewise."""
+        return {}
 
     def module_order(self) -> dict[int, int]:
         """{path id of a module that was called: how many were first called before it}."""

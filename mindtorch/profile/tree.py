@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindtorch._ext import context
-from mindtorch.profile.rows import CALLS, MODULE, NS, SIG, exact, summed
+from mindtorch.profile.rows import CALLS, MODULE, NS, PHASE, SIG, exact, summed
+from mindtorch.profile.times import seconds
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
@@ -16,14 +17,21 @@ if TYPE_CHECKING:
     from mindtorch.profile.names import Names
 
 
-def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | None = None) -> list[dict[str, Any]]:
+_FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
+_BACKWARD = context.PHASES.index("backward")
+
+
+def module_rows(
+    profiler: Profiler, main: str, rows: Any, forecast: Forecast | None = None, share: float = 1.0
+) -> list[dict[str, Any]]:
     """Pre-order rows, in the order of first calls in the run; the last row, path "", is the time outside every module.
 
     rows: the table of them. total = self + children, by path. peak_bytes: the most bytes live, in all of the program,
-    while the module or one inside it ran.
+    while the module or one inside it ran. share: of the time of a call, what is the program's own.
     """
     entries, names = profiler.parts[main][2], profiler.names
-    own = {**_own(profiler, rows, forecast), "params": profiler.book.own()}
+    own = {**_own(profiler, rows, forecast), "params": profiler.book.own(), "trainable": profiler.book.own(True)}
+    calls = profiler.call_times()
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))
 
     # An explicit stack: a path may be deeper than Python's recursion limit.
@@ -52,6 +60,10 @@ def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | N
                 "macs": total["macs"][i],
                 "self_params": own["params"].get(path, 0),
                 "params": total["params"][i],
+                "trainable_params": total["trainable"][i],
+                "forward_s": total["forward"][i] / 1e9,
+                "backward_s": total["backward"][i] / 1e9,
+                "call_s": seconds(calls.get(path, ()), share),
                 "peak_bytes": peaks[i],
                 "ops": total["ops"][i],
             })  # fmt: skip
@@ -62,6 +74,8 @@ def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | N
     found.append({
         "path": "", "class": "", "depth": 0, "calls": 0, "self_s": ns / 1e9, "total_s": ns / 1e9,
         "self_flops": flops, "flops": flops, "macs": own["macs"].get(0, 0), "self_params": 0, "params": 0,
+        "trainable_params": 0, "forward_s": own["forward"].get(0, 0) / 1e9,
+        "backward_s": own["backward"].get(0, 0) / 1e9, "call_s": None,
         "peak_bytes": profiler.peaks.get(0, 0), "ops": own["ops"].get(0, 0),
     })  # fmt: skip
     if forecast is not None:
@@ -72,12 +86,14 @@ def module_rows(profiler: Profiler, main: str, rows: Any, forecast: Forecast | N
 def _own(profiler: Profiler, rows: Any, forecast: Forecast | None) -> dict[str, dict[int, Any]]:
     """{figure: {path id: of the module's own ops}}."""
     sigs, which = np.unique(rows[:, SIG].astype(np.int64), return_inverse=True)
-    calls, paths = rows[:, CALLS], rows[:, MODULE]
+    calls, paths, phases = rows[:, CALLS], rows[:, MODULE], rows[:, PHASE].astype(np.int64)
     costs = [profiler.collector.sig_flops[sig] or (0, 0) for sig in sigs.tolist()]
     flops, macs = (exact([cost[i] for cost in costs], calls) for i in range(2))
     found = {
         "ns": summed(paths, rows[:, NS]),
         "ops": summed(paths, calls * (rows[:, SIG] != 0)),
+        "forward": summed(paths, rows[:, NS] * np.isin(phases, _FORWARD)),
+        "backward": summed(paths, rows[:, NS] * (phases == _BACKWARD)),
         "flops": summed(paths, calls * flops[which]),
         "macs": summed(paths, calls * macs[which]),
     }

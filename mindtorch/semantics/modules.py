@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mindtorch._ext import context
+from mindtorch._ext import context, paths
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def unpatch() -> None:
     _tell_dynamo(_replacement, _original)
     _roots.clear()
     _owners.clear()
+    paths.forget()
 
 
 def _tell_dynamo(old: Any, new: Any) -> None:

@@ -8,8 +8,9 @@ import pytest
 from rich.cells import cell_len
 
 from mindtorch.cli import tree, units
+from mindtorch.cli.following import suggest
 from mindtorch.cli.render import Canvas, canvas
-from mindtorch.cli.report import View, render_report, suggest
+from mindtorch.cli.report import View, render_report
 
 LONG = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -68,7 +69,8 @@ def predicted(report: dict) -> dict:
 
 
 def render(report, view=None, width=80, color=False, plain=False, target="train.py --lr 0.1"):
-    return render_report(report, Canvas(width, color, plain), view or View(), target, suggest(report["command"], []))
+    following = suggest(report["command"], [], report)
+    return render_report(report, Canvas(width, color, plain), view or View(), target, following)
 
 
 @pytest.mark.parametrize("by", [None, "op", "module", "line", "phase"])
@@ -274,3 +276,21 @@ def test_C4_predicted_times_stand_beside_the_measured(width):
     assert "h100" not in render(make_report(), width=width)
     folded = text.partition("×4")[2].split()
     assert folded[folded.index("ms", folded.index("ms") + 1) - 1] == "2.00"  # four layers of 0.5 ms
+
+
+def test_C2_next_commands_answer_the_report():
+    def following(**parts):
+        report = {"mode": "measured", "totals": {"time_s": 1.0, "coverage": 1.0}, "ops": [], **parts}
+        return suggest(["train.py", "a b"], ["--input", "1x2"], report)
+
+    python = [{"name": "(python)", "self_s": 0.7}, {"name": "aten::mm", "self_s": 0.3}]
+    command, what = following(ops=python)[0]
+    assert command == "genie profile --by line --input 1x2 train.py 'a b'" and what.startswith("70 % of the time is Py")
+    assert "waits for data" in following(ops=python, waits={"data_s": 0.5})[0][1]
+    assert "is mm: which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
+    slow = {"count": 5, "warmup": 0, "time_s": {"min": 0.1, "median": 0.1, "max": 0.9}}
+    assert [line.split()[2] for line, _ in following(steps=slow)] == ["--warmup", "--by", "--trace"]
+    assert [line.split()[2] for line, _ in following()] == ["--by", "--trace", "--json"]
+    estimate = {"mode": "estimate", "memory": {"fits": False}}
+    assert next(line.split()[2:4] for line, _ in following(**estimate)) == ["--by", "module"]
+    assert not any("--trace" in line for line, _ in following(**estimate))

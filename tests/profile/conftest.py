@@ -62,7 +62,8 @@ def net_class() -> type[Net]:
 def _check_sums(report: dict[str, Any]) -> None:
     """Asserts that nothing is counted twice and nothing lost: every table sums to the totals."""
     total = report["totals"]["time_s"]
-    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s")):
+    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s"),
+                       ("lines", "self_s")):
         assert sum(row[key] for row in report[table]) == pytest.approx(total, rel=1e-9), table
     for key in ("flops", "macs", "ops"):
         assert sum(row[key] for row in report["phases"]) == report["totals"][key], key

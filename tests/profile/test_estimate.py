@@ -99,7 +99,7 @@ def measured(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
 
 
 def by_line(report: dict[str, Any]) -> dict[tuple[str, int], int]:
-    return {(row["file"], row["line"]): row["flops"] for row in report["lines"]}
+    return {(row["file"], row["line"]): row["flops"] for row in report["lines"] if row["calls"]}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

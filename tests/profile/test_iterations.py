@@ -1,5 +1,7 @@
 """C2: a step is an iteration of the program's own loop, and every model has its own row."""
 
+import gc
+
 import pytest
 import torch
 
@@ -8,6 +10,13 @@ from mindtorch.profile.estimate import Estimator
 from mindtorch.profile.iterations import Iterations
 
 N = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """What was estimated leaves cycles; later tests count the models that are alive."""
+    yield
+    gc.collect()
 
 
 class Part(torch.nn.Module):

@@ -138,10 +138,10 @@ def test_C2_lines_are_the_users(record):
 
     first = program.__code__.co_firstlineno
     report, _ = record(program)
-    mine = {row["line"] - first: row for row in report["lines"]}
+    assert {row["file"] for row in report["lines"] if row["calls"]} == {__file__}
+    mine = {row["line"] - first: row for row in report["lines"] if row["calls"]}
     assert set(mine) <= {1, 2, 3} and mine[3]["function"] == "program"
     assert mine[3]["source"] == "return torch.nn.Linear(3, 3)(y).relu()"
-    assert {row["file"] for row in report["lines"]} == {__file__}
 
 
 def test_C2_startup_is_apart_from_the_model(record):
@@ -158,7 +158,7 @@ def test_C2_startup_is_apart_from_the_model(record):
 def test_C2_warmup_and_steps(record, Net):
     report, _ = record(lambda: train(Net, 6), warmup=2, steps=3)
     one, _ = record(lambda: train(Net, 1))
-    assert report["steps"] == {"count": 5, "warmup": 2, "warmup_s": report["steps"]["warmup_s"]}
+    assert (report["steps"]["count"], report["steps"]["warmup"]) == (5, 2)
     assert op(report, "aten::native_layer_norm")["calls"] == 3 * LAYERS
     assert op(one, "aten::native_layer_norm")["calls"] == LAYERS
     with torch.inference_mode():

@@ -1,0 +1,74 @@
+"""Named stretches of a program: what it names itself with ``record_function``, as torch's DataLoader and optimizers do.
+
+A stretch lasts from its begin to its end, whatever runs within; interception is taken off. Stretches of one thread lie
+within each other.
+"""
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from mindtorch._ext.timeline cimport Timeline
+
+RECOMPUTING = "recomputing (checkpoint)"         # modules that backward calls again
+
+cdef enum:
+    MOST = 4096                                # names; further ones, of a program that numbers its own, are "(others)"
+
+
+@cython.final
+cdef class Labels:
+    def __cinit__(self):
+        self.names = []
+        self.numbers = {}
+        self.sums = {}
+
+    cdef int begin(self, Timeline here, str name, uint64_t now, uint64_t overhead) except -1:
+        number = self.numbers.get(name)
+        if number is None:
+            if len(self.names) >= MOST:
+                name = "(others)"
+            number = self.numbers.setdefault(name, len(self.names))
+            if number == len(self.names):
+                self.names.append(name)
+        if here.labels is None:
+            here.labels = []
+        here.labels.append((number, now, overhead))
+        return 0
+
+    cdef int64_t end(self, Timeline here, uint64_t now, uint64_t overhead, uint64_t *start) except -2:
+        cdef uint64_t ns, before, ours
+        cdef object number
+        if not here.labels:
+            return -1
+        number, before, ours = here.labels.pop()
+        start[0] = before
+        ns = now - before if now > before else 0
+        ours = overhead - ours if overhead > ours else 0       # it begins anew with each stage
+        ns = ns - ours if ours < ns else 0
+        found = self.sums.get(number)
+        if found is None:
+            self.sums[number] = (1, ns, ns, ns)
+        else:
+            calls, total, least, most = found
+            self.sums[number] = (calls + 1, total + ns, ns if ns < least else least, ns if ns > most else most)
+        return number
+
+    cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t overhead) noexcept:
+        cdef uint64_t start = 0
+        try:
+            if enters and not here.recomputing:
+                here.recompute_labels = <uint32_t> len(here.labels) if here.labels is not None else 0
+                self.begin(here, RECOMPUTING, now, overhead)
+                here.recomputing = here.depth + 1
+            elif not enters and here.recomputing and here.recomputing == here.depth:
+                here.recomputing = 0
+                del here.labels[here.recompute_labels + 1:]    # what an error kept from ending
+                self.end(here, now, overhead, &start)
+        except MemoryError:
+            return False
+        return True
+
+    def take(self):
+        """{name: (calls, ns, least, most)} of the stretches that ended since the last time."""
+        taken = {self.names[number]: found for number, found in self.sums.items()}
+        self.sums = {}
+        return taken

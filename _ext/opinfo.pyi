@@ -1,0 +1,34 @@
+from typing import Any, final
+
+@final
+class Runs:
+    recorded: int
+    ran: int
+    sig: int
+    unseen: int
+
+@final
+class Op:
+    func: Any
+    call: Any
+    name: str
+    category: str
+    has_formula: bool
+    is_free: bool
+    allocates: bool
+    writes: bool
+    begins: bool
+    ends: bool
+    is_run: bool
+    def __init__(
+        self,
+        func: Any,
+        call: Any,
+        name: str,
+        category: str,
+        has_formula: bool,
+        is_free: bool,
+        allocates: bool,
+        writes: bool,
+        is_run: bool = ...,
+    ) -> None: ...

@@ -1,0 +1,52 @@
+"""How long single iterations and single calls of modules took, as far as the log of events reaches.
+
+Times are those of the run, less the share that recording has in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+#: As in _ext/timeline.pxd: `Event`.
+EVENT = np.dtype([("start", "u8"), ("ns", "u8"), ("live", "u8"), ("sig", "u4"), ("module", "u4"), ("location", "u4"),
+                  ("thread", "u2"), ("kind", "u1"), ("phase", "u1")])  # fmt: skip
+ENTER, EXIT = 1, 2
+
+
+def spread(times: Sequence[float]) -> dict[str, float] | None:
+    """The least, the middle and the most of them; None of none."""
+    if not times:
+        return None
+    return {"min": min(times), "median": float(median(times)), "max": max(times)}
+
+
+def calls(events: bytes, since: int) -> dict[int, list[int]]:
+    """{path id: nanoseconds of each of its calls} from `since` on, the modules called within included."""
+    table = np.frombuffer(events, EVENT)
+    table = table[((table["kind"] == ENTER) | (table["kind"] == EXIT)) & (table["start"] >= since)]
+    found: dict[int, list[int]] = {}
+    running: dict[int, list[tuple[int, int]]] = {}  # by thread: (path, start), the innermost last
+    columns = (table[name].tolist() for name in ("kind", "thread", "module", "start"))
+    for kind, thread, module, start in zip(*columns, strict=True):
+        stack = running.setdefault(thread, [])
+        if kind == ENTER:
+            stack.append((module, start))
+        elif stack and stack[-1][0] == module:
+            found.setdefault(module, []).append(start - stack.pop()[1])
+    return found
+
+
+def steps(ends: Sequence[int], began: int) -> list[int]:
+    """Nanoseconds of the iterations that ended after `began`."""
+    marks = [began, *(end for end in ends if end > began)]
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def seconds(ns: Sequence[int], share: float) -> dict[str, Any] | None:
+    """`spread` in seconds, of which `share` is the program's own."""
+    return spread([value * share / 1e9 for value in ns])

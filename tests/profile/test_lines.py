@@ -1,0 +1,149 @@
+"""C2: time between ops has an address, and what waits, compiles or computes again has a name."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mindtorch.profile import Profiler
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        time.sleep(0.01)  # loading
+        return torch.ones(4)
+
+
+def by_source(report):
+    return {row["source"]: row for row in report["lines"] if row["file"] == __file__}
+
+
+def test_C2_a_line_that_runs_no_op_has_its_time(record):
+    net = torch.nn.Linear(4, 4)
+
+    def busy():
+        total = 0
+        until = time.perf_counter() + 0.15
+        while time.perf_counter() < until:
+            total += sum(range(1000))  # spinning
+        return total
+
+    def program():
+        for _ in range(3):
+            net(torch.ones(2, 4))
+            time.sleep(0.1)  # sleeping
+            busy()
+            values = np.sort(np.random.default_rng(0).random(400_000))  # sorting
+            torch.from_numpy(values).sum()
+
+    report, profiler = record(program)  # its lines sum to the total
+    lines = by_source(report)
+    slept = next(row for source, row in lines.items() if source.endswith("# sleeping"))
+    assert slept["calls"] == 0 and slept["python_s"] == slept["self_s"] > 0.15
+    assert sum(row["self_s"] for source, row in lines.items() if source.endswith(("# spinning", "< until:"))) > 0.2
+    total = report["totals"]["time_s"]
+    named = sum(row["self_s"] for row in report["lines"] if row["file"] == __file__)
+    assert named > 0.9 * total
+    assert profiler.collector.sampler.looks > 10 and profiler.collector.sampler.error is None
+    assert not profiler.collector.sampler.running
+
+
+def test_C2_a_program_that_keeps_torch_busy_is_not_looked_at(record):
+    x = torch.ones(64, 64)
+    _, profiler = record(lambda: [x @ x for _ in range(2000)])
+    assert profiler.collector.sampler.looks <= 2
+
+
+def test_C2_lines_of_other_threads(record):
+    def program():
+        torch.ones(2) + 1
+        thread = threading.Thread(target=lambda: [torch.ones(2) + 1, time.sleep(0.2)])  # in a thread
+        thread.start()
+        thread.join()
+
+    report, _ = record(program)
+    assert sum(row["python_s"] for source, row in by_source(report).items() if "thread" in source) > 0.15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_C8_a_forked_child_has_no_thread_of_ours():
+    with Profiler() as profiler:
+        torch.ones(2) + 1
+        child = os.fork()
+        if not child:
+            profiler.__exit__(None, None, None)  # as it would at the end of the block
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert profiler.collector.sampler.running
+    assert not profiler.collector.sampler.running
+
+
+def test_C2_waiting_for_a_loader_is_named_and_the_first_batch_is_the_loops(record):
+    def program():
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for batch in torch.utils.data.DataLoader(Slow(), 2):
+            net(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report, _ = record(program)
+    labels = {row["name"].partition("#")[0]: row for row in report["labels"]}
+    loading = labels["enumerate(DataLoader)"]
+    assert loading["calls"] == 5 and loading["total_s"] >= 0.08 and loading["max_s"] >= 0.02 > loading["min_s"]
+    assert report["waits"]["data_s"] == loading["total_s"] and report["waits"]["recompute_s"] == 0
+    assert labels["Optimizer.step"]["calls"] == labels["Optimizer.zero_grad"]["calls"] == 4
+    stacked = next(row for row in report["ops"] if row["name"] == "aten::stack")
+    assert stacked["calls"] == 4  # of each batch, the first one's too
+    assert report["startup"]["init_s"] < 0.02 and report["startup"]["ops"] > 0
+    slept = next(row for source, row in by_source(report).items() if source.endswith("# loading"))
+    assert slept["self_s"] > 0.06
+
+
+def test_C2_the_first_batch_is_the_loops_whatever_makes_it(record):
+    def program():
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(4):
+            x = torch.randn(2, 4)
+            net(x).sum().backward()
+            optimizer.step()
+
+    report, _ = record(program)
+    assert next(row["calls"] for row in report["ops"] if row["name"] == "aten::randn") == 4
+    assert not [row for row in report["ops"] if row["name"] == "aten::uniform_"]
+    report, _ = record(program, warmup=2)
+    assert next(row["calls"] for row in report["ops"] if row["name"] == "aten::randn") == 2
+
+
+def test_C2_what_checkpoints_compute_again_is_named(record):
+    block, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()), torch.ones(8, 64, requires_grad=True)
+    for reentrant in (False, True):
+        report, _ = record(lambda reentrant=reentrant: [checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+                                                        for _ in range(3)])  # fmt: skip
+        label = next(row for row in report["labels"] if row["name"].startswith("recomputing"))
+        assert label["calls"] == 3 and 0 < report["waits"]["recompute_s"] == label["total_s"] < 1
+        backward = next(row["time_s"] for row in report["phases"] if row["name"] == "backward")
+        assert label["total_s"] < backward
+
+
+def test_C2_labels_of_the_program_and_of_errors(record):
+    def program():
+        with torch.profiler.record_function("outer"):
+            for _ in range(3):
+                with torch.profiler.record_function("inner"):
+                    torch.ones(3) + 1
+            with pytest.raises(RuntimeError), torch.profiler.record_function("failing"):
+                torch.ones(2, 3) @ torch.ones(2, 3)
+
+    report, _ = record(program)
+    labels = {row["name"]: row for row in report["labels"]}
+    assert {name: row["calls"] for name, row in labels.items()} == {"outer": 1, "inner": 3, "failing": 1}
+    assert labels["outer"]["total_s"] >= labels["inner"]["total_s"] >= 3 * labels["inner"]["min_s"] > 0
