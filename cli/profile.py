@@ -214,13 +214,12 @@ def _measure(
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
-        told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
         begun = time.perf_counter_ns() - waited
-        profiler = Profiler(warmup=0 if told else before, begun_ns=begun, target=target, shapes=shapes)
+        profiler = Profiler(begun_ns=begun, target=target, shapes=shapes)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.target} ...")
         with profiler:
-            outcome = program.run(calls, before, profiler.stage if told else None)
+            outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins
         if outcome.error is not None and not outcome.interrupted:
             _explain(program, outcome)
             return outcome, None, None
@@ -238,7 +237,7 @@ def _estimate(
     mindtorch._bootstrap()
     from mindtorch.profile.estimate import Estimator
 
-    told = program.kind == "config" and not program.inputs  # it says itself when an iteration begins
+    told = program.is_model  # it says itself when an iteration begins
     before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None

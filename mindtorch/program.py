@@ -112,12 +112,14 @@ class Program:
 
     def run(self, repeat: int = 1, warmup: int = 0, stage: Callable[[str], None] | None = None) -> Outcome:
         """Run it and say how it ended. A model is built first unless :meth:`load` did; then called ``warmup`` and then
-        ``repeat`` times; ``stage`` as in :meth:`Workload.run`, where there is one.
+        ``repeat`` times; ``stage`` as in :meth:`Workload.run`.
 
         Only ``UsageError`` about the request itself is raised. Not to be called from several threads.
         """
         if not self.is_model:
             return self._guarded(self._run_script if self.kind == "script" else self._run_module)
+        if stage is not None and (self.kind == "model" or self.inputs):
+            stage("init")  # what the file does at its top level is no call of the model
         outcome = self.load()
         if outcome.error is not None:
             return outcome
@@ -245,10 +247,14 @@ class Program:
         args, kwargs = self._call
         result = None
         with torch.no_grad():
-            for _ in range(warmup + repeat):
+            for i in range(warmup + repeat):
+                if stage is not None:
+                    stage("warmup" if i < warmup else "main")
                 result = self.model(*args, **kwargs)
                 if (tensors := sys.modules.get("mindtorch.tensors")) is not None:
                     tensors.flush("end of the call")  # nothing here reads what a recorded one gives
+        if stage is not None:
+            stage("init")
         return result
 
     def describe_inputs(self) -> str:

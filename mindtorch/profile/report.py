@@ -42,7 +42,8 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     if profiler.target is not None:
         forecast = Forecast(profiler.target, profiler.works(), footprint=profiler.parts[main][3])
     op_rows = [(row, _cost(profiler, row)) for row in rows if row[0]]
-    profiler.book.forget_all_but({path for part in profiler.parts.values() for path in part[2]})
+    told = [part for name, part in profiler.parts.items() if name in ("warmup", "main")] if profiler.announced else []
+    profiler.book.forget_all_but({path for part in told or profiler.parts.values() for path in part[2]})
     params, _ = profiler.book.total()
     counted = sum(row[4] for row, cost in op_rows if cost is not None and not _op(profiler, row).is_free)
     uncounted = _uncounted(profiler, op_rows)

@@ -300,3 +300,44 @@ def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
         error = capsys.readouterr().err
         assert error.count("\n") == bool(dropped) and ("leaves out the last 1,234 events" in error) == bool(dropped)
         assert (tmp_path / f"{dropped}.json").read_text() == "{}"
+
+
+def test_C1_what_a_file_does_at_its_top_level_is_not_counted(here):
+    (here / "busy.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, n=8):\n"
+        "        super().__init__(n, n)\n"
+        "large = Net(64)\n"
+        "optimizer = torch.optim.SGD(large.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    large(torch.ones(100, 64)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(3):\n"
+        "        large(torch.ones(100, 64))\n"
+    )
+    for more in ([], ["--device", "meta"]):
+        result = genie("busy.py:Net", "--input", "2x8", "--steps", "2", *more, "--json", "out.json")
+        assert result.exit_code == 0, result.output
+        report = json.loads((here / "out.json").read_text())
+        assert report["totals"]["macs"] == 2 * 2 * 8 * 8 and report["totals"]["params"] == 8 * 8 + 8
+        assert report["steps"]["count"] - report["steps"]["warmup"] == 2
+        assert [row["calls"] for row in report["modules"] if row["path"]] == [2]
+        assert report["model"]["params"] == 72 and not any(row["name"] == "backward" for row in report["phases"])
+
+
+def test_C2_shapes_by_option(here):
+    (here / "shapes.py").write_text("import torch\nnet = torch.nn.Linear(64, 3)\nnet(torch.ones(5, 64)).sum()\n")
+    result = genie("--shapes", "--json", "out.json", "--trace", "out.trace", "shapes.py")
+    assert result.exit_code == 0, result.output
+    report = json.loads((here / "out.json").read_text())
+    found = next(row for row in report["shapes"] if row["name"] == "aten::addmm")
+    assert [shape["shape"] for shape in found["inputs"]] == [[3], [5, 64], [64, 3]] and found["calls"] == 1
+    assert found["outputs"] == [{"dtype": "float32", "shape": [5, 3]}] and found["flops"] == 2 * 5 * 64 * 3
+    assert "float32[5, 64] float32[64, 3] -> float32[5, 3]" in " ".join(result.stdout.split())
+    events = json.loads((here / "out.trace").read_text())["traceEvents"]
+    event = next(event for event in events if event["name"] == "aten::addmm")
+    assert event["args"]["outputs"] == "float32[5, 3]"
+    assert "Shapes" not in genie("shapes.py").stdout
+    assert "--shapes is for a measured run" in genie("--shapes", "--device", "meta", "shapes.py").stderr
