@@ -6,7 +6,7 @@ more C call and one dictionary probe.
 """
 from cpython.object cimport PyObject
 
-from .lazy cimport handle_of
+from .lazy cimport device_index, handle_of, is_ours
 
 cdef extern from *:
     """
@@ -20,7 +20,8 @@ cdef extern from *:
     } mt_slot;
     static mt_slot mt_slots[MT_SLOTS + MT_METHODS];
     static PyObject *mt_device_key;
-    static int mt_concerns(PyObject *hook, PyObject *owner, PyObject *first, PyObject *device, int named);
+    static int mt_concerns(PyObject *hook, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
+                           int named);
     static PyObject *mt_answer(PyObject *hook, PyObject *owner, PyObject *args, PyObject *kwargs);
 
     /* Torch's errors pass through here as they are, without a line of ours in the traceback. */
@@ -43,7 +44,7 @@ cdef extern from *:
             name = PyTuple_GET_ITEM(names, i);
             if (name == mt_device_key || PyUnicode_Compare(name, mt_device_key) == 0) device = given[n + i];
         }
-        ours = mt_concerns(s->hook, NULL, n > 0 ? given[0] : NULL, device, named > 0);
+        ours = mt_concerns(s->hook, NULL, n > 0 ? given[0] : NULL, n > 1 ? given[1] : NULL, device, named > 0);
         args = PyTuple_New(n);
         if (args == NULL) return NULL;
         for (i = 0; i < n; i++) {
@@ -68,9 +69,10 @@ cdef extern from *:
     static PyObject *mt_method(int slot, PyObject *self, PyObject *args, PyObject *kwargs) {
         const mt_slot *s = &mt_slots[MT_SLOTS + slot];
         PyObject *first = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : NULL;
+        PyObject *second = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : NULL;
         const int named = kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0;
         PyObject *device = named ? PyDict_GetItem(kwargs, mt_device_key) : NULL;
-        return mt_run(s, mt_concerns(s->hook, self, first, device, named), self, args, kwargs);
+        return mt_run(s, mt_concerns(s->hook, self, first, second, device, named), self, args, kwargs);
     }
 
     #define MT_ENTRY(n) static PyObject *mt_call_##n(PyObject *f, PyObject *const *a, size_t c, PyObject *k) { \
@@ -302,12 +304,13 @@ cdef class SettingHook(StandIn):
 cdef class Hook:
     """What is asked before one of torch's functions runs. `concerns` must not fail for arguments torch refuses.
 
-    owner, first, device: the tensor whose method it is, the first argument, ``device=``; NULL where there is none.
+    owner: the tensor whose method it is; first, second: arguments by place; device: ``device=``. NULL: there is none.
     named: are there arguments by name?
     """
     cdef object twin                           # torch's function as it was: calls of it are not asked about
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
         return False
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
@@ -325,7 +328,8 @@ cdef class CreationHook(Hook):
         self.takes_data = takes_data
         self.prepare = prepare
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
         if everything is not None:
             if everything():
                 return False
@@ -365,7 +369,8 @@ cdef class MoveHook(Hook):
     def __init__(self, slow, dtype, device):
         self.slow, self.dtype, self.device = slow, dtype, device
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
         if named or first == NULL or everything is not None or handle_of(<object>owner) is not None:
             return True
         return not (type(<object>first) is self.dtype or (
@@ -383,12 +388,43 @@ cdef class MethodHook(Hook):
     def __init__(self, slow):
         self.slow = slow
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
         return (device != NULL or everything is not None or handle_of(<object>owner) is not None
                 or _is_other(<object>owner))
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
+
+
+cdef class SubclassHook(Hook):
+    """Tensor._make_subclass(cls, data): `make(cls, data, ...)` is called when class or data are ours."""
+    cdef object make
+
+    def __init__(self, make):
+        self.make = make
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
+        return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first))
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.make(*args, **kwargs)
+
+
+cdef class AsSubclassHook(Hook):
+    """Tensor.as_subclass of plain tensors: `make(tensor, cls)` is called when the class is one of ours."""
+    cdef object make
+
+    def __init__(self, make):
+        self.make = make
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
+        return first != NULL and is_ours(<object>first)
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.make(<object>owner, *args, **kwargs)
 
 
 cdef class NameHook(Hook):
@@ -398,7 +434,8 @@ cdef class NameHook(Hook):
     def __init__(self, str stands_for):
         self.stands_for = stands_for
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* device, bint named) except -1:
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
         return named or (first != NULL and self.meant(<object>first))
 
     cdef bint meant(self, value):
@@ -417,9 +454,9 @@ cdef class NameHook(Hook):
         return self.twin(*given, **named)
 
 
-cdef int _concerns "mt_concerns"(PyObject* hook, PyObject* owner, PyObject* first, PyObject* device,
-                                 int named) except -1:
-    return (<Hook>hook).concerns(owner, first, device, named)
+cdef int _concerns "mt_concerns"(PyObject* hook, PyObject* owner, PyObject* first, PyObject* second,
+                                 PyObject* device, int named) except -1:
+    return (<Hook>hook).concerns(owner, first, second, device, named)
 
 
 cdef object _answer "mt_answer"(PyObject* hook, PyObject* owner, PyObject* args, PyObject* kwargs):
@@ -497,15 +534,17 @@ cdef object _type_of_device(object device):
 
 
 cdef object _assign = None
+cdef object _tensor = None                # the class that has the attribute
 
 
 def hook_data(descriptor, assign):
-    """Tensor.data: `assign(tensor, source)` when a plain tensor is given the data of one of ours.
+    """Tensor.data: `assign(tensor, source)` when one of the two is ours and the other is not, or only one holds data.
 
-    Torch's own setter does not ask the right-hand side: it would leave the plain tensor without any memory.
+    Torch's own setter does not ask the right-hand side: it would leave a plain tensor without any memory.
     """
-    global _assign
+    global _assign, _tensor
     _assign = assign
+    _tensor = descriptor.__objclass__
     if not mt_hook_setter(descriptor):
         raise TypeError(f"[hook_data] expected an attribute of a builtin type, got {descriptor!r}")
 
@@ -516,9 +555,12 @@ def unhook_data(descriptor):
 
 
 cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
-    return handle_of(<object>target) is None and not _is_other(<object>target) and (
-        handle_of(<object>source) is not None or _is_other(<object>source)
-    )
+    cdef bint ours = handle_of(<object>target) is not None
+    if ours == (handle_of(<object>source) is not None) and _is_other(<object>target) == _is_other(<object>source) and (
+        not ours or (device_index(<object>target) < 0) == (device_index(<object>source) < 0)
+    ):
+        return False
+    return isinstance(<object>source, _tensor)     # torch refuses anything else, in its own words
 
 
 cdef int _assigned "mt_assign"(PyObject* target, PyObject* source) except -1:

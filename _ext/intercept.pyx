@@ -14,7 +14,9 @@ from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
 from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
-from .keys cimport MIXED, Key, any_foreign, current_key, encode, encode_call, room, start
+from .keys cimport (
+    MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, others_first, room, start,
+)
 from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
 from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, stopped,
@@ -609,10 +611,14 @@ cdef bint _folds(SigS* s) except -1:
 
 
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
-    """`__torch_function__` of LazyTensor."""
+    """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     global n_whole
     cdef OpInfo info = _info_of(func, False)
     cdef object out
+    if cls is not None:
+        out = others_first(func, types, args, kwargs)
+        if out is not NOBODY:
+            return out
     if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
         out = _apart(info, func, types, args, <dict>kwargs)
         if out is not NOT_RECORDED:
@@ -737,6 +743,8 @@ def make_binary(func, fallback, bint reflected=False):
             if out is not NOT_RECORDED:
                 return out
         elif not PyObject_CallNoArgs(function_stack) and _plain_call():
+            if asks_first(type_of(<PyObject*>other)):
+                return fallback(self, other)
             room(128)
             start(info, 2, 0)
             status = encode(<PyObject*>other if reflected else <PyObject*>self, 0)

@@ -25,3 +25,8 @@ cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
 cdef int encode(PyObject* o, int depth) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
 cdef bint any_foreign(tuple args, dict kwargs) noexcept
+
+# Classes of the program's that have a say in calls: see keys.pyx.
+cdef object NOBODY
+cdef bint asks_first(PyObject* ty) except -1
+cdef object others_first(object func, object types, tuple args, object kwargs)

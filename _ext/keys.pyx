@@ -12,7 +12,7 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
 from .intern cimport OpInfo
-from .lazy cimport MT_SLOT, get_tape, is_subtype, type_of
+from .lazy cimport MT_SLOT, get_tape, handle_beside, is_subtype, type_of
 from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
 
@@ -233,10 +233,10 @@ cdef int encode(PyObject* o, int depth) except -1:
         _byte(c'.')
         return OK
     if base_type and is_subtype(ty, base_type):
-        handle = getattr(<object>o, "_handle", None)
-        if handle is None:
+        h = handle_beside(o)
+        if not h:
             return FOREIGN
-        return _add_input(o, <Handle>handle)
+        return _add_input(o, <Handle>h)
     return FOREIGN
 
 
@@ -320,3 +320,44 @@ cdef bint any_foreign(tuple args, dict kwargs) noexcept:
             if foreign(value, 0):
                 return True
     return False
+
+
+# ---- classes of the program that have a say in calls ----------------------------------------------------------------
+cdef object NOBODY = object()
+cdef bint asking = False              # is there a class of ours whose own __torch_function__ comes first?
+cdef object ask_other = None
+
+
+def set_others(ask):
+    """Let `ask(cls, func, types, args, kwargs)` call the __torch_function__ of a class that is not ours."""
+    global ask_other
+    ask_other = ask
+
+
+def class_asks_first():
+    """From now on, classes of ours with a true `_routed` are asked before the engine."""
+    global asking
+    asking = True
+
+
+cdef bint asks_first(PyObject* ty) except -1:
+    return asking and is_subtype(ty, base_type) and (<object>ty)._routed
+
+
+cdef object others_first(object func, object types, tuple args, object kwargs):
+    """What a class of the program's makes of the call: torch would not ask ours, which it takes for torch's own.
+
+    NOBODY: there is none; NotImplemented: torch is to ask the next.
+    """
+    cdef object other, out
+    for other in types:
+        if <PyObject*>other == fast_type or <PyObject*>other == dataless_type:
+            continue
+        if is_subtype(<PyObject*>other, base_type):
+            if asking and other._routed:
+                return NotImplemented
+        else:
+            out = ask_other(other, func, types, args, kwargs)
+            if out is not NotImplemented:
+                return out
+    return NOBODY

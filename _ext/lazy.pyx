@@ -1,8 +1,10 @@
 """Lazy tensors as Python objects: making them, their handles, their values, and what is known about their calls.
 
-Owns the process's tape. A LazyTensor that a call returns has its handle in a slot read at a fixed offset; other
-subclasses (LazyParameter) keep it in `__dict__`.
+Owns the process's tape. A LazyTensor that a call returns has its handle in a slot read at a fixed offset. Objects that
+were plain tensors once have the layout of those: their handles are beside them, see adopt().
 """
+import weakref
+
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
@@ -30,29 +32,35 @@ cdef extern from *:
     void MT_SET_SLOT(PyObject* obj, Py_ssize_t off, PyObject* val) noexcept
 
 cdef extern from "Python.h":
+    object PyLong_FromVoidPtr(void* p)
+    PyObject* PyDict_GetItem_ "PyDict_GetItem"(object d, object key) noexcept
     object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
 
 cdef Tape tape = None                 # the process's tape of lazy tensors
 cdef PyObject* base_type = NULL       # RecordedTensor
 cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
+cdef PyObject* slotted_type = NULL    # what both of these and other classes with a slot derive from
 cdef PyObject* dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
+cdef object reference = None          # weakref.ref
 cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided, empty
 cdef list places = None               # devices that C++ is told for the places that hold no data, -1 first
 
 
-def init(*, Tape main_tape, base, fast, dataless, list dataless_places, torch):
+def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places, torch):
     """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
     global tape, base_type, fast_type, dataless_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
-    global strided, places, as_strided, empty
-    slot_offset = mt_slot_offset(<PyObject*>fast.__dict__["_handle"])
-    if slot_offset < 0 or mt_slot_offset(<PyObject*>dataless.__dict__["_handle"]) != slot_offset:
-        raise TypeError(f"[init] expected classes with a `_handle` slot at the same place, got {fast!r}, {dataless!r}")
+    global strided, places, as_strided, empty, slotted_type, reference
+    slot_offset = mt_slot_offset(<PyObject*>slotted.__dict__["_handle"])
+    if slot_offset < 0 or not issubclass(fast, slotted) or not issubclass(dataless, slotted):
+        raise TypeError(f"[init] expected classes with the `_handle` slot of {slotted!r}, got {fast!r}, {dataless!r}")
     tape = main_tape
     base_type = <PyObject*>base
     fast_type = <PyObject*>fast
     dataless_type = <PyObject*>dataless
-    fast_type_obj = (fast, dataless, base)      # kept alive
+    slotted_type = <PyObject*>slotted
+    reference = weakref.ref
+    fast_type_obj = (fast, dataless, base, slotted)     # kept alive
     make_wrapper = torch.Tensor._make_wrapper_subclass
     set_conj = torch._C._set_conj
     set_neg = torch._C._set_neg
@@ -76,8 +84,33 @@ cdef Handle handle_of(object t):
         h = MT_SLOT(o, slot_offset)
         return <Handle>h if h else None
     if base_type and is_subtype(type_of(o), base_type):
-        return getattr(t, "_handle", None)
+        h = handle_beside(o)
+        return <Handle>h if h else None
     return None
+
+
+cdef PyObject* handle_beside(PyObject* o) noexcept:
+    """As handle_of, for objects of other classes than calls return; borrowed, NULL if there is none."""
+    cdef PyObject* found
+    if is_subtype(type_of(o), slotted_type):
+        return MT_SLOT(o, slot_offset)
+    found = PyDict_GetItem_(_adopted, PyLong_FromVoidPtr(o))
+    return PyTuple_GET_ITEM(<object>found, 0) if found else NULL
+
+
+cdef dict _adopted = {}               # address of an object without slot -> (its handle, a weak reference to it)
+
+
+def is_adopted(t):
+    """True for a tensor of ours whose handle is beside it: the engine holds a weak reference to it."""
+    return <size_t><PyObject*>t in _adopted
+
+
+cdef object _forgetting(size_t address):
+    def forget(_reference):
+        _adopted.pop(address, None)
+
+    return forget
 
 
 def get_handle(t):
@@ -184,7 +217,12 @@ def meta_of(Handle h):
     return tape.interner.meta(h.meta)
 
 
-def device_index(t):
+cdef bint is_ours(object cls) noexcept:
+    """Is the class one of ours?"""
+    return isinstance(cls, type) and is_subtype(<PyObject*>cls, base_type)
+
+
+cpdef int device_index(t) except? -1:
     """The place of tensor `t`: the index of a remote_accelerator; negative: it holds no data (see MetaS.device)."""
     cdef Handle h = handle_of(t)
     return tape.interner.metas[h.meta].device if h is not None else 0
@@ -258,11 +296,26 @@ def wrap_slot(int slot, int meta):
 
 
 def adopt(param, Handle h):
-    """Give a tensor without the handle slot (LazyParameter) its own handle on the value of `h`."""
-    cdef Handle n = new_handle(tape, h.slot, h.meta)
+    """Give a tensor its own handle on the value of `h`. None: it is no longer one of ours.
+
+    Without a slot, it is kept beside the object: what a program finds in `__dict__` it copies to other tensors.
+    """
+    cdef Handle n
+    cdef size_t address = <size_t><PyObject*>param
+    if h is None:
+        if is_subtype(type_of(<PyObject*>param), slotted_type):
+            if MT_SLOT(<PyObject*>param, slot_offset):
+                del param._handle
+        else:
+            _adopted.pop(address, None)
+        return
+    n = new_handle(tape, h.slot, h.meta)
     n.follow(h)
     n.no_grad = False
-    param._handle = n
+    if is_subtype(type_of(<PyObject*>param), slotted_type):
+        param._handle = n
+    else:
+        _adopted[address] = (n, reference(param, _forgetting(address)))
 
 
 def value(Handle h):

@@ -18,9 +18,11 @@ from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import handle_torch_function
 from torch.utils import _device as _torch_device
 
 from . import (
+    classes,
     config,
     creation,
     files,
@@ -42,7 +44,7 @@ from .devices import device as mindtorch_device
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
 from .meta import as_meta, relocate
-from .modules import assign_data, is_ours
+from .modules import assign_data, is_ours, swap_tensors
 from .npu import creation as npu_creation
 from .npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
 from .npu import moves as npu_moves
@@ -72,7 +74,10 @@ def enable() -> None:
     _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
+    _hook(_base._make_subclass, _hooks.SubclassHook(classes.make_subclass))
+    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.plain_as_subclass))
     _hooks.hook_data(_base.data, assign_data)
+    _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
@@ -92,7 +97,9 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in (*uninitialized.patches(), *tracing.patches(), *transforms.patches()):
+    for owner, name, stand_in in (
+        *classes.patches(), *uninitialized.patches(), *tracing.patches(), *transforms.patches(),
+    ):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
@@ -251,9 +258,19 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
+def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
+    """Let classes and modes of the program have their say first; `original` is torch's own `method`."""
+    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
+    if isinstance(device, mindtorch_device) or kind in (tensors.DEVICE_TYPE, "npu"):  # which it may not know
+        return handle_torch_function(method, (self,), self, *args, **kwargs)
+    return original(self, *args, **kwargs)  # asks them, once it has read the arguments: it refuses wrong ones
+
+
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
+    if classes.has_own_function(self):
+        return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
     if npu_moves.names_npu(target):
         return npu_moves.to(self, args, kwargs)
     if not lazy and meta.knowing is not None and target is not None and not torch._C._is_torch_function_all_disabled():
@@ -319,6 +336,8 @@ def _new_hook(name: str) -> Any:
 
     def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
+        if classes.has_own_function(self):
+            return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_ours(self)
         if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
             not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks()

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import sourceline
+from . import classes, sourceline
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
 from ._ext.guards import NoGrad
 from .errors import NoDataError
 from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, known_device, place_of
 from .predict import extent
-from .recorded import RecordedMeta, RecordedTensor
+from .recorded import RecordedTensor
 
 #: While an estimate runs: the module that knows values, or assumes them (mindtorch.estimate.known). Else None.
 knowing: Any = None
@@ -200,10 +200,7 @@ class MetaTensor(RecordedTensor):
         with torch._C.DisableTorchFunction():
             plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype,
                                                       device=self.device if self.is_meta else "meta")
-        plain.requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            plain = torch.nn.Parameter(plain, self.requires_grad)
-        return plain.__reduce_ex__(protocol)
+        return classes.as_saved(self, plain).__reduce_ex__(protocol)
 
     # ---- other devices (SPEC M4) -------------------------------------------------------------------------------------
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
@@ -263,11 +260,11 @@ def relocate(t: Any, device: Any) -> Any:
     return made.requires_grad_(t.requires_grad)
 
 
-_FastMetaTensor: Any = RecordedMeta(
-    "MetaTensor",
-    (MetaTensor,),
-    {"__slots__": ("_handle",), "__module__": __name__, "__doc__": MetaTensor.__doc__},
-)
+class MetaParameter(MetaTensor, torch.nn.Parameter):
+    """A parameter without data."""
+
+
+_FastMetaTensor: Any = classes.family(MetaTensor, MetaParameter)
 
 
 def as_meta(t: torch.Tensor, place: int) -> Any:

@@ -6,29 +6,23 @@ To C++ they are wrappers without memory on the CPU, so autograd, autocast and th
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
+from . import classes
 from ._ext import intercept as _intercept
 from ._ext import lazy as _core
 from ._ext.guards import NoGrad
-from .errors import LazyTensorError
 from .lazy_device import device_at
 from .metadata import TensorMetadata
 
 
-class RecordedMeta(torch.nn.parameter._ParameterMeta):
-    """Refuses to make tensors from data: torch's functions make them."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise LazyTensorError(
-            f"{cls.__name__} is made by torch functions: use device='remote_accelerator' or .to('remote_accelerator')"
-        )
-
-
 class Copied:
     """``copy`` and ``deepcopy`` of a tensor of ours, as torch's own do them; ``_copied(memo)`` copies the data."""
+
+    _is_mindtorchs = True
 
     def __deepcopy__(self: Any, memo: dict) -> Any:
         if id(self) in memo:
@@ -39,25 +33,37 @@ class Copied:
                 "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
                 "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
             )
-        with NoGrad():
+        with torch._C.DisableTorchFunctionSubclass(), NoGrad():
             copied = self._copied(memo)
-        if isinstance(self, torch.nn.Parameter):
-            copied = torch.nn.Parameter(copied, self.requires_grad)
-        else:
-            copied.requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):  # of which torch copies neither gradient nor attributes
+            parameter = classes.plain_class(type(self))
+            parameter = parameter if issubclass(parameter, torch.nn.Parameter) else torch.nn.Parameter
+            memo[id(self)] = copied = parameter(copied, self.requires_grad)
+            return copied
+        memo[id(self)] = copied = _of_the_class(self, copied)
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
-        memo[id(self)] = copied
-        return copied
+        return classes.set_state(copied, copy.deepcopy(classes.own_state(self), memo))
 
     def _copied(self: Any, memo: dict) -> Any:
         return self.detach().clone()
 
     def __copy__(self: Any) -> Any:
-        copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
+        with torch._C.DisableTorchFunctionSubclass():
+            copied = self.detach()  # shares storage, as copy.copy of a plain tensor does
         if isinstance(self, torch.nn.Parameter):
-            return torch.nn.Parameter(copied, self.requires_grad)
-        return copied.requires_grad_(self.requires_grad)
+            made: Any = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            made = _of_the_class(self, copied)
+        return classes.set_state(made, classes.own_state(self))
+
+
+def _of_the_class(t: Any, copied: Any) -> Any:
+    """``copied``, as a leaf of the class of ``t`` that requires a gradient if ``t`` does."""
+    plain = classes.plain_class(type(t))
+    if plain is not torch.Tensor and _core.get_handle(copied) is not None:
+        return classes.make_subclass(plain, copied, t.requires_grad)
+    return copied.requires_grad_(t.requires_grad)
 
 
 def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
@@ -76,19 +82,31 @@ def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
         suffixes.append(f"grad_fn=<{type(t.grad_fn).__name__}>")
     elif t.requires_grad:
         suffixes.append("requires_grad=True")
+    plain = classes.plain_class(type(t))
+    known = plain in (torch.Tensor, torch.nn.Parameter) or not isinstance(t, RecordedTensor)
+    start = "tensor(" if known else f"{plain.__name__}("
     with torch._C.DisableTorchFunction(), NoGrad():
-        text = torch._tensor_str._tensor_str(value.cpu(), len("tensor(")) if value.numel() else "[]"
-        whole = torch._tensor_str._add_suffixes("tensor(" + text, suffixes, len("tensor("), force_newline=False)
+        text = torch._tensor_str._tensor_str(value.cpu(), len(start)) if value.numel() else "[]"
+        whole = torch._tensor_str._add_suffixes(start + text, suffixes, len(start), force_newline=False)
     return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole
 
 
-class RecordedTensor(Copied, torch.Tensor, metaclass=RecordedMeta):
+class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
     """A tensor whose calls are recorded: on ``remote_accelerator`` (LazyTensor) or without data (MetaTensor)."""
 
-    _handle: Any
+    _family: classes.Family  # of each class that derives from this one
+    _routed = False  # has the class a __torch_function__ of the program's?
+
+    @property
+    def _handle(self) -> Any:  # of objects without slot
+        return _core.get_handle(self)
 
     __torch_function__: Any = classmethod(_intercept.torch_function)  # type: ignore[assignment]
     __torch_dispatch__: Any = classmethod(_intercept.torch_dispatch)  # type: ignore[assignment]
+
+    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+        """Another name of this tensor, in its graph, as an object of class ``cls``."""
+        return classes.as_subclass(self, cls)
 
     # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
     @property

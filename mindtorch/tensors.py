@@ -2,7 +2,7 @@
 
 The C++ side of a lazy tensor is a wrapper with device ``cpu`` and no data, so autograd, autocast and the C++ argument
 checks work natively; ``.device`` is overridden on the class. The engine's handle sits in a slot (LazyTensor objects
-that calls return) or in ``__dict__`` (LazyParameter, which must have the object layout of ``torch.nn.Parameter`` so
+that calls return) or beside the object (LazyParameter, which must have the object layout of ``torch.nn.Parameter`` so
 that ``Module.to`` can keep a parameter's identity).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import config, handlers, intercept, meta, predict, triggers
+from . import classes, config, handlers, intercept, meta, predict, triggers
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
@@ -24,7 +24,7 @@ from ._ext import tape as _tape
 from ._ext.guards import NoGrad
 from .errors import LazyTensorError, MaterializationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
-from .recorded import RecordedMeta, RecordedTensor, formatted
+from .recorded import RecordedTensor, formatted
 
 _base = torch._C.TensorBase
 
@@ -132,23 +132,14 @@ class LazyTensor(RecordedTensor):
         # A saved lazy tensor loads as a plain one (SPEC L7).
         value = materialize([self.detach()], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
         plain = value.detach() if value.device.type == "cpu" else value.cpu()
-        plain.requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            plain = torch.nn.Parameter(plain, self.requires_grad)
-        return plain.__reduce_ex__(protocol)
-
-
-_FastLazyTensor: Any = RecordedMeta(
-    "LazyTensor",
-    (LazyTensor,),
-    {"__slots__": ("_handle",), "__module__": __name__, "__doc__": LazyTensor.__doc__},
-)
-# Built by the class statement's machinery, so undo the annotation-only attribute of the base: the slot is the handle.
+        return classes.as_saved(self, plain).__reduce_ex__(protocol)
 
 
 class LazyParameter(LazyTensor, torch.nn.Parameter):
     """What ``Module.to("remote_accelerator")`` turns a module's parameter into, in place."""
 
+
+_FastLazyTensor: Any = classes.family(LazyTensor, LazyParameter)
 
 TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
 
@@ -397,7 +388,7 @@ def _install() -> _tape.Tape:
     main.on_draws = lambda: draw("unread draws")
     dataless = meta._FastMetaTensor
     offset = _core.init(main_tape=main, base=RecordedTensor, fast=_FastLazyTensor, dataless=dataless,
-                        dataless_places=BELOW, torch=torch)
+                        slotted=classes.Slotted, dataless_places=BELOW, torch=torch)
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)

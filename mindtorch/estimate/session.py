@@ -11,13 +11,13 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._foreach_utils import _device_has_foreach_support
 
-from .. import hooks, tensors
+from .. import classes, hooks, tensors
 from .._ext import hooks as _hooks
 from .._ext import intercept as _intercept
 from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
-from ..meta import MetaTensor, _FastMetaTensor, as_meta
+from ..meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from . import files, known
 from .accelerator import Accelerator, answers
 
@@ -81,12 +81,12 @@ def _foreach() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_TYPES = (MetaTensor, _FastMetaTensor)
-_torch_new_parameter = torch.nn.Parameter.__new__
+# As torch's own: tensors and parameters, not what a program derives from them.
+_TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 
 
 def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
     if type(data) in (torch.Tensor, torch.nn.Parameter) and not torch._C._is_torch_function_all_disabled():
         data = as_meta(data.detach(), place_of(data.device))
-    return _torch_new_parameter(cls, data, requires_grad)
+    return classes.new_parameter(cls, data, requires_grad)
