@@ -147,6 +147,30 @@ cdef extern from *:
         ((PyGetSetDescrObject *)descriptor)->d_getset = mt_torchs_attribute;
     }
 
+    /* The getter of another one. */
+    static PyGetSetDef mt_ours_device, *mt_torchs_device;
+    static PyObject *mt_inside(PyObject *self);
+    static PyObject *mt_read_device(PyObject *self, void *closure) {
+        PyObject *found = mt_inside(self);
+        if (found != Py_None) return found;
+        Py_DECREF(found);
+        return mt_torchs_device->get(self, closure);
+    }
+    static int mt_hook_getter(PyObject *descriptor) {
+        PyGetSetDescrObject *d = (PyGetSetDescrObject *)descriptor;
+        if (!Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) return 0;
+        if (mt_torchs_device == NULL) {
+            mt_torchs_device = d->d_getset;
+            mt_ours_device = *mt_torchs_device;
+            mt_ours_device.get = mt_read_device;
+        }
+        d->d_getset = &mt_ours_device;
+        return 1;
+    }
+    static void mt_unhook_getter(PyObject *descriptor) {
+        if (mt_torchs_device != NULL) ((PyGetSetDescrObject *)descriptor)->d_getset = mt_torchs_device;
+    }
+
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
     #define MT_TYPES 4
     static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
@@ -183,6 +207,8 @@ cdef extern from *:
     PyObject* mt_hook_of(int slot) noexcept
     int mt_hook_setter(object descriptor) noexcept
     void mt_unhook_setter(object descriptor) noexcept
+    int mt_hook_getter(object descriptor) noexcept
+    void mt_unhook_getter(object descriptor) noexcept
     void mt_hook_type(int slot, object type) noexcept
     void mt_unhook_type(int slot) noexcept
 
@@ -566,6 +592,26 @@ cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
 cdef int _assigned "mt_assign"(PyObject* target, PyObject* source) except -1:
     _assign(<object>target, <object>source)
     return 0
+
+
+cdef object _inside = None
+
+
+def hook_device(descriptor, inside):
+    """Tensor.device: `inside(tensor)` is asked first; None: torch's own knows."""
+    global _inside
+    _inside = inside
+    if not mt_hook_getter(descriptor):
+        raise TypeError(f"[hook_device] expected an attribute of a builtin type, got {descriptor!r}")
+
+
+def unhook_device(descriptor):
+    """Let it be torch's own again, if it was not."""
+    mt_unhook_getter(descriptor)
+
+
+cdef object _device_inside "mt_inside"(PyObject* tensor):
+    return _inside(<object>tensor)
 
 
 cdef list _types = []

@@ -350,6 +350,8 @@ cdef object others_first(object func, object types, tuple args, object kwargs):
     NOBODY: there is none; NotImplemented: torch is to ask the next.
     """
     cdef object other, out
+    if type(types) is tuple and PyTuple_GET_SIZE(types) == 1 and PyTuple_GET_ITEM(types, 0) == fast_type:
+        return NOBODY
     for other in types:
         if <PyObject*>other == fast_type or <PyObject*>other == dataless_type:
             continue

@@ -63,6 +63,10 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         if _core.get_handle(target) is None or _core.device_index(target) != index:
             raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
+    if args and isinstance(args[0], torch.Tensor) and predict.wrapped(args[0]) and (
+        predict.index_inside(args[0]) == index >= 0
+    ):
+        return func(*args, **kwargs)  # is there already: to C++ that is the CPU
     if func.__name__ in _RANDOM and torch._C._functorch.peek_interpreter_stack() is not None:
         return transforms.draw(func, args, kwargs, index)
     if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:

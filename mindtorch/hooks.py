@@ -31,6 +31,7 @@ from . import (
     meta,
     namespace,
     npu,
+    predict,
     processes,
     slot,
     tensors,
@@ -129,6 +130,7 @@ def disable() -> None:
     while _hooked:
         _hooks.unhook(_hooked.pop())
     _hooks.unhook_data(_base.data)
+    transforms.unwatch()
     while _saved:
         owner, name, value, own = _saved.pop()
         if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:
@@ -284,7 +286,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
-    if target is None or (lazy and tensors.is_ours(target) and tensors.index_of(target) == _core.device_index(self)):
+    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == predict.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, memory_format = _to_options(args, kwargs)
     if lazy and not tensors.is_ours(target):

@@ -320,26 +320,48 @@ class _ToPlain(torch.autograd.Function):
     """Differentiable read: lazy → plain; the gradient goes back as a lazy tensor."""
 
     @staticmethod
-    def forward(ctx: Any, t: LazyTensor, reason: str) -> torch.Tensor:
-        ctx.index = _core.device_index(t)
+    def forward(t: Any, reason: str) -> torch.Tensor:
         return _copy_out(t, reason)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.index, ctx.reason = predict.index_inside(inputs[0]), inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         return from_plain(grad, ctx.index), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, _reason: None) -> Any:  # type: ignore[override]
+        return _ToPlain.apply(tangent, ctx.reason)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, t: Any, reason: str) -> Any:
+        return _ToPlain.apply(t, reason), in_dims[0]
 
 
 class _FromPlain(torch.autograd.Function):
     """Differentiable upload: plain → lazy; the gradient comes back as a plain tensor."""
 
     @staticmethod
-    def forward(ctx: Any, t: torch.Tensor, index: int) -> Any:
-        ctx.device = t.device
+    def forward(t: torch.Tensor, index: int) -> Any:
         return _upload(t, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.device, ctx.index = inputs[0].device, inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: LazyTensor) -> Any:  # type: ignore[override]
         return to_plain(grad, ctx.device, "backward"), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _index: None) -> Any:  # type: ignore[override]
+        return _FromPlain.apply(tangent, ctx.index)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, t: torch.Tensor, index: int) -> Any:
+        return _FromPlain.apply(t, index), in_dims[0]
 
 
 def _upload(t: torch.Tensor, index: int) -> Any:
@@ -353,7 +375,10 @@ def _upload(t: torch.Tensor, index: int) -> Any:
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
-    if t.requires_grad and torch.is_grad_enabled():
+    while torch._C._functorch.is_functionaltensor(t):  # which has no rule for autograd functions
+        torch._sync(t)
+        t = torch._C._functorch.get_unwrapped(t)
+    if (t.requires_grad and torch.is_grad_enabled()) or predict.wrapped(t):
         return _FromPlain.apply(t, index)
     return _upload(t, index)
 
@@ -364,7 +389,10 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
     if torch.device(device).type == "meta":
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
-    out = _ToPlain.apply(t, reason) if t.requires_grad and torch.is_grad_enabled() else _copy_out(t.detach(), reason)
+    if (t.requires_grad and torch.is_grad_enabled()) or predict.wrapped(t):
+        out = _ToPlain.apply(t, reason)
+    else:
+        out = _copy_out(t.detach(), reason)
     if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
         return out
     return out.to(device=device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format)

@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 from torch import _vmap_internals
+from torch._functorch import eager_transforms as _transforms
 from torch._functorch import vmap as _torch_vmap
 from torch.autograd import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import intercept, tensors
+from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
-from ._ext import lazy as _core
+from .lazy_device import device_at
+from .predict import index_inside
 
-__all__ = ["draw", "flat_vmap", "patches"]
+__all__ = ["draw", "flat_vmap", "patches", "unwatch"]
 _CPU = torch.device("cpu")
 _functorch = torch._C._functorch
 _torch_flat_vmap = _torch_vmap._flat_vmap
@@ -36,7 +39,7 @@ def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any
     """Stand-in for ``torch._functorch.vmap._flat_vmap``, through which every vmap goes."""
     index = None
     if randomness != "error" and not torch.compiler.is_compiling():
-        index = next((i for i in map(_device_index, flat_args) if i is not None), None)
+        index = next((i for i in map(index_inside, flat_args) if i is not None), None)
     if index is None:
         return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
     tensors.materialize([], "vmap", generator=index)
@@ -49,12 +52,39 @@ def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any
             _intercept.draw_at_once(False)
 
 
-def _device_index(t: Any) -> int | None:
-    if not isinstance(t, torch.Tensor):
+def _device_inside(t: Any) -> Any:
+    """The device of what a transform (grad, vmap, jvp) has put around a lazy tensor: to C++ that is on the CPU."""
+    if _functorch.peek_interpreter_stack() is None:
         return None
-    while _functorch.is_functorch_wrapped_tensor(t):
-        t = _functorch.get_unwrapped(t)
-    return None if _core.get_handle(t) is None else _core.device_index(t)
+    index = index_inside(t)
+    return None if index is None else device_at(index)
+
+
+_watched = False
+
+
+def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for functions that put a transform around a tensor: from the first of ours on, ``.device`` looks inside.
+
+    Not before: every program reads it, few use transforms.
+    """
+
+    @functools.wraps(original)
+    def wrap(t: Any, *args: Any) -> Any:
+        global _watched
+        if not _watched and index_inside(t) is not None:
+            _hooks.hook_device(torch._C.TensorBase.device, _device_inside)
+            _watched = True
+        return original(t, *args)
+
+    return wrap
+
+
+def unwatch() -> None:
+    """Leave ``.device`` to torch alone."""
+    global _watched
+    _hooks.unhook_device(torch._C.TensorBase.device)
+    _watched = False
 
 
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
@@ -100,7 +130,7 @@ def _older_vmap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable
 
     @functools.wraps(func)
     def call(*inputs: Any) -> Any:
-        indices = (_device_index(t) for t in _pytree.tree_leaves(inputs))
+        indices = (index_inside(t) for t in _pytree.tree_leaves(inputs))
         index = next((i for i in indices if i is not None and i >= 0), None)
         if index is None:
             return mapped(*inputs)
@@ -111,6 +141,9 @@ def _older_vmap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable
 
 
 def patches() -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in) of the older vmap, wherever torch has a name for it."""
+    """(owner, name, stand-in) of what begins a transform; of the older vmap, wherever torch has a name for it."""
     gradcheck = importlib.import_module("torch.autograd.gradcheck")  # torch.autograd has a function of that name
-    return [(owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck)]
+    begins = ((_torch_vmap, "_add_batch_dim"), (_transforms, "_wrap_for_grad"),
+              (_transforms, "_wrap_functional_tensor"))
+    return [*((owner, name, _wrapping(getattr(owner, name))) for owner, name in begins),
+            *((owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck))]

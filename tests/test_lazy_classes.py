@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import mindtorch
 
@@ -253,9 +254,16 @@ def swapped(d: str) -> object:
     return a.tolist(), b.tolist(), hasattr(a, "note"), b.note, a * 2, x, y, str(b.device)  # type: ignore[attr-defined]
 
 
+def mask_classes(d: str) -> object:
+    """A class of torch's that takes attention's place, and is on no device."""
+    q, k = torch.randn(1, 2, 3, 8).to(d), torch.randn(1, 2, 5, 8).to(d)
+    return [F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+            for mask in (causal_lower_right(3, 5), causal_upper_left(3, 5))]
+
+
 PROGRAMS = [as_subclass, as_subclass_in_a_graph, make_subclass, like_monai, like_torchvision, attributes,
             parameter_subclass, parameter_subclass_made_there, parameter_that_answers, made_by_its_class,
-            moved_by_its_class, parameters_made_there_keep_identity, data_assigned, swapped]
+            moved_by_its_class, parameters_made_there_keep_identity, data_assigned, swapped, mask_classes]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
@@ -272,6 +280,14 @@ def test_L3_a_class_on_the_device_is_ours_and_the_programs() -> None:
     assert repr(z) == f"Sub([1., 2.], device='{LAZY}')"
     plain = torch.ones(2).as_subclass(type(y))  # what is not on the device is of the class alone
     assert type(plain) is Sub and type(plain + 1) is Sub
+
+
+def test_D4_a_class_of_tensors_on_the_cpu_has_its_say_and_no_more() -> None:
+    x = torch.ones(2, device=LAZY)
+    with pytest.raises(RuntimeError, match="two devices"):
+        x + torch.ones(2).as_subclass(Sub)
+    y = x + torch.tensor(1.0).as_subclass(Sub)  # without dimensions it joins anything
+    assert isinstance(y, Sub) and y.tolist() == [2.0, 2.0]
 
 
 def test_L3_what_a_class_must_not_notice() -> None:

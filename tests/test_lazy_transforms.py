@@ -197,3 +197,55 @@ def test_L7_batched_gradients_of_parts_are_on_the_device(part: Callable, same_as
         return g, jacobian, torch.autograd.gradcheck(part, (x.double(),), check_batched_grad=True)
 
     same_as_eager(program)
+
+
+def test_D5_the_device_is_known_inside_transforms() -> None:
+    seen = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(str(x.device))
+        return (x * torch.ones(2).to(x.device) + torch.zeros(2, device=x.device)).sum()
+
+    x = torch.ones(2, device=LAZY)
+    xs = torch.ones(3, 2, device=LAZY)
+    grad(f)(x), vmap(f)(xs), vmap(grad(f))(xs), jvp(f, (x,), (x,)), vjp(f, x), jacrev(f)(x), jacfwd(f)(x), hessian(f)(x)
+    torch.func.functionalize(f)(x)
+    assert set(seen) == {LAZY}
+    seen.clear()
+    grad(f)(torch.ones(2)), vmap(f)(torch.ones(3, 2))
+    assert set(seen) == {"cpu"} and torch.ones(2).device == torch.device("cpu")
+
+
+def test_L7_draws_inside_transforms_are_the_devices() -> None:
+    """``rand(device=x.device)`` draws where the tensor is, and leaves the CPU's generator alone."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.rand(2, device=x.device)).sum()
+
+    torch.manual_seed(3)
+    expected = [grad(f)(torch.ones(2)).tolist(), torch.rand(2).tolist()]
+    torch.manual_seed(3)
+    first = grad(f)(torch.ones(2, device=LAZY)).tolist()
+    untouched = torch.rand(2).tolist()
+    assert [first, torch.rand(2, device=LAZY).tolist()] == expected and untouched == expected[0]
+
+
+def at_the_inputs_device(d: str) -> object:
+    """What code that is careful about devices says inside transforms."""
+
+    def f(x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+        there = torch.zeros_like(x, device=x.device) + torch.as_tensor(x, device=x.device)
+        there = there + x.new_ones(2, device=x.device)
+        mask = (torch.arange(2) < 1).to(x.device)
+        counted = (x > 1).sum().to(x)
+        return (torch.where(mask, x * x, x).to(x.device) + there * plain.to(x.device)).sum() * counted
+
+    x, plain = torch.arange(6.0).view(3, 2).to(d), torch.arange(6.0).view(3, 2) + 1
+    one, other = torch.arange(2.0).to(d), plain[1]
+    return (grad(f)(one, other), vmap(f)(x, plain), vmap(grad(f))(x, plain), jacrev(f)(one, other),
+            grad(f, argnums=1)(one, other).cpu(), vmap(grad(f, argnums=1))(x, plain).cpu(),
+            jvp(f, (one, other), (one, other)), jacfwd(f, argnums=1)(one, other).cpu(), hessian(f)(one, other))
+
+
+def test_L7_transforms_of_what_is_made_or_moved_to_the_inputs_device(same_as_eager: Callable[..., None]) -> None:
+    same_as_eager(at_the_inputs_device)
