@@ -174,16 +174,22 @@ cdef extern from *:
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
     #define MT_TYPES 4
     static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
-    static int mt_make_known(PyObject *args, PyObject *kwargs);
+    static PyObject *mt_ask_about(PyObject *type, PyObject *args, PyObject *kwargs);
     static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         PyObject *kind, *error, *trace, *made = mt_types[slot].torchs(type, args, kwargs);
-        int known;
-        if (made != NULL || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return made;
+        if (made != NULL) return made;
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
         PyErr_Fetch(&kind, &error, &trace);
-        known = mt_make_known(args, kwargs);
-        if (known == 0) { PyErr_Restore(kind, error, trace); return NULL; }
+        made = mt_ask_about((PyObject *)type, args, kwargs);
+        if (made == Py_None) {
+            Py_DECREF(made);
+            PyErr_Restore(kind, error, trace);
+            return NULL;
+        }
         Py_XDECREF(kind); Py_XDECREF(error); Py_XDECREF(trace);
-        return known < 0 ? NULL : mt_types[slot].torchs(type, args, kwargs);
+        if (made != Py_True) return made;
+        Py_DECREF(made);
+        return mt_types[slot].torchs(type, args, kwargs);
     }
     static PyObject *mt_new_0(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(0, t, a, k); }
     static PyObject *mt_new_1(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(1, t, a, k); }
@@ -615,16 +621,19 @@ cdef object _device_inside "mt_inside"(PyObject* tensor):
 
 
 cdef list _types = []
-cdef object _make_known = None
+cdef object _ask_about = None
 
 
-def hook_types(types, make_known):
-    """Constructors that take a device: where torch refuses one, `make_known(args, kwargs)`; if true, once more."""
-    global _make_known
+def hook_types(types, ask):
+    """Constructors that take a device: where torch refuses one, `ask(type, args, kwargs)`.
+
+    It gives the object; True: torch is to try once more; None: torch is right.
+    """
+    global _ask_about
     cdef int slot
     if len(types) > MT_TYPES:
         raise RuntimeError(f"[hook_types] expected at most {MT_TYPES} types, got {len(types)}")
-    _make_known = make_known
+    _ask_about = ask
     _types[:] = types
     for slot in range(len(types)):
         mt_hook_type(slot, types[slot])
@@ -638,5 +647,5 @@ def unhook_types():
     del _types[:]
 
 
-cdef int _known "mt_make_known"(PyObject* args, PyObject* kwargs) except -1:
-    return bool(_make_known(<object>args, <object>kwargs if kwargs else {}))
+cdef object _asked_about "mt_ask_about"(PyObject* type, PyObject* args, PyObject* kwargs):
+    return _ask_about(<object>type, <object>args, <object>kwargs if kwargs else {})

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from . import intercept, meta, predict, tensors, transforms
+from . import generators, intercept, meta, predict, tensors, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -126,7 +126,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         args = tuple(map(plain, args))
         kwargs = {key: plain(a) for key, a in kwargs.items()}
     with predict.quiet(grad=sparse):
-        made = func(*args, device=_CPU if index >= 0 else torch.device("meta"), **kwargs)
+        where = generators.where_it_draws(kwargs.get("generator")) if index >= 0 else torch.device("meta")
+        made = func(*args, device=where, **kwargs)
         if index < 0:
             if func.__name__ == "tensor":
                 _ledger.note("aten::lift_fresh")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import accelerator, config, tensors
+from . import accelerator, config, generators, tensors
 from ._ext import hooks as _hooks
 from .device_module import DeviceModule
 from .errors import UnsupportedOperationError
@@ -37,10 +37,13 @@ def unwatch() -> None:
     _hooks.unhook_types()
 
 
-def _asked(args: tuple, kwargs: dict[str, Any]) -> bool:
+def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Torch did not understand these arguments: was it because it does not know our device yet?"""
+    if cls is torch.Generator:
+        device = args[0] if args else kwargs.get("device")
+        return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
     given = (value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str))
-    return tensors.DEVICE_TYPE in given and not _claimed and claim()
+    return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
 
 
 def claimed() -> bool:

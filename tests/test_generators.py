@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -149,3 +151,39 @@ def test_L7_every_index_there_is_has_a_generator() -> None:
     assert len({t.item() for t in kept}) == 1
     again = [torch.rand(1, device=f"remote_accelerator:{i}") for i in (0, 127)]
     assert again[0].item() == again[1].item() != kept[0].item()
+
+
+def test_L7_a_generator_of_the_programs_own_draws_the_cpus_numbers(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        g = torch.Generator(device=d)
+        assert g.manual_seed(11) is g and g.initial_seed() == 11 and str(g.device) == d
+        x = torch.full((6,), 0.5, device=d)
+        drawn = [
+            torch.rand(3, generator=g, device=d), torch.randn(2, 2, generator=g, device=d), torch.rand(2, device=d),
+            torch.randint(9, (4,), generator=g, device=d), torch.randperm(7, generator=g, device=d),
+            torch.normal(0.0, 1.0, (3,), generator=g, device=d), torch.normal(x, 1.0, generator=g),
+            torch.bernoulli(x, generator=g), torch.multinomial(x, 3, generator=g), torch.poisson(x, generator=g),
+            torch.empty(4, device=d).normal_(generator=g), torch.empty(4, device=d).uniform_(1, 2, generator=g),
+            torch.empty(4, device=d).random_(5, generator=g), torch.empty(4, device=d).exponential_(generator=g),
+            torch.nn.init.kaiming_uniform_(torch.empty(3, 4, device=d), generator=g),
+            torch.nn.init.trunc_normal_(torch.empty(5, device=d), generator=g),
+        ]
+        state = g.get_state()
+        twins = [g.clone_state(), copy.deepcopy(g), torch.Generator(torch.device(d))]
+        twins[2].set_state(state)
+        assert {str(t.device) for t in twins} == {d} and pickle.loads(pickle.dumps(g)).get_state().equal(state)
+        return drawn, [torch.rand(2, generator=t, device=d) for t in (*twins, g)], torch.rand(2, device=d)
+
+    same_as_eager(program)
+
+
+def test_L2_generators_know_their_device() -> None:
+    for spec in ("remote_accelerator:1", mindtorch.device("remote_accelerator", 1)):
+        g = torch.Generator(spec)  # type: ignore[arg-type]
+        assert isinstance(g, torch.Generator) and g.device == mindtorch.device("remote_accelerator:1")
+    assert str(torch.Generator("remote_accelerator").device) == "remote_accelerator:0"
+    assert type(torch.Generator()) is torch.Generator and torch.Generator("cpu").device == torch.device("cpu")
+    with pytest.raises(RuntimeError, match="foo"):
+        torch.Generator("foo")
+    with pytest.raises(TypeError, match="float"):
+        torch.Generator(1.5)  # type: ignore[arg-type]
