@@ -292,6 +292,9 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if lazy and not tensors.is_ours(target):
         return tensors.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
                                memory_format=memory_format)
+    if predict.stays_torchs_own(self):
+        # As what operations make of this kind. A copy, as every move.
+        return _torch_to(self, tensors.executor().device, dtype or self.dtype, copy=True)
     plain = tensors.to_plain(self, "cpu", "to") if lazy else self
     if dtype is not None or memory_format is not torch.preserve_format:
         plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)

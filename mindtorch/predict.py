@@ -355,13 +355,18 @@ def knowing_views() -> Any:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
+def stays_torchs_own(t: torch.Tensor) -> bool:
+    """Sparse, nested and quantized tensors: calls with them and lazy tensors run eagerly."""
+    return t.layout is not torch.strided or t.is_nested or t.is_quantized
+
+
 def check_movable(t: torch.Tensor, kind: str) -> None:
     """Raise unless ``t`` has data that can be copied to a device of type ``kind``."""
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     if fake is not None and isinstance(t, fake.FakeTensor):
         # While a function is compiled: torch.compile then ends its graph here, and runs the call when its time comes.
         raise fake.UnsupportedOperatorException(torch.ops.aten._to_copy.default)
-    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
+    if stays_torchs_own(t):
         layout = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
         raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
 

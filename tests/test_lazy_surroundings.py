@@ -460,24 +460,3 @@ def test_L2_the_old_constructor_stays_on_the_device() -> None:
     made = [x.new(2, 3), x.new([1, 2]), x.new(), x.new(torch.Size([2])), x.new(x)]
     assert all(isinstance(t, mindtorch.LazyTensor) and t.dtype is torch.float64 for t in made)
     assert [tuple(t.shape) for t in made] == [(2, 3), (2,), (0,), (2,), (2,)] and made[1].tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_L7_nested_tensors_stay_torchs_own(layout: torch.layout, same_bits: Same) -> None:
-    def program(d: str) -> list[torch.Tensor]:
-        x, y = torch.arange(8.0, device=d).reshape(2, 4), torch.ones(3, 4, device=d)
-        leaves = [x.requires_grad_(), y.requires_grad_()]
-        nested = torch.nested.as_nested_tensor(leaves, layout=layout, device=d)
-        (nested * nested.sin()).to_padded_tensor(0.0).sum().backward()
-        plain = torch.nested.nested_tensor([torch.ones(2, 4), torch.zeros(3, 4)], layout=layout, device=d)
-        lists = torch.nested.nested_tensor([[1.0, 2.0], [3.0]], layout=layout, device=d)
-        with torch.device(d):
-            made = torch.nested.nested_tensor([[1.0], [2.0, 3.0]], layout=layout)
-        assert all(n.is_nested and n.device.type == "cpu" for n in (nested, plain, lists, made))
-        padded = [n.to_padded_tensor(7.0) for n in (nested, plain, plain * 2, lists, made)]
-        return [*padded, x.grad, y.grad, *(t + 1 for t in nested.unbind())]  # type: ignore[list-item]
-
-    for got, expected in zip(program(LAZY), program("cpu"), strict=True):
-        same_bits(got, expected)
-    with pytest.raises(mindtorch.UnsupportedOperationError, match="holds dense strided tensors, got a nested one"):
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout).to(LAZY)

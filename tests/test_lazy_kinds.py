@@ -1,0 +1,73 @@
+"""Sparse, nested and quantized tensors beside lazy ones: they stay torch's own (SPEC L7, L8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+LAZY = "remote_accelerator:0"
+Same = Callable[..., None]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_L7_nested_tensors_stay_torchs_own(layout: torch.layout, same_bits: Same) -> None:
+    def program(d: str) -> list[torch.Tensor]:
+        x, y = torch.arange(8.0, device=d).reshape(2, 4), torch.ones(3, 4, device=d)
+        leaves = [x.requires_grad_(), y.requires_grad_()]
+        nested = torch.nested.as_nested_tensor(leaves, layout=layout, device=d)
+        (nested * nested.sin()).to_padded_tensor(0.0).sum().backward()
+        plain = torch.nested.nested_tensor([torch.ones(2, 4), torch.zeros(3, 4)], layout=layout, device=d)
+        lists = torch.nested.nested_tensor([[1.0, 2.0], [3.0]], layout=layout, device=d)
+        with torch.device(d):
+            made = torch.nested.nested_tensor([[1.0], [2.0, 3.0]], layout=layout)
+        assert all(n.is_nested and n.device.type == "cpu" for n in (nested, plain, lists, made))
+        padded = [n.to_padded_tensor(7.0) for n in (nested, plain, plain * 2, lists, made)]
+        return [*padded, x.grad, y.grad, *(t + 1 for t in nested.unbind())]  # type: ignore[list-item]
+
+    for got, expected in zip(program(LAZY), program("cpu"), strict=True):
+        same_bits(got, expected)
+    plain = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    moved = plain.to(LAZY, torch.float64)
+    assert moved.is_nested and moved.dtype is torch.float64 and moved.to_padded_tensor(0.0).sum().item() == 5.0
+
+
+class Graph(nn.Module):
+    """A layer of a graph network: its adjacency matrix is a buffer."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", (torch.eye(4) + torch.eye(4).roll(1, 0)).to_sparse(layout=layout))
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(self.adjacency @ x))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_L7_modules_with_sparse_buffers_move_and_train(layout: torch.layout, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        torch.manual_seed(0)
+        model = Graph(layout).to(d)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3).to(d)).square().sum().backward()
+            optimizer.step()
+        return list(model.parameters()), model(torch.ones(4, 3, device=d)), model.adjacency.layout is layout
+
+    same_as_eager(program)
+
+
+def test_L7_a_sparse_tensor_moves_as_others_do(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        values = torch.tensor([1.0, 2.0], requires_grad=True)
+        s = torch.sparse_coo_tensor([[0, 1], [1, 0]], values, (2, 2))
+        moved, half = s.to(d), s.to(d, torch.bfloat16)
+        (torch.sparse.mm(moved, torch.ones(2, 3, device=d)).cpu() * 3).sum().backward()
+        quantized = torch.quantize_per_tensor(torch.arange(3.0), 0.5, 0, torch.qint8).to(d)
+        return moved.is_sparse, half.dtype, values.grad, quantized.is_quantized, quantized.int_repr().tolist()
+
+    same_as_eager(program)
