@@ -29,6 +29,7 @@ _FREE: dict[str, frozenset[int | str]] = {
     "_pad_packed_sequence": frozenset({1, "batch_sizes"}),
     "tensor_split": frozenset({1, "indices", "indices_or_sections", "tensor_indices_or_sections"}),
     "backward": frozenset({"inputs"}),
+    "_nested_view_from_jagged": frozenset({5, 6, "min_seqlen", "max_seqlen"}),  # whose sizes are the numbers
     **dict.fromkeys(("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"),
                     frozenset({3, "scalars"})),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,26 @@ def test_L7_nested_tensors_stay_torchs_own(layout: torch.layout, same_bits: Same
     plain = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
     moved = plain.to(LAZY, torch.float64)
     assert moved.is_nested and moved.dtype is torch.float64 and moved.to_padded_tensor(0.0).sum().item() == 5.0
+
+
+@pytest.mark.parametrize("make", [torch.nested.nested_tensor, torch.nested.as_nested_tensor], ids=lambda f: f.__name__)
+def test_L7_jagged_tensors_are_made_of_lazy_ones(make: Callable[..., Any], same_bits: Same) -> None:
+    def program(d: str) -> list[torch.Tensor]:
+        parts = [torch.arange(8.0, device=d).reshape(2, 4), torch.ones(3, 4, device=d)]
+        nested = make(parts, layout=torch.jagged)
+        whole, offsets = torch.arange(24.0, device=d).reshape(6, 4), torch.tensor([0, 2, 6], device=d)
+        view = torch.nested.nested_tensor_from_jagged(whole, offsets)
+        narrow = torch.nested.narrow(whole[None], 1, torch.tensor([1], device=d), torch.tensor([3], device=d),
+                                     layout=torch.jagged)
+        made = [*nested.unbind(), *(nested * 2).unbind(), *view.unbind(), *narrow.unbind()]
+        if make is torch.nested.as_nested_tensor:  # which keeps the graph
+            leaves = [p.requires_grad_() for p in parts]
+            (make(leaves, layout=torch.jagged) * 3).to_padded_tensor(0.0).square().sum().backward()
+            made += [p.grad for p in leaves]  # type: ignore[misc]
+        return made
+
+    for got, expected in zip(program(LAZY), program("cpu"), strict=True):
+        same_bits(got, expected)
 
 
 class Graph(nn.Module):
