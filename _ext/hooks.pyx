@@ -459,6 +459,21 @@ cdef class AsSubclassHook(Hook):
         return self.make(<object>owner, *args, **kwargs)
 
 
+cdef class WrapperHook(Hook):
+    """Tensor._make_wrapper_subclass: `make(twin, ...)` is called when the device is ours."""
+    cdef object make
+
+    def __init__(self, make):
+        self.make = make
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
+        return device != NULL and device != <PyObject*>None and _names_us(<object>device)
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.make(self.twin, *args, **kwargs)
+
+
 cdef class NameHook(Hook):
     """A question about a device type by name: of ours, it is asked about `stands_for` instead."""
     cdef str stands_for
@@ -527,6 +542,11 @@ def hook(function, Hook asked):
 def unhook(function):
     """Let `function` be torch's own again."""
     mt_unhook(_slot_of(function))
+
+
+def twin(function):
+    """A function of its own that does what torch's builtin `function` does, hooked or not: what the engine calls."""
+    return mt_twin(original(function))
 
 
 def original(function):

@@ -47,8 +47,11 @@ cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided,
 cdef list places = None               # devices that C++ is told for the places that hold no data, -1 first
 
 
-def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places, torch):
-    """Hand in the tape and the tensor classes. Called once; returns the offset of the handle's slot."""
+def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places, maker, torch):
+    """Hand in the tape, the tensor classes and Tensor._make_wrapper_subclass, past all hooks. Called once.
+
+    Returns the offset of the handle's slot.
+    """
     global tape, base_type, fast_type, dataless_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
     global strided, places, as_strided, empty, slotted_type, reference
     slot_offset = mt_slot_offset(<PyObject*>slotted.__dict__["_handle"])
@@ -61,7 +64,7 @@ def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places,
     slotted_type = <PyObject*>slotted
     reference = weakref.ref
     fast_type_obj = (fast, dataless, base, slotted)     # kept alive
-    make_wrapper = torch.Tensor._make_wrapper_subclass
+    make_wrapper = maker
     set_conj = torch._C._set_conj
     set_neg = torch._C._set_neg
     strided = torch.strided

@@ -38,6 +38,7 @@ from . import (
     tracing,
     transforms,
     uninitialized,
+    wrappers,
 )
 from ._ext import hooks as _hooks
 from ._ext import lazy as _core
@@ -77,6 +78,7 @@ def enable() -> None:
         _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
     _hook(_base._make_subclass, _hooks.SubclassHook(classes.make_subclass))
     _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.plain_as_subclass))
+    _hook(_base._make_wrapper_subclass, _hooks.WrapperHook(wrappers.make))
     _hooks.hook_data(_base.data, assign_data)
     _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
@@ -130,7 +132,7 @@ def disable() -> None:
     while _hooked:
         _hooks.unhook(_hooked.pop())
     _hooks.unhook_data(_base.data)
-    transforms.unwatch()
+    wrappers.unwatch()
     while _saved:
         owner, name, value, own = _saved.pop()
         if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:

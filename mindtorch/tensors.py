@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import classes, config, handlers, intercept, meta, predict, triggers
+from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import keys as _keys
@@ -416,7 +417,8 @@ def _install() -> _tape.Tape:
     main.on_draws = lambda: draw("unread draws")
     dataless = meta._FastMetaTensor
     offset = _core.init(main_tape=main, base=RecordedTensor, fast=_FastLazyTensor, dataless=dataless,
-                        slotted=classes.Slotted, dataless_places=BELOW, torch=torch)
+                        slotted=classes.Slotted, dataless_places=BELOW, torch=torch,
+                        maker=_hooks.twin(torch.Tensor._make_wrapper_subclass))  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     intercept.set_runtime(_Runtime)

@@ -21,13 +21,11 @@ from torch.autograd import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import intercept, tensors
-from ._ext import hooks as _hooks
+from . import intercept, tensors, wrappers
 from ._ext import intercept as _intercept
-from .lazy_device import device_at
 from .predict import index_inside
 
-__all__ = ["draw", "flat_vmap", "patches", "unwatch"]
+__all__ = ["draw", "flat_vmap", "patches"]
 _CPU = torch.device("cpu")
 _functorch = torch._C._functorch
 _torch_flat_vmap = _torch_vmap._flat_vmap
@@ -52,39 +50,16 @@ def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any
             _intercept.draw_at_once(False)
 
 
-def _device_inside(t: Any) -> Any:
-    """The device of what a transform (grad, vmap, jvp) has put around a lazy tensor: to C++ that is on the CPU."""
-    if _functorch.peek_interpreter_stack() is None:
-        return None
-    index = index_inside(t)
-    return None if index is None else device_at(index)
-
-
-_watched = False
-
-
 def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for functions that put a transform around a tensor: from the first of ours on, ``.device`` looks inside.
-
-    Not before: every program reads it, few use transforms.
-    """
+    """Stand-in for functions that put a transform around a tensor: from the first of ours, ``.device`` looks inside."""
 
     @functools.wraps(original)
     def wrap(t: Any, *args: Any) -> Any:
-        global _watched
-        if not _watched and index_inside(t) is not None:
-            _hooks.hook_device(torch._C.TensorBase.device, _device_inside)
-            _watched = True
+        if index_inside(t) is not None:
+            wrappers.watch()
         return original(t, *args)
 
     return wrap
-
-
-def unwatch() -> None:
-    """Leave ``.device`` to torch alone."""
-    global _watched
-    _hooks.unhook_device(torch._C.TensorBase.device)
-    _watched = False
 
 
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.masked import masked_tensor
+from torch.utils._pytree import tree_map_only
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -90,5 +92,47 @@ def test_L7_a_sparse_tensor_moves_as_others_do(same_as_eager: Same) -> None:
         (torch.sparse.mm(moved, torch.ones(2, 3, device=d)).cpu() * 3).sum().backward()
         quantized = torch.quantize_per_tensor(torch.arange(3.0), 0.5, 0, torch.qint8).to(d)
         return moved.is_sparse, half.dtype, values.grad, quantized.is_quantized, quantized.int_repr().tolist()
+
+    same_as_eager(program)
+
+
+class Pair(torch.Tensor):
+    """A class that wraps two tensors, as torchao's and torch's own do."""
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, a.shape, a.stride(), a.storage_offset(), dtype=a.dtype, device=a.device, requires_grad=a.requires_grad)
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.a, self.b = a, b
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        parts = [tree_map_only(Pair, lambda t, name=name: getattr(t, name), args) for name in "ab"]
+        made = [func(*part, **(kwargs or {})) for part in parts]
+        return cls(*made) if isinstance(made[0], torch.Tensor) else made[0]
+
+
+def test_L7_classes_that_wrap_lazy_tensors_go_through_autograd(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        p = Pair(torch.arange(3.0, device=d), torch.ones(3, device=d)).requires_grad_()
+        q = (p * p).exp()
+        q.sum().backward()
+        assert str(p.device) == str(q.device) == str(p.grad.device) == d  # type: ignore[union-attr]
+        return p.grad.a, p.grad.b, q.a, q.b, torch.zeros(2).device  # type: ignore[union-attr]
+
+    same_as_eager(program)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_L7_masked_tensors_go_through_autograd(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        data, mask = torch.arange(6.0).view(2, 3).to(d), (torch.arange(6).view(2, 3) % 2 == 0).to(d)
+        m = masked_tensor(data, mask, requires_grad=True)
+        total = (m * 2).exp().sum()
+        total.backward()
+        means = torch.masked.mean(data, 1, mask=mask)
+        return m.grad.get_data(), m.grad.get_mask(), total.get_data(), str(m.device) == d, means
 
     same_as_eager(program)

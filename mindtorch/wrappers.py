@@ -1,0 +1,58 @@
+"""Tensors that hold one of ours inside: what torch.func puts around it, and classes that wrap tensors (SPEC D5).
+
+C++ takes both for CPU tensors, as it does what is inside: a device that it has no code for would end the process in
+backward. So ``.device`` looks inside, from the first of them on; not before, since every program reads it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import tensors
+from ._ext import hooks as _hooks
+from .lazy_device import device_at
+from .predict import index_inside
+
+__all__ = ["make", "unwatch", "watch"]
+_peek = torch._C._functorch.peek_interpreter_stack
+_devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
+_watched = False
+
+
+def watch() -> None:
+    """From now on ``.device`` looks inside."""
+    global _watched
+    if not _watched:
+        _hooks.hook_device(torch._C.TensorBase.device, _device_inside)  # type: ignore[attr-defined]
+        _watched = True
+
+
+def unwatch() -> None:
+    """Leave ``.device`` to torch alone."""
+    global _watched
+    _hooks.unhook_device(torch._C.TensorBase.device)  # type: ignore[attr-defined]
+    _watched = False
+
+
+def _device_inside(t: Any) -> Any:
+    known = _devices.get(id(t))
+    if known is not None:
+        return known[1]
+    if _peek() is None:
+        return None
+    index = index_inside(t)
+    return None if index is None else device_at(index)
+
+
+def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -> Any:
+    """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
+    made = original(*args, device="cpu", **kwargs)
+    address = id(made)
+    _devices[address] = (weakref.ref(made, lambda _: _devices.pop(address, None)),
+                         tensors.torch_device(tensors.index_of(device)))
+    watch()
+    return made
