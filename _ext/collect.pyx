@@ -25,7 +25,7 @@ from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
-from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape
+from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape, append_stored
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
@@ -96,6 +96,7 @@ cdef class Collector:
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
+    cdef object strided                        # layout of dense tensors
     cdef readonly Timeline first               # of the thread that started it
     cdef Timeline caller                       # … that called backward last
     cdef Timeline recent                       # of the thread seen last, whose identity is `ident`
@@ -121,6 +122,7 @@ cdef class Collector:
         self.count = count
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
+        self.strided = tensor_type().layout
         self.on_mark = on_mark
         self.synchronize = synchronize
         self.log = EventLog(max_events)
@@ -549,6 +551,8 @@ cdef class Collector:
         key = []
         for value in args:
             append_shape(key, value, self.tensor_type)
+        if op.category == "matmul":
+            append_stored(key, args, self.tensor_type, self.strided)
         if kwargs:
             for name, value in kwargs.items():
                 key.append(name)

@@ -19,6 +19,13 @@ cdef inline void append_shape(list key, object value, PyTypeObject *tensor_type)
         key.append(value)
 
 
+cdef inline append_stored(list key, tuple args, PyTypeObject *tensor_type, object strided):
+    """What a product's FLOPs depend on, too: how many numbers a sparse matrix stores."""
+    for value in args:
+        if PyObject_TypeCheck(value, tensor_type) and value.layout is not strided:
+            key.append(value._nnz())
+
+
 cdef inline append_layout(list key, object value, PyTypeObject *tensor_type):
     """What bytes depend on, beyond FLOPs: dtype and strides."""
     if PyObject_TypeCheck(value, tensor_type):

@@ -422,3 +422,19 @@ def test_C6_imports_in_the_middle_of_a_run_are_not_the_models_time(record, tmp_p
     assert sys.meta_path == meta_path
     for name in ("slow_to_load", "slow_inside"):
         del sys.modules[name]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_C3_products_of_the_same_sizes_count_what_each_stores() -> None:
+    dense, x = torch.eye(6), torch.ones(6, 5)
+    few, more = dense.clone(), torch.ones(6, 6)
+    few[1:] = 0
+    flops = []
+    for matrix in (dense, few.to_sparse_csr(), more.to_sparse_csr(), few.to_sparse_csc(), dense):
+        with Profiler() as profiler:
+            matrix @ x
+        flops.append(profiler.report()["totals"]["flops"])
+    with Profiler() as profiler:
+        for matrix in (dense, few.to_sparse_csr(), more.to_sparse_csr(), dense):
+            matrix @ x
+    assert flops == [360, 10, 360, 10, 360] and profiler.report()["totals"]["flops"] == 360 + 10 + 360 + 360
