@@ -231,6 +231,7 @@ def _routed(base: Any) -> Any:
     if made is None:
         _keys.class_asks_first()
         methods = {name: _asking(getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items()}
+        methods["__hash__"] = base.__hash__  # Python takes it from a class that compares in its own way
         made = _routes[base] = RecordedMeta(base.__name__, (base,), {**methods, "_routed": True})
     return made
 
