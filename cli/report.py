@@ -91,6 +91,11 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}"
     facts.append(("time", text))
+    waits = report.get("waits") or {}
+    spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
+             for key, what in _WAITS.items() if waits.get(key)]  # fmt: skip
+    if spent:
+        facts.append(("of that", ", ".join(spent)))
     lazy = report.get("lazy")
     if lazy:
         runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
@@ -105,11 +110,6 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         compiling = f", {seconds(startup['compile_s'])} compiling" if startup.get("compile_s") else ""
         apart = f"{seconds(imports)} imports, {seconds(construction)} construction{compiling}, kept apart"
         facts.append(("start-up", apart))
-    waits = report.get("waits") or {}
-    spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
-             for key, what in _WAITS.items() if waits.get(key)]  # fmt: skip
-    if spent:
-        facts.append(("of that", ", ".join(spent)))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
         times = steps.get("time_s")

@@ -165,9 +165,9 @@ def _seconds(stages: dict[str, Any], stage: str, main: str) -> float:
 
 def _steps(profiler: Profiler, stages: dict[str, Any], main: str, share: float) -> dict[str, Any]:
     """Iterations: how many ended, how many of them are left out as warm-up and what those cost, times of the others."""
-    warmup = _seconds(stages, "warmup", main)
+    warmup, times = _seconds(stages, "warmup", main), profiler.step_times()
     return {"count": len(profiler.marks), "warmup": min(profiler.warmup, len(profiler.marks)), "warmup_s": warmup,
-            "time_s": seconds(profiler.step_times(), share)}  # fmt: skip
+            "time_s": seconds(times, share), "first_s": times[0] * share / 1e9 if times else None}  # fmt: skip
 
 
 def _phases(profiler: Profiler, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:

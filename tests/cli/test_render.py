@@ -288,7 +288,7 @@ def test_C2_next_commands_answer_the_report():
     assert command == "genie profile --by line --input 1x2 train.py 'a b'" and what.startswith("70 % of the time is Py")
     assert "waits for data" in following(ops=python, waits={"data_s": 0.5})[0][1]
     assert "is mm: which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
-    slow = {"count": 5, "warmup": 0, "time_s": {"min": 0.1, "median": 0.1, "max": 0.9}}
+    slow = {"count": 5, "warmup": 0, "time_s": {"min": 0.1, "median": 0.1, "max": 0.9}, "first_s": 0.9}
     assert [line.split()[2] for line, _ in following(steps=slow)] == ["--warmup", "--by", "--trace"]
     assert [line.split()[2] for line, _ in following()] == ["--by", "--trace", "--json"]
     estimate = {"mode": "estimate", "memory": {"fits": False}}

@@ -55,10 +55,17 @@ def test_C2_a_line_that_runs_no_op_has_its_time(record):
     assert not profiler.collector.sampler.running
 
 
-def test_C2_a_program_that_keeps_torch_busy_is_not_looked_at(record):
-    x = torch.ones(64, 64)
-    _, profiler = record(lambda: [x @ x for _ in range(2000)])
-    assert profiler.collector.sampler.looks <= 2
+def test_C2_a_long_op_is_its_lines_and_none_of_pythons(record):
+    @torch.library.custom_op("mindtorch_test::long", mutates_args=())
+    def long(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.3)  # within an op
+        return x + 1
+
+    report, _ = record(lambda: long(torch.ones(2)))  # the op's line
+    lines = by_source(report)
+    mine = next(row for source, row in lines.items() if source.endswith("# the op's line"))
+    assert mine["calls"] >= 1 and mine["self_s"] - mine["python_s"] >= 0.3
+    assert not any(source.endswith("# within an op") for source in lines)
 
 
 def test_C2_lines_of_other_threads(record):
