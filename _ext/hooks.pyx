@@ -172,13 +172,13 @@ cdef extern from *:
     }
 
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
-    #define MT_TYPES 4
+    #define MT_TYPES 5
     static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
     static PyObject *mt_ask_about(PyObject *type, PyObject *args, PyObject *kwargs);
     static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         PyObject *kind, *error, *trace, *made = mt_types[slot].torchs(type, args, kwargs);
         if (made != NULL) return made;
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Fetch(&kind, &error, &trace);
         made = mt_ask_about((PyObject *)type, args, kwargs);
         if (made == Py_None) {
@@ -195,7 +195,8 @@ cdef extern from *:
     static PyObject *mt_new_1(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(1, t, a, k); }
     static PyObject *mt_new_2(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(2, t, a, k); }
     static PyObject *mt_new_3(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(3, t, a, k); }
-    static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3};
+    static PyObject *mt_new_4(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(4, t, a, k); }
+    static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3, mt_new_4};
     static void mt_hook_type(int slot, PyObject *type) {
         mt_types[slot].type = (PyTypeObject *)type;
         if (mt_types[slot].type->tp_new != mt_constructors[slot]) mt_types[slot].torchs = mt_types[slot].type->tp_new;
@@ -657,6 +658,16 @@ def hook_types(types, ask):
     _types[:] = types
     for slot in range(len(types)):
         mt_hook_type(slot, types[slot])
+
+
+def hook_another_type(type):
+    """One more, of another package's."""
+    if type in _types:
+        return
+    if len(_types) == MT_TYPES:
+        raise RuntimeError(f"[hook_another_type] expected at most {MT_TYPES} types, got one more")
+    mt_hook_type(len(_types), type)
+    _types.append(type)
 
 
 def unhook_types():

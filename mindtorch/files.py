@@ -17,7 +17,7 @@ from .lazy_device import index_of, is_ours
 from .npu import moves as _moves
 from .npu import tensor as _npu
 
-__all__ = ["make_rebuild", "package"]
+__all__ = ["OpenedFile", "make_rebuild", "open_safetensors", "package"]
 _MARK = "_mindtorch_target"
 
 
@@ -81,3 +81,48 @@ def _on_npu(target: _Target, plain: torch.Tensor) -> Any:
     made = _npu.view_of(root, plain.shape, plain.stride(), plain.storage_offset(), plain.dtype)
     target.last = weakref.ref(made)
     return made
+
+
+# ---- safetensors -----------------------------------------------------------------------------------------------------
+def open_safetensors(safe_open: Any, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
+    """``safe_open`` of a device that safetensors does not know; None: it is not one of ours."""
+    if framework not in ("pt", "torch", "pytorch") or not is_ours(device):
+        return None
+    return OpenedFile(safe_open(filename, framework, device="cpu", **options), device)
+
+
+class OpenedFile:
+    """A safetensors file opened on the CPU, where it is mapped and not read, that gives tensors on another device."""
+
+    def __init__(self, opened: Any, device: Any) -> None:
+        self._opened, self._device = opened, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def __enter__(self) -> OpenedFile:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def get_tensor(self, name: str) -> Any:
+        return self._opened.get_tensor(name).to(self._device)
+
+    def get_tensors(self) -> dict[str, Any]:
+        return {name: self.get_tensor(name) for name in self._opened.keys()}  # noqa: SIM118 - no mapping
+
+    def get_slice(self, name: str) -> Any:
+        return _Slice(self._opened.get_slice(name), self._device)
+
+
+class _Slice:
+    def __init__(self, part: Any, device: Any) -> None:
+        self._part, self._device = part, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._part[at].to(self._device)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import accelerator, config, generators, tensors
+from . import accelerator, config, files, generators, late, tensors
 from ._ext import hooks as _hooks
 from .device_module import DeviceModule
 from .errors import UnsupportedOperationError
@@ -29,11 +29,13 @@ _CONSTRUCTORS = (torch.device, torch.Generator, torch.Stream, torch.Event)
 def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
     _hooks.hook_types(_CONSTRUCTORS, _asked)
+    late.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
     tensors.set_claim(claim)
 
 
 def unwatch() -> None:
     """Leave torch's constructors alone. A slot that was claimed stays claimed."""
+    late.forget()
     _hooks.unhook_types()
 
 
@@ -42,6 +44,8 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     if cls is torch.Generator:
         device = args[0] if args else kwargs.get("device")
         return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
+    if cls.__name__ == "safe_open":
+        return files.open_safetensors(cls, *args, **kwargs)
     given = (value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str))
     return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
 

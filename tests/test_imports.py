@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
      "metadata", "handlers", "triggers", "backward"},
     {"npu"},
     {"graph", "creation", "modules", "counters", "device_module", "files", "flags", "processes", "tracing",
-     "transforms", "generators", "wrappers", "uninitialized", "slot", "accelerator", "hooks", "namespace"},
+     "transforms", "generators", "late", "wrappers", "uninitialized", "slot", "accelerator", "hooks", "namespace"},
     {"execute", "semantics", "optimize", "estimate"},
     {"profile", "program", "configs", "inputs", "model_inputs", "outcome", "workload"},
     {"__init__"},

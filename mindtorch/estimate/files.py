@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from ..files import OpenedFile
 from ..lazy_device import dataless_everywhere, place_of
 from ..meta import as_meta
 
@@ -158,48 +159,11 @@ def _without_data(value: Any, place: int) -> Any:
     return value
 
 
-class _File:
-    """A safetensors file opened on the CPU, where it is mapped and not read, that gives tensors on another device."""
-
-    def __init__(self, opened: Any, device: Any) -> None:
-        self._opened, self._device = opened, device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._opened, name)
-
-    def __enter__(self) -> _File:
-        self._opened.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
-
-    def get_tensor(self, name: str) -> Any:
-        return self._opened.get_tensor(name).to(self._device)
-
-    def get_tensors(self) -> dict[str, Any]:
-        return {name: self.get_tensor(name) for name in self._opened.keys()}  # noqa: SIM118 - no mapping
-
-    def get_slice(self, name: str) -> Any:
-        return _Slice(self._opened.get_slice(name), self._device)
-
-
-class _Slice:
-    def __init__(self, part: Any, device: Any) -> None:
-        self._part, self._device = part, device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._part[at].to(self._device)
-
-
 def _opener(original: Any) -> Any:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
         if not dataless_everywhere() or framework not in ("pt", "torch", "pytorch"):
             return original(filename, framework, device=device, **options)
-        return _File(original(filename, framework, device="cpu", **options), device)
+        return OpenedFile(original(filename, framework, device="cpu", **options), device)
 
     return safe_open

@@ -1,0 +1,58 @@
+"""What is done to a module once the program has loaded it, if ever: nobody else's package is imported for us."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["forget", "when_loaded"]
+_waiting: dict[str, Callable[[Any], None]] = {}
+
+
+class _Finder:
+    """Finds what the other finders find, and sees the module after it was loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _waiting:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                self._follow(spec.loader)
+                return spec
+        return None
+
+    def _follow(self, loader: Any) -> None:
+        load = getattr(loader, "exec_module", None)
+        if load is None or not hasattr(loader, "__dict__"):
+            return
+
+        def exec_module(module: Any) -> None:
+            load(module)
+            then = _waiting.pop(module.__name__, None)
+            if then is not None:
+                then(module)
+
+        loader.exec_module = exec_module
+
+
+_finder: Any = _Finder()
+
+
+def when_loaded(name: str, then: Callable[[Any], None]) -> None:
+    """Call ``then(module)`` now, or as soon as the module is loaded."""
+    if name in sys.modules:
+        then(sys.modules[name])
+        return
+    _waiting[name] = then
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def forget() -> None:
+    """Wait for nothing any more."""
+    _waiting.clear()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
