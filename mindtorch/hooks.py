@@ -68,9 +68,10 @@ def enable() -> None:
     for name in (*creation.RECORDED, *creation.EAGER):
         if hasattr(_functions, name):
             prepare = creation.read_indices if name == "sparse_coo_tensor" else None
-            _hook(getattr(_functions, name), _hooks.CreationHook(_create, name in creation.FROM_DATA, prepare))
+            asked = _hooks.CreationHook(_create, name in creation.FROM_DATA, prepare)
+            _public[_hook(getattr(_functions, name), asked)] = getattr(_functions, name)
     for function in (torch._C._fft.fft_fftfreq, torch._C._fft.fft_rfftfreq):
-        _hook(function, _hooks.CreationHook(_create))
+        _public[_hook(function, _hooks.CreationHook(_create))] = function
     for name in creation.NESTED:
         _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
     _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
@@ -192,7 +193,7 @@ def _aten_kernel(func: Any) -> Any:
                 "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
             )
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
-        return _create(func, args, kwargs)
+        return _make(func, args, kwargs)  # below function modes
 
     return kernel
 
@@ -214,7 +215,18 @@ _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
+_public: dict[Any, Any] = {}  # torch's creation functions by their twins
+_function_modes = torch._C._len_torch_function_stack
+
+
 def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
+        # Modes of the program see the call first, as they see torch's; they are off while it is answered.
+        return handle_torch_function(_public[func], (), *args, **kwargs)
+    return _make(func, args, kwargs)
+
+
+def _make(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     make = npu_creation.create if npu_moves.names_npu(kwargs.get("device")) else creation.create
     return make(func, args, kwargs)
 

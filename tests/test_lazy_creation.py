@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import mindtorch
 
@@ -417,3 +419,24 @@ def test_L9_draws_that_the_kernel_refuses_raise_at_the_call(call: Callable[[str]
             call(device)
         states.append(torch.rand(2, device=device).tolist())
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("spec", SPELLINGS.values(), ids=SPELLINGS)
+def test_L2_function_modes_see_creation_once_and_nothing_of_the_engine(spec: object) -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((func, (kwargs or {}).get("device")))
+            return func(*args, **(kwargs or {}))
+
+    for name, args in (("zeros", (2,)), ("randn", (2,)), ("tensor", ([1.0, 2.0],)), ("arange", (3,)), ("eye", (2,)),
+                       ("full", ((2,), 3.0)), ("empty", (2,)), ("linspace", (0, 1, 3)), ("rand", (2,))):
+        seen: list[tuple[Any, object]] = []
+        with Seen(), Seen():
+            made = getattr(torch, name)(*args, device=spec)
+        assert seen == [(getattr(torch, name), spec)] * 2 and isinstance(made, mindtorch.LazyTensor)
+        with Seen(), torch.device(LAZY):
+            seen.clear()
+            made = getattr(torch, name)(*args)
+            calls = list(seen)
+        assert [func for func, _ in calls] == [getattr(torch, name)] and isinstance(made, mindtorch.LazyTensor)
+    assert isinstance(torch.zeros(2, device=spec), mindtorch.LazyTensor)  # type: ignore[call-overload]
