@@ -30,6 +30,7 @@ EAGER = (*FROM_DATA, "complex", "from_file", "frombuffer", "sparse_coo_tensor", 
 NESTED = ("nested_tensor", "as_nested_tensor")
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
+_transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
 
 
@@ -63,12 +64,11 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         if _core.get_handle(target) is None or _core.device_index(target) != index:
             raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
-    if args and isinstance(args[0], torch.Tensor) and predict.wrapped(args[0]) and (
-        predict.index_inside(args[0]) == index >= 0
-    ):
-        return func(*args, **kwargs)  # is there already: to C++ that is the CPU
-    if func.__name__ in _RANDOM and torch._C._functorch.peek_interpreter_stack() is not None:
-        return transforms.draw(func, args, kwargs, index)
+    if _transforming() is not None:
+        if args and index >= 0 and predict.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
+            return func(*args, **kwargs)  # is there already: to C++ that is the CPU
+        if func.__name__ in _RANDOM:
+            return transforms.draw(func, args, kwargs, index)
     if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:
         like = args[0]
         if _core.device_index(like) != index:

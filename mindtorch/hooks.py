@@ -193,7 +193,7 @@ def _aten_kernel(func: Any) -> Any:
                 "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
             )
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
-        return _make(func, args, kwargs)  # below function modes
+        return creation.create(func, args, kwargs)  # below function modes
 
     return kernel
 
@@ -223,10 +223,6 @@ def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
-    return _make(func, args, kwargs)
-
-
-def _make(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     make = npu_creation.create if npu_moves.names_npu(kwargs.get("device")) else creation.create
     return make(func, args, kwargs)
 
