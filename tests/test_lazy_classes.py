@@ -185,7 +185,7 @@ def parameter_that_answers(d: str) -> object:
     m = nn.Linear(2, 2, bias=False)
     m.weight = Quantized(torch.ones(2, 2))
     m.to(d)
-    assert hash(m.weight) == id(m.weight) and list(m.parameters())[0] is m.weight
+    assert hash(m.weight) == id(m.weight) and next(iter(m.parameters())) is m.weight
     return m(torch.ones(1, 2, device=d)), name(m.weight), name(m.weight * 2), m.weight * 2
 
 
