@@ -353,8 +353,8 @@ cdef object others_first(object func, object types, tuple args, object kwargs):
     if type(types) is tuple and PyTuple_GET_SIZE(types) == 1 and PyTuple_GET_ITEM(types, 0) == fast_type:
         return NOBODY
     for other in types:
-        if <PyObject*>other == fast_type or <PyObject*>other == dataless_type:
-            continue
+        if <PyObject*>other == fast_type or <PyObject*>other == dataless_type or <PyObject*>other == tensor_type:
+            continue                           # torch's functions in Python name its own class, too
         if is_subtype(<PyObject*>other, base_type):
             if asking and other._routed:
                 return NotImplemented

@@ -18,7 +18,7 @@ cdef Tape get_tape()
 cdef Handle handle_of(object t)
 cdef bint is_ours(object cls) noexcept
 cpdef int device_index(t) except? -1
-cdef PyObject* handle_beside(PyObject* o) noexcept
+cdef PyObject* handle_beside(PyObject* o) except? NULL
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r)
 cdef object rename(Handle h, bint no_grad)
 

@@ -92,7 +92,7 @@ cdef Handle handle_of(object t):
     return None
 
 
-cdef PyObject* handle_beside(PyObject* o) noexcept:
+cdef PyObject* handle_beside(PyObject* o) except? NULL:
     """As handle_of, for objects of other classes than calls return; borrowed, NULL if there is none."""
     cdef PyObject* found
     if is_subtype(type_of(o), slotted_type):
@@ -109,9 +109,9 @@ def is_adopted(t):
     return <size_t><PyObject*>t in _adopted
 
 
-cdef object _forgetting(size_t address):
+cdef object _forgetting(object address):
     def forget(_reference):
-        _adopted.pop(address, None)
+        _adopted.pop(address, None)            # the same number object: there may be no memory for another
 
     return forget
 
@@ -304,7 +304,7 @@ def adopt(param, Handle h):
     Without a slot, it is kept beside the object: what a program finds in `__dict__` it copies to other tensors.
     """
     cdef Handle n
-    cdef size_t address = <size_t><PyObject*>param
+    address = PyLong_FromVoidPtr(<PyObject*>param)
     if h is None:
         if is_subtype(type_of(<PyObject*>param), slotted_type):
             if MT_SLOT(<PyObject*>param, slot_offset):

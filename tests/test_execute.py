@@ -225,7 +225,7 @@ def test_L15_a_training_loop_holds_bytes_flat() -> None:
     x = torch.ones(2, 4, device=LAZY)
     held: list[int] = []
     values: list[int] = []
-    for _ in range(60):
+    for _ in range(140):
         optimizer.zero_grad()
         loss = model(x).sum()
         loss.backward()
@@ -234,7 +234,9 @@ def test_L15_a_training_loop_holds_bytes_flat() -> None:
         held.append(mindtorch.stats()["bytes_held"])
         values.append(mindtorch.stats()["values"])
     assert values[-1] <= values[10] + 2
-    assert held[-1] <= held[20] * 1.05, "the tables grow with every step"
+    # A table that earlier tests have filled may double once, in one of the three stretches.
+    stretches = [held[i + 40] <= held[i] * 1.01 for i in (19, 59, 99)]
+    assert sum(stretches) >= 2, f"the tables grow with every step: {held[19::40]} bytes"
 
 
 def test_S5_record_size() -> None:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mindtorch import ops, semantics, tensors
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, now_ns
+from mindtorch._ext.looking import Look
 from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch._ext.timeline import Timeline
@@ -36,17 +37,15 @@ from mindtorch.lazy_device import cuda_present
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile import calibrate, times, work
 from mindtorch.profile.imports import ImportWatch
-from mindtorch.profile.looking import Look
 from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.run import Run, ThreadWork
 from mindtorch.profile.shapes import Shaped, shaped
 from mindtorch.profile.targets import Target
-from mindtorch.semantics import modules
+from mindtorch.semantics import modules, skipped_prefixes
 from mindtorch.threads import ThreadWatch
 
 log = logging.getLogger(__name__)
 
-#: Tags of ops that compute nothing by definition.
 #: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
 ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
 
@@ -129,8 +128,8 @@ class Profiler(Run):
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
         synchronize = _Wait() if cuda_present() else None
-        look = Look()
-        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look)
+        look = Look(skipped_prefixes())
+        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
         self._shapes = shapes
         if shapes:

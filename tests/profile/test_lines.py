@@ -1,5 +1,6 @@
 """C2: time between ops has an address, and what waits, compiles or computes again has a name."""
 
+import gc
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mindtorch._ext import looking
 from mindtorch.profile import Profiler
 
 
@@ -154,3 +156,37 @@ def test_C2_labels_of_the_program_and_of_errors(record):
     labels = {row["name"]: row for row in report["labels"]}
     assert {name: row["calls"] for name, row in labels.items()} == {"outer": 1, "inner": 3, "failing": 1}
     assert labels["outer"]["total_s"] >= labels["inner"]["total_s"] >= 3 * labels["inner"]["min_s"] > 0
+
+
+def test_L1_a_look_lets_nothing_else_run():
+    """What the look refers to outlives its function: torch copies a new tensor that somebody else refers to."""
+    collections: list[str] = []
+    seen: list[int] = []
+
+    class Stub:
+        def timelines(self):
+            seen.append(len(collections))
+            return [(threading.get_ident(), None)]
+
+        def seen_at(self, timeline, place):
+            seen.append(len(collections))
+
+    look = looking.Look((__file__,))  # goes up to whoever calls the test
+    look.collector = Stub()
+
+    def deep(n):
+        return deep(n - 1) if n else look.look()
+
+    thresholds = gc.get_threshold()
+    notes = lambda phase, info: collections.append(phase)  # noqa: E731
+    gc.callbacks.append(notes)
+    try:
+        gc.set_threshold(1)
+        for _ in range(20):
+            deep(30)
+            assert [[] for _ in range(9)]  # outside of it there is something to collect
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(notes)
+    assert collections and gc.isenabled()
+    assert seen[::2] == seen[1::2] and len(seen) == 40
