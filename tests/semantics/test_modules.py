@@ -292,6 +292,21 @@ def test_L12_log_is_bounded_without_gradients(tracked):
     assert context.log_entries() <= before + 2
 
 
+def test_L12_log_is_bounded_with_gradients(tracked):
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    module, x = Doubles(), torch.ones(1, requires_grad=True)
+    for _ in range(140_000):  # two boundaries each; 2**18 are kept
+        module(x)
+    held = context.table_bytes()
+    for _ in range(20_000):
+        module(x)
+    assert 2**17 <= context.log_entries() <= 2**18
+    assert context.table_bytes() == held
+
+
 def test_C4_what_a_module_holds_in_torchs_order():
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model = torch.nn.ModuleDict({"a": torch.nn.Sequential(inner, torch.nn.Linear(2, 2)), "b": inner})
