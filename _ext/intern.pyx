@@ -315,7 +315,10 @@ cdef class Interner:
 
     cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
                           list out_metas, list alias, bytes written, uint8_t flags, uint8_t device) except 0:
-        """Add the call `key`; `alias[i]` is the input hole whose storage output i shares, or -1."""
+        """Add the call `key`; `alias[i]` is the input hole whose storage output i shares, or -1.
+
+        With SIG_FORGOTTEN it is not found again: the next call of this kind is another.
+        """
         cdef uint32_t n_in = <uint32_t>len(written)
         cdef uint32_t n_out = <uint32_t>len(out_metas)
         cdef uint32_t sid
@@ -352,6 +355,8 @@ cdef class Interner:
         self.bytes += self.sig_bytes(s)
         self.sigs[sid] = s
         self.used_sigs += 1
+        if flags & SIG_FORGOTTEN:
+            return sid
         i = hash & self.sig_mask
         while self.sig_index[i]:
             i = (i + 1) & self.sig_mask

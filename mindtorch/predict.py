@@ -35,6 +35,7 @@ from .arguments import (
 from .errors import UnsupportedOperationError
 from .lazy_device import device_at
 from .ops.layouts import REFUSED, laid_out
+from .warned import Caught, say
 
 __all__ = [
     "RULES", "check_movable", "collect", "concrete", "contiguous", "decompose", "extent", "forget", "infer",
@@ -43,7 +44,8 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger("mindtorch.predict")
-SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_SMALL, SIG_BLIND, SIG_FOLDS = 2, 4, 8, 64, 128, 128  # as in _ext/structs.pxd
+SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_FORGOTTEN = 2, 4, 8, 32  # as in _ext/structs.pxd
+SIG_SMALL, SIG_BLIND, SIG_FOLDS = 64, 128, 128
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 _shapes.init(torch)
@@ -53,9 +55,14 @@ RULES = frozenset(_shapes.names())
 # ---- infer -----------------------------------------------------------------------------------------------------------
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
-    spec = _infer_once(info, args, kwargs, dispatch, device, check)
+    with Caught() as caught:
+        spec = _infer_once(info, args, kwargs, dispatch, device, check)
     if spec is None or info.name == "genie::manual_seed":
+        caught.drop()  # it runs now, and says it itself
         return spec
+    if caught.messages:
+        spec = (*spec[:4], spec[4] | SIG_FORGOTTEN)  # it may warn next time, too
+        say(caught.messages)
     inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
     if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
         return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in _PRODUCTS and _folds(*inputs[:2]) else spec
@@ -126,8 +133,10 @@ def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: in
     key = (info, dispatch, torch.is_grad_enabled(), *shown)
     found = _same_but_floats.get(key)
     if found is None:
-        found = _infer(info, args, kwargs, dispatch, device, check)
-        if found is not None:
+        with Caught() as caught:
+            found = _infer(info, args, kwargs, dispatch, device, check)
+        caught.pass_on()
+        if found is not None and not caught.messages:
             if len(_same_but_floats) >= _MOST_REMEMBERED:
                 _same_but_floats.clear()
             _same_but_floats[key] = found
@@ -216,6 +225,8 @@ def _predicted(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written
         if device is not None:
             mkwargs["device"] = torch.device("meta")
         try:
+            if _resizes(info, margs, mkwargs):
+                return None  # the kernel says so, in its own words and to the caller
             out = info.call(*margs, **mkwargs)
             if place >= 0:
                 out = _asked_for(info, out, args)
@@ -234,6 +245,19 @@ def _predicted(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written
     if spec is not None and info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(*facts[0][1:4]):
         return None  # whether the storage goes on there is not known here
     return spec
+
+
+def _resizes(info: Any, margs: tuple, mkwargs: dict[str, Any]) -> bool:
+    """Would the call give elements of ``out=`` another shape? Torch warns then; its prediction in other words."""
+    has_others = isinstance(info.func, torch._ops.OpOverload) and torch.Tag.out in info.func.tags  # values=, indices=
+    outs = {k: a for k, a in mkwargs.items() if k == "out" or (has_others and k in info.writes)}
+    if not any(t.numel() for t in tensors_in([*outs.values()])):
+        return False
+    fresh = {k: a.new_empty(0) if isinstance(a, torch.Tensor) else type(a)(t.new_empty(0) for t in a)
+             for k, a in outs.items()}
+    info.call(*margs, **{**mkwargs, **fresh})
+    return any(t.numel() and t.shape != new.shape
+               for t, new in zip(tensors_in([*outs.values()]), tensors_in([*fresh.values()]), strict=True))
 
 
 def _asked_for(info: Any, out: Any, args: tuple) -> Any:

@@ -19,6 +19,7 @@ from . import ops, shrink
 from ._ext import lazy as _core
 from ._ext.signals import by_signal_handler
 from .arguments import concrete, contiguous, quiet
+from .warned import Caught
 
 log = logging.getLogger("mindtorch.predict")
 OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is
@@ -132,7 +133,9 @@ def _on_copies(info: Any, args: tuple, kwargs: dict, facts: list[tuple], spec: A
     """
     refused = False
     for sargs, skwargs, sfacts in shrink.copies(args, kwargs, facts, MOST):
-        verdict = _try(info, sargs, skwargs, sfacts, predict)
+        with Caught() as caught:
+            verdict = _try(info, sargs, skwargs, sfacts, predict)
+        caught.drop()  # it names sizes of the copy; the prediction of the call itself has warned
         if verdict == _AS_PREDICTED:
             return True
         refused = refused or verdict == _REFUSED

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first. A unit may import from its own row (without cycles) and from the rows before it.
 LAYERS: list[set[str]] = [
     {"_ext"},
-    {"config", "errors", "sourceline"},
+    {"config", "errors", "sourceline", "warned"},
     {"ops", "devices", "hardware", "lazy_device", "threads", "children", "ranks"},
     {"classes", "tensors", "recorded", "meta", "intercept", "predict", "trial", "shrink", "arguments", "mixing",
      "metadata", "handlers", "triggers", "backward"},

@@ -17,6 +17,7 @@ from .._ext.guards import Drawing
 from ..errors import MaterializationError, UsageError
 from ..predict import contiguous, quiet
 from ..tensors import tape
+from ..warned import without_what_was_said
 from . import cuda
 from .base import Executor
 
@@ -76,7 +77,7 @@ class LocalExecutor(Executor):
     # ---- the four verbs ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
                outputs: Sequence[int] | None = None) -> None:
-        with quiet():
+        with quiet(), without_what_was_said():
             segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, self._default_generator(),
                         self._states, _op_observer)
 
