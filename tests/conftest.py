@@ -62,6 +62,13 @@ def fixed_seeds() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_the_past() -> None:
+    """The collector need not look again at what earlier files have imported and keep: a million objects in the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The source checkout."""
@@ -92,10 +99,10 @@ def nothing_pending() -> Iterator[None]:
 
     yield
     for _ in range(100):
-        gc.collect()
         try:
             mindtorch.flush("test")
         except mindtorch.MaterializationError:
+            gc.collect()  # only then: it takes longer than most tests
             continue
         return
 

@@ -32,14 +32,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
     found += [(numpy, name, _save_array) for name in ("save", "savez", "savez_compressed", "savetxt")]
     if importlib.util.find_spec("safetensors") is not None:
         original = importlib.import_module("safetensors").safe_open
+        opener = _opener(original)
+        found += [(module, "safe_open", opener) for module in list(sys.modules.values())  # who has it by name already
+                  if getattr(module, "__dict__", {}).get("safe_open") is original]
+        # Whatever name a program has for `save_file`, it ends here; what reads the elements of a tensor, too.
         writer = importlib.import_module("safetensors.torch")
-        replaced = (("safe_open", original, _opener(original)), ("save_file", writer.save_file, _save_file),
-                    ("save_model", writer.save_model, _save_file))  # fmt: skip
-        names = {name for name, _, _ in replaced}
-        for module in list(sys.modules.values()):  # who has it by name already
-            has = getattr(module, "__dict__", {})
-            if not has.keys().isdisjoint(names):
-                found += [(module, name, instead) for name, function, instead in replaced if has.get(name) is function]
+        standing = {"serialize_file": _save_file, "serialize": _save_nothing, "_tobytes": _no_bytes}
+        found += [(writer, name, instead) for name, instead in standing.items() if hasattr(writer, name)]
     return found
 
 
@@ -112,6 +111,15 @@ def _save_array(file: Any, *args: Any, **kwargs: Any) -> None:
 
 def _save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
     _keep_away(filename)
+
+
+def _save_nothing(tensors: Any, *args: Any, **kwargs: Any) -> bytes:
+    _keep_away("(a buffer)")
+    return b""
+
+
+def _no_bytes(*args: Any) -> bytes:
+    return b""
 
 
 _torch_load = torch.load

@@ -31,6 +31,7 @@ def install() -> None:
             _configure()
             modules.patch()
             phases.patch()
+            context.enter_stage(context.PHASES.index("other"))  # what was seen last is long over
         _installs += 1
 
 

@@ -143,6 +143,19 @@ def test_C4_addresses_tell_what_shares_memory() -> None:
     assert kept.nbytes() == 48
 
 
+def test_C4_whatever_name_a_program_has_for_it_safetensors_writes_no_file(tmp_path: Path) -> None:
+    torch_files = pytest.importorskip("safetensors.torch")
+    under_another_name = {"saves": torch_files.save_file, "saves_model": torch_files.save_model}  # from before
+    with estimating(GPU):
+        tensors = {"w": torch.zeros(4, 3), "b": torch.zeros(3, device="cuda")}
+        under_another_name["saves"](tensors, str(tmp_path / "a.safetensors"), {"format": "pt"})
+        under_another_name["saves_model"](nn.Linear(3, 2), str(tmp_path / "b.safetensors"))
+        assert torch_files.save(tensors) == b""
+    assert not list(tmp_path.iterdir())
+    torch_files.save_file({"w": torch.ones(2)}, tmp_path / "c.safetensors")
+    assert torch_files.load_file(tmp_path / "c.safetensors")["w"].tolist() == [1, 1]
+
+
 def test_C4_a_transformers_model_is_saved_in_an_estimate(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     with estimating(GPU):

@@ -11,6 +11,17 @@ def phase():
     return context.phase_name(context.get_phase())
 
 
+def test_L12_tracking_begins_outside_of_any_phase(Seen):
+    for _ in range(2):
+        with Seen() as seen:
+            torch.ones(1)
+            semantics.install()
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+            torch.ones(1)  # between the outermost call and a backward: still forward
+            semantics.uninstall()
+        assert [when for name, _, when in seen.ops if name == "ones"][1:] == ["other", "forward"]
+
+
 def test_L12_training_step_phases(tracked, Seen):
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(net.parameters())
