@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import accelerator, config, files, generators, late, tensors
+from . import accelerator, attention, config, files, generators, late, tensors
 from ._ext import hooks as _hooks
 from .device_module import DeviceModule
 from .errors import UnsupportedOperationError
@@ -30,12 +30,14 @@ def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
     _hooks.hook_types(_CONSTRUCTORS, _asked)
     late.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
+    late.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
     tensors.set_claim(claim)
 
 
 def unwatch() -> None:
     """Leave torch's constructors alone. A slot that was claimed stays claimed."""
     late.forget()
+    attention.restore()
     _hooks.unhook_types()
 
 

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+import mindtorch
+
 LAZY = "remote_accelerator:0"
 STEPS = 20
 Same = Callable[..., None]
@@ -370,3 +372,28 @@ def test_L7_autocast_as_a_decorator_and_switched_off_inside(same_as_eager: Same)
         return a, b, c, on, w.grad
 
     same_as_eager(program)
+
+
+slopes = torch.tensor([0.5, 0.25])
+
+
+def test_L7_flex_attention_with_functions_that_refer_to_tensors(
+    same_as_eager: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention import flex_attention as flex
+
+    def program(d: str) -> object:
+        monkeypatch.setitem(globals(), "slopes", slopes.to(d))  # as a script has them
+        q, k, v = (torch.randn(1, 2, 128, 16, device=d) for _ in range(3))
+        documents = torch.arange(128, device=d) // 64
+        mask = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (documents[i] == documents[j]), 1, 1, 128, 128, d)
+        assert mask.kv_num_blocks.device == q.device
+        out, more = flex.flex_attention(q, k, v, lambda s, b, h, i, j: s + slopes[h] * (j - i), mask,
+                                        return_aux=flex.AuxRequest(lse=True))
+        assert out.device == more.lse.device == q.device
+        return out, more.lse, flex.flex_attention(q, k, v)
+
+    same_as_eager(program, lazily=False)
+    assert flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is False
+    with pytest.raises(mindtorch.LazyTensorError, match="expected tensors with values"):
+        flex.flex_attention(*[mindtorch.zeros(1, 2, 128, 16, device="meta")] * 3)
