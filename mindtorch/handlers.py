@@ -17,7 +17,6 @@ from ._ext.guards import NoGrad
 from .errors import LazyTensorError
 from .lazy_device import is_ours, place_of
 from .meta import as_meta, value_of
-from .warned import Caught, say
 
 __all__ = [
     "histc", "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources",
@@ -152,12 +151,7 @@ def _gradient(args: tuple, kwargs: dict) -> Any:
     """C++ makes some zero gradients itself, on what it takes for the tensor's device: plain ones (`lazy_gradient`)."""
     target = args[0]
     with torch._C.DisableTorchFunctionSubclass():
-        if target.is_leaf:
-            found = _base.grad.__get__(target)  # type: ignore[attr-defined]
-        else:
-            with Caught() as caught:
-                found = _base.grad.__get__(target)  # type: ignore[attr-defined]
-            say(caught.messages)
+        found = _base.grad.__get__(target)  # type: ignore[attr-defined]
         if found is None or _core.get_handle(found) is not None:
             return found
         made = lazy_gradient(target, found)

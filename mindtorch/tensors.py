@@ -26,6 +26,7 @@ from ._ext.guards import NoGrad
 from .errors import LazyTensorError, MaterializationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
 from .recorded import RecordedTensor, formatted
+from .warned import listen
 
 _base = torch._C.TensorBase
 
@@ -194,6 +195,7 @@ def in_use() -> None:
     global _tracked
     if not _tracked and _tracking is not None:
         _tracked = True
+        listen()
         _tracking.install()
 
 

@@ -1,11 +1,13 @@
 """What torch warns of, it says once, at the program's call, though we run torch's code more often (SPEC L9).
 
-A new call is predicted, then tried on the kernel, and runs later: each may warn, from a line of ours. What the first
-two say is caught and said again where the program made the call; what runs later keeps silent about it.
+Warnings that name a line of ours, or of how torch comes to us, are the program's line's. And a new call is predicted,
+then tried on the kernel, and runs later: each may warn. What the first two say is caught and said once, at the call;
+what runs later keeps silent about it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import threading
@@ -14,12 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
-import torch
-
-__all__ = ["Caught", "say", "without_what_was_said"]
+__all__ = ["Caught", "listen", "say", "without_what_was_said"]
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_BETWEEN = os.path.join(os.path.dirname(torch.__file__), "overrides.py")
+_torch = importlib.util.find_spec("torch")  # not imported: `genie devices` does without
+_BETWEEN = os.path.join(os.path.dirname((_torch and _torch.origin) or ""), "overrides.py")
 _MOST = 1024
 _said: dict[tuple[str, type[Warning]], None] = {}
 _show: Any = None  # Python's own, once there is ours
@@ -42,10 +43,6 @@ class Caught:
         self.messages: list[warnings.WarningMessage] = []
 
     def __enter__(self) -> Caught:
-        global _show
-        if _show is None:
-            _show = warnings._showwarnmsg  # type: ignore[attr-defined]
-            warnings._showwarnmsg = _shown  # type: ignore[attr-defined]
         self._outer = _thread.catching
         _thread.catching = self
         return self
@@ -74,54 +71,54 @@ class _Silent(Caught):
         self.pass_on()
 
 
+def listen() -> None:
+    """From now on warnings pass here. Called where a program begins to use a device of ours, not before."""
+    global _show
+    if _show is None:
+        _show = warnings._showwarnmsg  # type: ignore[attr-defined]
+        warnings._showwarnmsg = _shown  # type: ignore[attr-defined]
+
+
 def _shown(found: warnings.WarningMessage) -> None:
     catching = _thread.catching
     if catching is not None:
         catching.messages.append(found)
         return
-    if found.filename == _BETWEEN:  # "the caller's line" of a function in Python to which torch came by way of us
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != _BETWEEN:
+    caller = _caller(sys._getframe(1)) if found.filename == _BETWEEN or found.filename.startswith(_OURS) else None
+    if caller is None:
+        _show(found)
+        return
+    # Filters are asked again: it is another line now.
+    warnings.onceregistry.pop((str(found.message), found.category), None)  # type: ignore[attr-defined]
+    warnings.warn_explicit(found.message, found.category, caller.f_code.co_filename, caller.f_lineno,
+                           caller.f_globals.get("__name__"), caller.f_globals.setdefault("__warningregistry__", {}))
+
+
+def _caller(inside: Any) -> FrameType | None:
+    """Who made the call that is being answered: not we, nor how torch comes to us from its functions in Python."""
+    frame = inside
+    while frame is not None and not _is_between(frame):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == _BETWEEN:
+        while frame is not None and frame.f_code.co_filename == _BETWEEN:
             frame = frame.f_back
-        if frame is not None and (caller := _caller(frame)).f_code.co_filename != _BETWEEN:
-            _say_at(caller, found)
-            return
-    _show(found)
+        frame = frame and frame.f_back  # beyond the function that was called
+    return None if frame is None or _is_between(frame) else frame
+
+
+def _is_between(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == _BETWEEN or frame.f_code.co_filename.startswith(_OURS)
 
 
 def say(messages: list[warnings.WarningMessage]) -> None:
-    """Show what was caught: what torch's Python code said where it did, what came from a line of ours at the call."""
-    seen = set()
-    for found in messages:
-        key = (str(found.message), found.category)
-        if key in seen:
-            continue
-        seen.add(key)
+    """Show what was caught, each text once."""
+    for key, found in {(str(m.message), m.category): m for m in messages}.items():
         if len(_said) >= _MOST:
             _said.pop(next(iter(_said)))
         _said[key] = None
-        if found.filename.startswith(_OURS):
-            _say_at(_caller(sys._getframe(1)), found)
-        else:
-            _shown(found)
-
-
-def _say_at(frame: FrameType, found: warnings.WarningMessage) -> None:
-    warnings.onceregistry.pop((str(found.message), found.category), None)  # type: ignore[attr-defined]
-    warnings.warn_explicit(found.message, found.category, frame.f_code.co_filename, frame.f_lineno,
-                           frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {}))
-
-
-def _caller(inside: FrameType) -> FrameType:
-    """Who made the call that is being answered: not we, nor how torch comes to us from its functions in Python."""
-    frame: Any = inside
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    if frame.f_code.co_filename == _BETWEEN:
-        while frame.f_back is not None and frame.f_code.co_filename == _BETWEEN:
-            frame = frame.f_back
-        frame = frame.f_back or frame  # beyond the function that was called
-    return frame
+        _shown(found)
 
 
 def without_what_was_said() -> AbstractContextManager[Any]:

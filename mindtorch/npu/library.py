@@ -11,6 +11,7 @@ from typing import Any
 from mindtorch import devices, hardware
 from mindtorch._ext import acl, pool, streams
 from mindtorch.errors import NPUError, NPUOutOfMemoryError
+from mindtorch.warned import listen
 
 __all__ = ["device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
 
@@ -62,6 +63,7 @@ def ensure_loaded() -> None:
     reason = _load()
     if reason is not None:
         raise RuntimeError(f"npu is not available: {reason}")
+    listen()
 
 
 def why_unavailable() -> str | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,18 @@ def test_N5_what_a_kernel_gives_with_gaps() -> None:
         there = base.to("npu:1").as_strided(x.shape, x.stride(), x.storage_offset())
         found = torch.select_scatter(there, torch.zeros(x.shape[1], device="npu:1"), 0, 1)
         assert torch.equal(found.cpu(), expected) and found.stride() == expected.stride()
+
+
+def test_N5_a_warning_names_the_programs_line() -> None:
+    def said(device: str) -> list[tuple[str, str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x = torch.ones(2, 1, device=device)
+            nn.functional.mse_loss(x, torch.ones(2, device=device))
+            nn.MSELoss()(x, torch.ones(2, device=device))  # a line of torch's
+            x[:1, 0].std()
+            nn.functional.softmax(x)
+        return [(str(w.message), w.filename, w.lineno) for w in caught]
+
+    assert said("npu:1") == said("cpu")
+    assert len(said("cpu")) == 4
