@@ -529,6 +529,7 @@ def get_phase():
 
 get_location = _location.get_location
 location = _location.location
+class_name = _paths.class_name
 intern_path = _paths.intern_path
 new_path = _paths.new_path
 module_path = _paths.module_path

@@ -322,9 +322,15 @@ cdef bint rebuild_hints() noexcept:
 
 # ---------------------------------------------------------------- searches, at a module's first call
 
+cpdef str class_name(object module):
+    """Name of the module's class; of a lazy module, that of the class which it has from its first call on."""
+    cdef object kind = type(module), later = getattr(kind, "cls_to_become", None)
+    return later.__name__ if isinstance(later, type) else kind.__name__
+
+
 cdef uint32_t locate(object child, PyObject **stack, const uint32_t *ids, uint32_t depth) except NO_PATH:
     """Path of a module called by stack[depth - 1]: a search by identity, innermost running module first."""
-    cdef str cls = type(child).__name__
+    cdef str cls = class_name(child)
     cdef uint32_t caller = ids[depth - 1], i = depth, path, position
     cdef object ancestor, module
     for position, (name, module) in enumerate((<object> stack[depth - 1])._modules.items()):
@@ -353,12 +359,12 @@ cdef uint32_t intern_steps(object root, uint32_t base, str qualified, str cls) e
     *containers, last = qualified.split(".")
     for name in containers:
         owner = owner._modules[name]
-        base = intern_path(base, name, type(owner).__name__)
+        base = intern_path(base, name, class_name(owner))
     return intern_path(base, last, cls)
 
 
 cdef uint32_t meet_outermost(object child, uint32_t node) except NO_PATH:
-    cdef str cls = type(child).__name__
+    cdef str cls = class_name(child)
     cdef uint32_t path = 0
     if node and _recomputed is not None:
         path = _recomputed(child, node)

@@ -12,9 +12,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ops
@@ -76,6 +77,18 @@ class Function:
             self.writes.update(row.writes if row is not None else ())
 
 
+class Named(NamedTuple):
+    """A tensor of a model, and the lazy module that makes it in its first call, if it is one of such."""
+
+    ref: weakref.ref[torch.Tensor]
+    name: str
+    maker: weakref.ref[torch.nn.Module] | None
+
+    def is_made(self) -> bool:
+        maker = None if self.maker is None else self.maker()
+        return maker is None or not hasattr(maker, "_initialize_hook")  # which the module removes when it is done
+
+
 class Recorder(TorchDispatchMode):
     """Hands every op on and notes it in ``graph``."""
 
@@ -85,7 +98,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = graph
         self.functions: dict[Any, Function] = {}
-        self.names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # of tensors that no node makes yet
+        self.names: dict[int, Named] = {}  # of tensors that no node makes yet
         self.lock = threading.RLock()  # a node is put together in several steps; the op itself runs outside of it
         self.stopped = False
 
@@ -96,6 +109,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if self.stopped:  # in a thread that outlived the capture
+            return func(*args, **kwargs)
+        if any(map(is_lazy, args)):  # parameters without sizes yet, asked for device or dtype: nothing flows
             return func(*args, **kwargs)
         known = self.functions.get(func)
         if known is None:
@@ -136,9 +151,11 @@ class Recorder(TorchDispatchMode):
                 found = self._made_before(tensor, handle)
             else:
                 found = graph._source_of(tensor)
-            entry = self.names.pop(id(tensor), None)
-            if entry is not None and entry[0]() is tensor:
-                graph._names[found[0]] = entry[1]
+        entry = self.names.get(id(tensor))
+        if entry is not None and entry.is_made():
+            del self.names[id(tensor)]
+            if entry.ref() is tensor and len(graph.nodes[found[0]].outputs) == 1:
+                graph._names[found[0]] = entry.name
         return found
 
     def _made_before(self, tensor: torch.Tensor, handle: Any) -> tuple[int, int]:
@@ -181,11 +198,10 @@ class Recorder(TorchDispatchMode):
         prefix = _context.module_path(path)
         graph = self.graph
         for name, tensor in _named(root):
-            if torch.nn.parameter.is_lazy(tensor):
-                continue  # not made yet: the first forward does that
-            found = graph._values.find(tensor)
+            maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None
+            found = graph._values.find(tensor) if maker is None else None
             if found is None:
-                self.names.setdefault(id(tensor), (weakref.ref(tensor), f"{prefix}.{name}"))
+                self.names.setdefault(id(tensor), Named(weakref.ref(tensor), f"{prefix}.{name}", maker))
             elif len(graph.nodes[found[0]].outputs) == 1:
                 graph._names.setdefault(found[0], f"{prefix}.{name}")
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from mindtorch._ext import context
 from mindtorch.semantics import modules
 
 
@@ -29,7 +30,7 @@ class ModelBook:
         """Note a root's parameters; a root of the same path as another adds to it."""
         noted: set[int] = set()
         self._seen.append((weakref.ref(root), path, noted))
-        self.roots.setdefault(path, (type(root).__name__, []))[1].extend(self._look(root, path, noted))
+        self.roots.setdefault(path, (context.class_name(root), []))[1].extend(self._look(root, path, noted))
 
     def refresh(self) -> None:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""

@@ -108,7 +108,7 @@ def outermost_path(module: torch.nn.Module) -> int:
     programs that make their loss function anew each time. But models that come one after the other while somebody
     listens are told apart, if they have parameters and are few.
     """
-    name = type(module).__name__
+    name = context.class_name(module)
     known = _instances.setdefault(name, [])
     for instance in known:
         if instance.ref() is module:
@@ -169,7 +169,7 @@ def recomputed_path(module: torch.nn.Module, near: int) -> int:
                 if candidate is module:
                     for step in name.split("."):
                         holder = holder._modules[step]
-                        path = context.intern_path(path, step, type(holder).__name__)
+                        path = context.intern_path(path, step, context.class_name(holder))
                     return path
     return 0
 
@@ -182,7 +182,7 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
         for name, child in parent._modules.items():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                found.append((child, context.intern_path(parent_path, name, type(child).__name__)))
+                found.append((child, context.intern_path(parent_path, name, context.class_name(child))))
     return found
 
 

@@ -189,3 +189,28 @@ def test_C6_an_error_inside_ends_the_capture():
     assert [node.op for node in graph.nodes] == ["aten::ones"] * 2
     torch.ones(1)
     assert len(graph) == 2
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.LazyLinear(8), nn.LazyLinear(4), nn.LazyBatchNorm1d()
+
+    def forward(self, x):
+        return self.norm(self.b(torch.relu(self.a(x))))
+
+
+def test_C6_lazy_modules_have_names_of_parameters_and_of_the_class_they_become():
+    model, x = Lazy().to(torch.float64), torch.ones(3, 5, dtype=torch.float64)
+    with capture() as graph:
+        model.to(torch.float64)
+        first = model(x)
+        model(x).sum().backward()
+    assert first.shape == (3, 4)
+    weights = [graph.nodes[find(graph, "addmm")[i].inputs[0][0]].name for i in range(4)]
+    assert weights == ["Lazy.a.bias", "Lazy.b.bias"] * 2
+    named = {node.name: node.op for node in graph.nodes if node.name}
+    assert named.keys() >= {f"Lazy.{name}" for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    assert named["Lazy.a.weight"] == named["Lazy.b.bias"] == "aten::uniform_", "the last of its initialization"
+    classes = {node.module_info.classes[-1] for node in graph.nodes if len(node.module_info.names) == 2}
+    assert classes == {"Linear", "BatchNorm1d"}
