@@ -10,6 +10,11 @@ Schema 1::
 
 ``source`` is [file, line, function]. In ``args`` and ``kwargs``, what JSON has no word for is an object of one entry:
 ``{"input": 0}`` (the node's first input), ``{"dtype": "float32"}``, ``{"tuple": […]}``, ``{"float": "inf"}`` ….
+
+A graph of a part (`ComputationGraph.reduced`) has "left_out" after "counts": what was asked for ("modules_but",
+"deeper_than", "steps"), and how many "nodes", "ops" … that leaves out. In it, nodes of kind "module" stand for what
+one does in a stretch ("kwargs": {"ops", "parameters"} of its own), inputs with another "op" than ``genie::data`` for
+what that op makes elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +70,8 @@ def to_networkx(graph: ComputationGraph) -> networkx.MultiDiGraph:
 def _head(graph: ComputationGraph) -> dict[str, Any]:
     counts = {"nodes": len(graph), "ops": graph.count("op"), "inputs": graph.count("input"),
               "parameters": graph.count("parameter"), "edges": len(graph.edges), "segments": len(graph.segments)}
-    return {"schema_version": SCHEMA_VERSION, "counts": counts}
+    left_out = {"left_out": graph.left_out} if graph.left_out else {}
+    return {"schema_version": SCHEMA_VERSION, "counts": counts, **left_out}
 
 
 def _tail(graph: ComputationGraph) -> dict[str, Any]:
@@ -198,5 +204,6 @@ def from_dict(graph: ComputationGraph, data: Mapping[str, Any]) -> ComputationGr
         if node.get("name"):
             graph._names[place] = node["name"]
     graph._reads.extend(s["stop"] - 1 for s in data.get("segments", ()) if s["read_by"])
+    graph.left_out = dict(data.get("left_out", {}))
     graph.outputs = tuple((node, output) for node, output in data.get("outputs", ()))
     return graph

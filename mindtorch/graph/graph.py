@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ..tensors import LazyTensor
 
 DATA = "genie::data"
-KINDS = ("op", "input", "parameter")
+MODULE = "genie::module"
+KINDS = ("op", "input", "parameter", "module")
+SOURCES = (1, 2)  # kinds of nodes that read nothing, by number
+CLOSED = 3
 PHASES: tuple[str, ...] = _context.PHASES
 
 
@@ -45,7 +48,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """``op``, ``input`` (a tensor from outside) or ``parameter``."""
+        """``op``, ``input`` (a tensor from outside), ``parameter``, or ``module`` (all it does; see `reduced`)."""
         return KINDS[self.graph._kind[self.id]]
 
     @property
@@ -139,6 +142,7 @@ class ComputationGraph:
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._values = Values()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
+        self.left_out: dict[str, Any] = {}  # what `reduced` was asked to leave out, and how much that was
 
     # ---- from the tape -----------------------------------------------------------------------------------------------
     @classmethod
@@ -335,6 +339,20 @@ class ComputationGraph:
     def __repr__(self) -> str:
         ops = self.count("op")
         return f"<ComputationGraph: {ops} ops, {len(self) - ops} inputs, {len(self.edges)} edges>"
+
+    def reduced(
+        self, modules: Sequence[str] = (), depth: int | None = None, until: int | None = None
+    ) -> ComputationGraph:
+        """A graph of a part of this one; `left_out` says what is not in it.
+
+        modules: only what runs in modules whose path matches one of these patterns (``h.*.attn``, with or without the
+            outermost class), and all below; what it reads from elsewhere becomes inputs. UsageError where none matches.
+        depth: open so many levels of modules (of the matched ones, if any); what is deeper is one node per stretch.
+        until: nodes up to this id only.
+        """
+        from .reduce import reduced
+
+        return reduced(self, modules, depth, until)
 
     # ---- exports -----------------------------------------------------------------------------------------------------
     def to_networkx(self) -> Any:

@@ -7,18 +7,16 @@ made is ``%12@h.3``, what %12 is in h.3, or ``%12#2``, what it is the second tim
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .graph import ComputationGraph, Node
+from .fold import Folded, Item, fold
+from .graph import DATA, ComputationGraph, Node
 from .parts import Hole, Opaque, Output
 
-MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
-_INDEX = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 _LAST = 2**63 - 1  # torch's "to the end" of a slice
 _UNTOLD = frozenset({"device", "pin_memory", "layout"})  # the same all over a program; JSON has them
 _TYPES = {
@@ -43,6 +41,10 @@ def title(node: Node) -> str:
     """What to call a node: the op without ``aten::``, or the name of the tensor it brings in."""
     if node.kind == "op":
         return node.op.removeprefix("aten::")
+    if node.kind == "module":
+        return node.module
+    if node.op != DATA:  # of a part of a graph: what an op elsewhere makes
+        return f"from {node.name or node.op.removeprefix('aten::')}{', ' * bool(node.module)}{node.module}"
     return node.name or ("parameter" if node.kind == "parameter" else "data")
 
 
@@ -77,182 +79,17 @@ def _arguments(node: Node, folded: Folded) -> str:
         return "max" if value == _LAST and isinstance(value, int) else repr(value).removeprefix("torch.")
 
     words = [show(a) for a in node.args]
-    words += [f"{key}={show(v)}" for key, v in node.kwargs.items() if v is not None and key not in _UNTOLD]
+    if node.kind == "op":
+        words += [f"{key}={show(v)}" for key, v in node.kwargs.items() if v is not None and key not in _UNTOLD]
     return ", ".join(words)
-
-
-#: {id of a node in a repetition that is not shown: (id of the same node in the first one, which repetition it is)}.
-Folded = dict[int, tuple[int, str]]
 
 
 def _name(node: int, folded: Folded) -> str:
     which = ""
     while node in folded:
-        node, repetition = folded[node]
-        which = repetition + which
+        twin = folded[node]
+        node, which = twin.shown, twin.word + which
     return f"%{node}{which}"
-
-
-# ---- the tree --------------------------------------------------------------------------------------------------------
-class Item:
-    """A line: an op or input (``node``), a module, or a stretch that repeats."""
-
-    __slots__ = ("children", "cls", "exact", "ids", "label", "node", "repeated", "shape", "varies")
-
-    def __init__(self, label: str = "", cls: str = "", node: Node | None = None) -> None:
-        self.label, self.cls, self.node = label, cls, node
-        self.children: list[Item] = []
-        self.repeated = 1
-        self.shape = self.exact = 0  # equal for stretches that are the same, and are so to the last size
-        self.varies = False  # stands for results of other sizes, too
-        # of all nodes here, those in repetitions that are not shown included: in equal stretches, in the same order
-        self.ids: list[int] = [] if node is None else [node.id]
-
-
-def _grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
-    """(phase, root) per stretch of one phase; below, modules in the order they ran."""
-    sections: list[tuple[str, Item]] = []
-    trail: list[Item] = []
-    names: tuple[str, ...] = ()
-    module, phase, kind = graph._module, graph._phase, graph._kind
-    waiting: list[Node] = []
-    last = (-1, -1)  # phase and module of the op before
-    for node in graph.nodes:
-        if kind[node.id]:
-            if node.id not in graph._names:  # readers of the others show the name
-                waiting.append(node)  # belongs where it is first used
-            continue
-        if phase[node.id] != last[0]:
-            root = Item()
-            sections.append((node.phase, root))
-            trail, names = [root], ()
-            last = (phase[node.id], -1)
-        if module[node.id] != last[1]:
-            where = node.module_info
-            common = 0
-            while common < min(len(names), len(where.names)) and names[common] == where.names[common]:
-                common += 1
-            del trail[common + 1 :]
-            for name, cls in zip(where.names[common:], where.classes[common:]):
-                child = Item(name, cls)
-                trail[-1].children.append(child)
-                trail.append(child)
-            names = where.names
-            last = (phase[node.id], module[node.id])
-        for item in (*waiting, node):
-            trail[-1].children.append(Item(node=item))
-        waiting.clear()
-    if waiting:
-        sections.append(("other", Item()))
-        sections[-1][1].children.extend(Item(node=node) for node in waiting)
-    return sections
-
-
-def _hoist(item: Item) -> None:
-    """A ``ModuleList`` runs nothing itself: its layers take its name, ``h.0``."""
-    found: list[Item] = []
-    for child in item.children:
-        if child.node is None and child.children and all(g.node is None and g.label.isdigit() for g in child.children):
-            for layer in child.children:
-                layer.label = f"{child.label}.{layer.label}"
-            found += child.children
-        else:
-            found.append(child)
-    item.children = found
-
-
-def _parents_first(root: Item) -> list[Item]:
-    order = [root]
-    for item in order:  # grows while it is read
-        order += item.children
-    return order
-
-
-class _Folder:
-    """Gives equal stretches equal numbers and folds repetitions, from the leaves up."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[Any, int] = {}
-        self.folded: Folded = {}
-
-    def fold(self, root: Item) -> None:
-        for item in reversed(_parents_first(root)):
-            _hoist(item)
-        for item in reversed(_parents_first(root)):
-            if item.node is not None:
-                item.exact = item.shape = self._number((item.node.op, item.node.outputs))
-                if _is_upkeep(item.node):
-                    item.shape = self._number(item.node.op)
-                continue
-            item.ids = [node for child in item.children for node in child.ids]
-            item.children = self._repeats(item.children)
-            key = _INDEX.match(item.label)
-            label = (key.group(1), True) if key else (item.label, False)
-            item.exact = item.shape = self._number((label, tuple((c.exact, c.repeated) for c in item.children)))
-
-    def _number(self, key: Any) -> int:
-        return self.shapes.setdefault(key, len(self.shapes))
-
-    def _repeats(self, items: list[Item]) -> list[Item]:
-        keys = [item.shape for item in items]
-        later = [0] * len(items)  # where the same line comes next
-        seen: dict[Any, int] = {}
-        for i in range(len(items) - 1, -1, -1):
-            later[i] = seen.get(keys[i], 0)
-            seen[keys[i]] = i
-        found: list[Item] = []
-        i = 0
-        while i < len(items):
-            best, times = 0, 1
-            j = later[i]
-            while j and j - i <= MAX_PERIOD:
-                period = j - i
-                if best and period % best == 0:
-                    j = later[j]  # the shorter period says it already
-                    continue
-                n = 1
-                while keys[i : i + period] == keys[i + n * period : i + (n + 1) * period]:
-                    n += 1
-                if n > 1 and (n - 1) * period > (times - 1) * best:
-                    best, times = period, n
-                j = later[j]
-            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
-            if times < 2 or (times == 2 and any(a.exact != b.exact for a, b in zip(*runs))):
-                found.append(items[i])
-                i += 1
-                continue
-            found.append(self._join(runs))
-            i += best * times
-        return found
-
-    def _join(self, runs: list[list[Item]]) -> Item:
-        first, last = runs[0], runs[-1]
-        ids = [node for item in first for node in item.ids]
-        joined_ids = list(ids)
-        for number, run in enumerate(runs[1:], 2):
-            named = len(run) == 1 and run[0].label not in ("", first[0].label)
-            which = f"@{run[0].label}" if named else f"#{number}"
-            there = [node for item in run for node in item.ids]
-            joined_ids += there
-            for shown, node in zip(ids, there, strict=True):
-                self.folded[node] = (shown, which)
-        for place, item in enumerate(first):
-            item.varies = any(run[place].exact != item.exact for run in runs)
-        joined = first[0]
-        if len(first) > 1:
-            joined = Item()
-            joined.children = first
-            joined.exact = self._number(("these", tuple((item.exact, item.repeated) for item in first)))
-        elif joined.label and joined.label != last[0].label:
-            joined.label = f"{joined.label} … {last[0].label}"
-        joined.repeated = len(runs)
-        joined.ids = joined_ids
-        return joined
-
-
-def _is_upkeep(node: Node) -> bool:
-    """Initialization and parameter updates: the same few ops for each parameter, whatever its size."""
-    return node.phase == "optimizer" or (not node.module and (node.op.endswith("_") or not node.inputs))
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -260,12 +97,7 @@ def to_text(graph: ComputationGraph, width: int = 80) -> str:
     """The tree, at most ``width`` columns wide (at least 40)."""
     width = max(width, 40)
     lines = list(_summary(graph, width))
-    sections = _grow(graph)
-    folded: Folded = {}
-    for _, root in sections:  # all of them first: gradients are computed from what the forward pass made
-        folder = _Folder()
-        folder.fold(root)
-        folded |= folder.folded
+    sections, folded = fold(graph)
     for phase, root in sections:
         lines += ["", f"── {phase} " + "─" * (width - len(phase) - 4)]
         lines += _tree(root, width, folded)
@@ -277,6 +109,9 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     counts = ((graph.count("op"), "op"), (len(graph.edges), "edge"), (graph.count("parameter"), "parameter"),
               (graph.count("input"), "other input"))
     yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
+    if graph.left_out:
+        less = ((graph.left_out[key], key[:-1]) for key in ("ops", "edges", "parameters"))
+        yield _cut("left out: " + ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less), width)
     made = sum(1 for node in graph._names if not graph._kind[node])
     if made:
         yield _cut(f"{made:,} more parameters and buffers are made by the program's own ops", width)
@@ -305,8 +140,11 @@ def _line(item: Item, head: str, width: int, folded: Folded) -> str:
         cls = f"  {item.cls}" if item.cls and item.cls not in (item.label, f"({item.label})") else ""
         return _cut(f"{head}{item.label}{times}{cls}", width)
     right = "sizes differ" if item.varies else _cut(_result(node), width // 2)
-    left = f"{head}%{node.id} {title(node)}"
-    if node.kind == "op":
+    closed = item.label != ""
+    left = f"{head}%{node.id} {item.label or title(node)}"
+    if closed:
+        times += f"  {item.cls} ▸{node.kwargs['ops']} op{'s' * (node.kwargs['ops'] != 1)}"
+    if node.kind not in ("input", "parameter"):
         room = width - len(left) - len(times) - len(right) - 3
         arguments = _clean(_arguments(node, folded))
         if len(arguments) > room:

@@ -6,13 +6,15 @@ import builtins
 import itertools
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 import torch
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, Hole, Opaque, capture
-from mindtorch.graph.dot import quote
+from mindtorch.graph.dot import Drawing, quote
 
 F32 = torch.float32
 
@@ -143,24 +145,98 @@ def check_dot(text: str) -> tuple[int, int, int]:
         elif token in "}]":
             assert depth and depth.pop() == {"}": "{", "]": "["}[token]
     assert not depth and tokens[:3] == ["digraph", "computation", "{"]
-    nodes = sum(1 for a, b in itertools.pairwise(tokens) if re.fullmatch(r"n\d+", a) and b == "[")
+    nodes = sum(re.fullmatch(r"n\d+", a) is not None and b == "[" and before != "->"
+                for before, a, b in zip(tokens, tokens[1:], tokens[2:], strict=False))
     return nodes, tokens.count("->"), tokens.count("subgraph")
 
 
-@pytest.mark.parametrize("which", ["graph", "odd"])
-def test_C6_dot_is_well_formed_and_complete(which, request):
-    graph = request.getfixturevalue(which)
+def test_C6_dot_is_well_formed_and_complete(odd):
+    with capture() as graph:
+        x = torch.ones(3, 8, requires_grad=True)
+        (Model(1)(x) + x).sum().backward()
+    for each in (odd, graph):
+        modules = {node.module_info.names[: i + 1] for node in each.nodes if node.kind == "op"
+                   for i in range(len(node.module_info.names))}  # fmt: skip
+        nodes, edges, clusters = check_dot(each.to_dot())
+        assert (nodes, edges) == (len(each), len(each.edges)) and clusters >= len(modules - {("Model", "h")})
+
+
+def drawn(graph: ComputationGraph) -> Drawing:
+    """The drawing, after a look at what holds of each: every read of the graph stands behind one edge of it."""
+    drawing = Drawing(graph)
     text = graph.to_dot()
-    nodes, edges, clusters = check_dot(text)
-    labelled = len(re.findall(r"-> n\d+ \[", text))
-    modules = {node.module_info.names[: i + 1] for node in graph.nodes for i in range(len(node.module_info.names))}
-    assert (nodes - labelled, edges, clusters) == (len(graph), len(graph.edges), len(modules))
+    check_dot(text)
+    edges = drawing.edges()
+    assert sum(map(len, edges.values())) == len(graph.edges)
+    boxes = set(map(int, re.findall(r"^ +n(\d+) \[label", text, re.MULTILINE)))
+    assert {node for edge in edges for node in edge[:2]} <= boxes
+    assert boxes == {drawing.shown(node.id)[0] for node in graph.nodes}, "each node is drawn, or one like it is"
+    assert all(edge.source < edge.target for edge in edges if not edge.crosses), "no cycles that Graphviz ranks by"
+    if shutil.which("dot"):
+        made = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, timeout=60)
+        assert made.returncode == 0 and "<svg" in made.stdout and not made.stderr, made.stderr
+    return drawing
 
 
-def test_C6_dot_parameters_are_dashed_and_inputs_are_not(graph):
-    lines = graph.to_dot().splitlines()
-    dashed = [line for line in lines if "dashed" in line]
-    assert len(dashed) == graph.count("parameter") == 48 and "Model.h.0.up.weight" in dashed[0]
+def test_C6_dot_draws_equal_layers_once(graph):
+    drawing = drawn(graph)
+    text = graph.to_dot()
+    model = Model(3)
+    with capture() as small:
+        model(torch.ones(3, 8)).sum().item()
+    assert "h.0 … h.11 ×12: Layer" in text
+    assert check_dot(text) == check_dot(small.to_dot()), "as much is drawn of 12 layers as of 3"
+    words = {line for line in text.splitlines() if "->" in line and "label" in line}
+    (add,) = (node.id for node in graph.nodes if node.op == "aten::add" and node.id in drawing.items)
+    assert f'  n{add} -> n{add} [label="to the next", style=dashed, constraint=false];' in words
+    (total,) = (node.id for node in graph.nodes if node.op == "aten::sum")
+    assert f'  n{add} -> n{total} [label="from h.11"];' in words
+    assert sum('"to h.0"' in line for line in words) == 2  # x, read by the first layer alone, twice
+
+
+def test_C6_dot_of_a_training_loop_tells_which_repetition_an_edge_is_of():
+    model = Model(16)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with capture() as graph:
+        for _ in range(2):
+            model(torch.ones(3, 8)).sum().backward()
+            optimizer.step()
+    drawn(graph)
+    text = graph.to_dot()
+    assert 'label="64 tensors"' in text and "from each" in text and text.count("\n") < 500
+    assert 'label="forward"' in text and 'label="backward"' in text and 'label="optimizer"' in text
+
+
+class Shared(nn.Module):
+    """A weight that all layers share, one of each layer's, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x, mask):
+        for layer in self.h:
+            x = layer(x) * self.scale + mask
+        return x
+
+
+def test_C6_dot_draws_a_shared_parameter_once_and_one_of_each_layer_in_it():
+    model = Shared()
+    with capture() as graph:
+        model(torch.ones(3, 8), torch.zeros(8))
+    drawn(graph)
+    text = graph.to_dot()
+    assert text.count("style=\"rounded,dashed\"];") == 2 and "Shared.scale" in text and "Shared.h.0.weight" in text
+    assert text.count('[label="to each"]') == 2
+
+
+def test_C6_dot_parameters_are_dashed_and_inputs_are_not():
+    model = Model(1)
+    with capture() as graph:
+        model(torch.ones(3, 8))
+    dashed = [line for line in graph.to_dot().splitlines() if "dashed" in line]
+    assert len(dashed) == graph.count("parameter") == 4 and "Model.h.0.up.weight" in dashed[0]
 
 
 def test_C6_dot_quotes():

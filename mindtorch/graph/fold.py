@@ -1,0 +1,214 @@
+"""The tree that text and DOT show: phases, modules in the order they ran, ops; what repeats is there once.
+
+Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
+aside. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
+of those it is like.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from .graph import CLOSED, SOURCES, ComputationGraph, Node
+
+MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
+_INDEX = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
+
+
+class Twin(NamedTuple):
+    """Of a node in a repetition that is not shown: the same node in the first one, and which repetition it is."""
+
+    shown: int
+    stretch: Item
+    number: int  # from 1 on
+    word: str  # ``@h.3`` or ``#2``
+
+
+Folded = dict[int, Twin]
+
+
+class Item:
+    """A line: an op or input (``node``), a module, a closed one (both), or a stretch that repeats."""
+
+    __slots__ = ("children", "cls", "exact", "ids", "label", "node", "repeated", "shape", "varies", "words")
+
+    def __init__(self, label: str = "", cls: str = "", node: Node | None = None) -> None:
+        self.label, self.cls, self.node = label, cls, node
+        self.children: list[Item] = []
+        self.repeated = 1
+        self.words: list[str] = []  # what to call each repetition
+        self.shape = self.exact = 0  # equal for stretches that are the same, and are so to the last size
+        self.varies = False  # stands for results of other sizes, too
+        # of all nodes here, those in repetitions that are not shown included: in equal stretches, in the same order
+        self.ids: list[int] = [] if node is None else [node.id]
+
+
+def grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
+    """(phase, root) per stretch of one phase; below, modules in the order they ran."""
+    sections: list[tuple[str, Item]] = []
+    trail: list[Item] = []
+    names: tuple[str, ...] = ()
+    module, phase, kind = graph._module, graph._phase, graph._kind
+    waiting: list[Node] = []
+    last = (-1, -1)  # phase and module of the op before
+    for node in graph.nodes:
+        if kind[node.id] in SOURCES:
+            if node.id not in graph._names:  # readers of the others show the name
+                waiting.append(node)  # belongs where it is first used
+            continue
+        if phase[node.id] != last[0]:
+            root = Item()
+            sections.append((node.phase, root))
+            trail, names = [root], ()
+            last = (phase[node.id], -1)
+        if module[node.id] != last[1]:
+            where = node.module_info
+            common = 0
+            while common < min(len(names), len(where.names)) and names[common] == where.names[common]:
+                common += 1
+            del trail[common + 1 :]
+            for name, cls in zip(where.names[common:], where.classes[common:]):
+                child = Item(name, cls)
+                trail[-1].children.append(child)
+                trail.append(child)
+            names = where.names
+            last = (phase[node.id], module[node.id])
+        trail[-1].children += [Item(node=item) for item in waiting]
+        waiting.clear()
+        if kind[node.id] == CLOSED:  # the module itself, in place of what is in it
+            trail[-1].node, trail[-1].ids = node, [node.id]
+            last = (phase[node.id], -1)
+            del trail[-1]
+            names = where.names[:-1]
+        else:
+            trail[-1].children.append(Item(node=node))
+    if waiting:
+        sections.append(("other", Item()))
+        sections[-1][1].children.extend(Item(node=node) for node in waiting)
+    return sections
+
+
+def _hoist(item: Item) -> None:
+    """A ``ModuleList`` runs nothing itself: its layers take its name, ``h.0``."""
+    found: list[Item] = []
+    for child in item.children:
+        if child.node is None and child.children and all(g.label.isdigit() for g in child.children):
+            for layer in child.children:
+                layer.label = f"{child.label}.{layer.label}"
+            found += child.children
+        else:
+            found.append(child)
+    item.children = found
+
+
+def _parents_first(root: Item) -> list[Item]:
+    order = [root]
+    for item in order:  # grows while it is read
+        order += item.children
+    return order
+
+
+class Folder:
+    """Gives equal stretches equal numbers and folds repetitions, from the leaves up."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Any, int] = {}
+        self.folded: Folded = {}
+
+    def fold(self, root: Item) -> None:
+        for item in reversed(_parents_first(root)):
+            _hoist(item)
+        for item in reversed(_parents_first(root)):
+            if item.node is not None:
+                node = item.node
+                known = (node.op, node.outputs, _without_number(item.label), item.label and repr(node.kwargs))
+                item.exact = item.shape = self._number(known)
+                if not item.label and _is_upkeep(node):
+                    item.shape = self._number(node.op)
+                continue
+            item.ids = [node for child in item.children for node in child.ids]
+            item.children = self._repeats(item.children)
+            label = _without_number(item.label)
+            item.exact = item.shape = self._number((label, tuple((c.exact, c.repeated) for c in item.children)))
+
+    def _number(self, key: Any) -> int:
+        return self.shapes.setdefault(key, len(self.shapes))
+
+    def _repeats(self, items: list[Item]) -> list[Item]:
+        keys = [item.shape for item in items]
+        later = [0] * len(items)  # where the same line comes next
+        seen: dict[Any, int] = {}
+        for i in range(len(items) - 1, -1, -1):
+            later[i] = seen.get(keys[i], 0)
+            seen[keys[i]] = i
+        found: list[Item] = []
+        i = 0
+        while i < len(items):
+            best, times = 0, 1
+            j = later[i]
+            while j and j - i <= MAX_PERIOD:
+                period = j - i
+                if best and period % best == 0:
+                    j = later[j]  # the shorter period says it already
+                    continue
+                n = 1
+                while keys[i : i + period] == keys[i + n * period : i + (n + 1) * period]:
+                    n += 1
+                if n > 1 and (n - 1) * period > (times - 1) * best:
+                    best, times = period, n
+                j = later[j]
+            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
+            if times < 2 or (times == 2 and any(a.exact != b.exact for a, b in zip(*runs))):
+                found.append(items[i])
+                i += 1
+                continue
+            found.append(self._join(runs))
+            i += best * times
+        return found
+
+    def _join(self, runs: list[list[Item]]) -> Item:
+        first, last = runs[0], runs[-1]
+        joined = first[0] if len(first) == 1 else Item()
+        named = [len(run) == 1 and run[0].label not in ("", first[0].label) for run in runs]
+        labels = [run[0].label if name else f"#{number}" for number, (run, name) in enumerate(zip(runs, named), 1)]
+        joined.words = [first[0].label if any(named) else "#1", *labels[1:]]
+        ids = [node for item in first for node in item.ids]
+        joined_ids = list(ids)
+        for number, run in enumerate(runs[1:], 1):
+            there = [node for item in run for node in item.ids]
+            joined_ids += there
+            word = f"@{labels[number]}" if named[number] else labels[number]
+            for shown, node in zip(ids, there, strict=True):
+                self.folded[node] = Twin(shown, joined, number, word)
+        for place, item in enumerate(first):
+            item.varies = any(run[place].exact != item.exact for run in runs)
+        if len(first) > 1:
+            joined.children = first
+            joined.exact = self._number(("these", tuple((item.exact, item.repeated) for item in first)))
+        elif joined.label and joined.label != last[0].label:
+            joined.label = f"{joined.label} … {last[0].label}"
+        joined.repeated = len(runs)
+        joined.ids = joined_ids
+        return joined
+
+
+def _without_number(label: str) -> tuple[str, bool]:
+    key = _INDEX.match(label)
+    return (key.group(1), True) if key else (label, False)
+
+
+def _is_upkeep(node: Node) -> bool:
+    """Initialization and parameter updates: the same few ops for each parameter, whatever its size."""
+    return node.phase == "optimizer" or (not node.module and (node.op.endswith("_") or not node.inputs))
+
+
+def fold(graph: ComputationGraph) -> tuple[list[tuple[str, Item]], Folded]:
+    """`grow`, with what repeats folded; and the twins of all nodes that are not shown."""
+    sections = grow(graph)
+    folded: Folded = {}
+    for _, root in sections:
+        folder = Folder()
+        folder.fold(root)
+        folded |= folder.folded
+    return sections, folded
