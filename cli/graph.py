@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,17 +14,61 @@ from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
 from .units import counted
 
+if TYPE_CHECKING:
+    from mindtorch.graph import ComputationGraph
+    from mindtorch.outcome import Outcome
+    from mindtorch.program import Program
+
 __all__ = ["command"]
+
+
+class _Pattern(click.ParamType):
+    name = "pattern"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value or not all(value.split(".")):
+            self.fail(f"{value!r} is no path of a module; expected names and dots, as h.0 or 'h.*.attn'", param, ctx)
+        return value
+
+
+_PATTERN = _Pattern()
 
 _EPILOG = """\b
 Examples:
   genie graph model.py:build --input 1x3x224x224
   genie graph --dot graph.dot train.py --epochs 1
   genie graph --json - model.py:build --input 1x128:int64
+  genie graph --depth 1 train.py       two levels of modules
+  genie graph --module 'h.0' model.py:build --input 1x128:int64
+  genie graph --steps 1 train.py       until the loop's first iteration ends
+  genie graph --device meta train.py   nothing is computed
 """
 
 
 @click.command(cls=TargetCommand, name="graph", epilog=_EPILOG, short_help="The graph of every operation it makes.")
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Levels of modules to open (0: the outermost are one node each); what is deeper is one node per module.",
+)
+@click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    type=_PATTERN,
+    metavar="PATTERN",
+    help="Only what runs in modules of this path and below, as h.0, 'h.*.attn', GPT2.h.0; may be given again. --depth "
+    "counts from them.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Record until so many iterations have ended: those of the training loop, or rounds of models without "
+    "gradients (default: all of a script, 1 of a model).",
+)
+@click.option("--device", type=click.Choice(["meta"]), help="Compute nothing: run without data.")
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write nodes and edges as JSON; - for stdout.")
 @click.option("--dot", "dot_file", type=OUTPUT, metavar="FILE", help="Write Graphviz DOT; - for stdout.")
 @target_arguments
@@ -32,12 +77,17 @@ def command(
     script_args: tuple[str, ...],
     as_module: bool,
     inputs: tuple[str, ...],
+    depth: int | None,
+    modules: tuple[str, ...],
+    steps: int | None,
+    device: str | None,
     json_file: OutputFile | None,
     dot_file: OutputFile | None,
 ) -> int:
     """Run TARGET unmodified and print the graph of every operation it made.
 
-    Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead.
+    Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead. What
+    --depth, --module and --steps leave out is told in the text and in the JSON.
     """
     rank = Rank.of_process()
     if rank is not None:  # each its own file
@@ -45,26 +95,11 @@ def command(
     program = parse_target(target, script_args, inputs, json_file, dot_file, as_module=as_module)
     files = [file for file in (json_file, dot_file) if file is not None]
     with claimed_stdout(any(file.is_stdout for file in files)):
-        import mindtorch
-
-        mindtorch._bootstrap(wait=True)
-        from mindtorch.children import ChildWatch
-        from mindtorch.graph import capture
-
-        outcome = program.load()
-        if outcome.error is None:
-            with ChildWatch() as children, capture() as graph:
-                outcome = program.run()
-            if started := sum(children.found.values()):
-                unseen = counted(started, "child process")
-                click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children.found)}", err=True)
-        outcome.show()
-        if outcome.error is not None and program.model is not None and not outcome.interrupted:
-            click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
-            outcome.exit_code = 2
-            return outcome.exit_code
+        outcome, graph = _record(program, steps, device)
         if outcome.error is not None and program.is_model:
             return outcome.exit_code
+    if modules or depth is not None:
+        graph = graph.reduced(modules, depth)
     if json_file is not None:
         json_file.write_text(_as_text(graph.to_json()))
     if dot_file is not None:
@@ -81,6 +116,52 @@ def command(
     elif outcome.exit_code:
         click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
     return outcome.exit_code
+
+
+def _record(program: Program, steps: int | None, device: str | None) -> tuple[Outcome, ComputationGraph]:
+    """Run it, and say what the graph leaves out without having been asked."""
+    import mindtorch
+
+    mindtorch._bootstrap(wait=device is None)
+    from mindtorch.children import ChildWatch
+    from mindtorch.estimate import known
+    from mindtorch.estimate.session import estimating
+    from mindtorch.graph import ComputationGraph, capture, stop
+    from mindtorch.profile.loop import Loop
+
+    graph, assumed = ComputationGraph(), []
+    loop = None if program.is_model or steps is None else Loop(steps, lambda: len(graph), lambda: stop(graph))
+    program.estimate = device is not None
+    with contextlib.ExitStack() as stack:
+        if device is not None:
+            stack.enter_context(estimating())
+        outcome = program.load()
+        if outcome.error is None:
+            children = stack.enter_context(ChildWatch()).found
+            graph = stack.enter_context(capture())
+            if loop is None:
+                outcome = program.run(steps or 1)
+            else:
+                with loop:
+                    outcome = program.run()
+                if loop.end is not None:
+                    graph = graph.reduced(until=loop.end)
+                    graph.left_out = {"after_steps": steps}  # nobody counted what that was
+                else:
+                    few = counted(steps or 0, "iteration")
+                    click.echo(f"genie: less than {few} ended: the graph is of all", err=True)
+            if children:
+                unseen = counted(sum(children.values()), "child process")
+                click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
+            assumed = known.assumed() if device is not None else []
+    if assumed:
+        lines = ", ".join(f"{row['file']}:{row['line']}" for row in assumed[:3])
+        click.echo(f"genie: values that nobody knows were taken for {assumed[0]['value']}: {lines}", err=True)
+    outcome.show()
+    if outcome.error is not None and program.model is not None and not outcome.interrupted:
+        click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
+        outcome.exit_code = 2
+    return outcome, graph
 
 
 def _as_text(value: Any) -> str:

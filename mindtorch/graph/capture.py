@@ -47,6 +47,7 @@ class Tracking(Protocol):
 
 
 _tracking: Tracking | None = None
+_recording: list[Recorder] = []
 
 
 def set_tracking(tracking: Tracking) -> None:
@@ -219,11 +220,21 @@ def _flat(value: Any) -> Iterable[torch.Tensor]:
     return ()
 
 
+def stop(graph: ComputationGraph) -> None:
+    """Let the capture that fills this graph note nothing more; the program goes on."""
+    for recorder in [recorder for recorder in _recording if recorder.graph is graph]:
+        recorder.stopped = True
+
+
 @contextmanager
 def _everywhere(recorder: Recorder) -> Iterator[None]:
-    with recorder, ThreadWatch(recorder):
-        yield
-    recorder.stopped = True
+    _recording.append(recorder)
+    try:
+        with recorder, ThreadWatch(recorder):
+            yield
+    finally:
+        recorder.stopped = True
+        _recording.remove(recorder)
 
 
 @contextmanager

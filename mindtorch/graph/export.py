@@ -12,9 +12,9 @@ Schema 1::
 ``{"input": 0}`` (the node's first input), ``{"dtype": "float32"}``, ``{"tuple": […]}``, ``{"float": "inf"}`` ….
 
 A graph of a part (`ComputationGraph.reduced`) has "left_out" after "counts": what was asked for ("modules_but",
-"deeper_than", "steps"), and how many "nodes", "ops" … that leaves out. In it, nodes of kind "module" stand for what
-one does in a stretch ("kwargs": {"ops", "parameters"} of its own), inputs with another "op" than ``genie::data`` for
-what that op makes elsewhere.
+"deeper_than", "after_steps"), and how many "nodes", "ops" … the first two leave out. Nodes of kind "module" in it stand
+for what one does in a stretch ("kwargs": {"ops", "parameters"} of its own), inputs with another "op" than
+``genie::data`` for what that op makes elsewhere.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ def reduced(graph: ComputationGraph, modules: Sequence[str], depth: int | None, 
     part = _Part(graph, cuts, len(graph) if until is None else until)
     part.build()
     made = part.made
+    made.left_out = dict(graph.left_out)
     if len(made) < len(graph) or len(made.edges) < len(graph.edges):
-        made.left_out = {
+        made.left_out |= {
             **({"modules_but": list(modules)} if modules else {}),
             **({"deeper_than": depth} if depth is not None else {}),
             "nodes": len(graph) - len(made), "ops": graph.count("op") - made.count("op"),
@@ -60,7 +61,8 @@ def _matches(names: tuple[str, ...], patterns: Sequence[str]) -> bool:
 
 
 def _there_are(graph: ComputationGraph) -> str:
-    paths = list(dict.fromkeys(module.path for module in graph._modules if module.path))
+    found = dict.fromkeys(module.names[:n] for module in graph._modules for n in range(1, len(module.names) + 1))
+    paths = [".".join(names) for names in sorted(found, key=len)]
     more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
     return f"; there are {', '.join(paths[:_LISTED])}{more}" if paths else "; no module was called"
 

@@ -110,8 +110,11 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
               (graph.count("input"), "other input"))
     yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
     if graph.left_out:
-        less = ((graph.left_out[key], key[:-1]) for key in ("ops", "edges", "parameters"))
-        yield _cut("left out: " + ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less), width)
+        less = [(graph.left_out.get(key, 0), key[:-1]) for key in ("ops", "edges", "parameters")]
+        words = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less if n]
+        steps = graph.left_out.get("after_steps")
+        words += [f"what came after {steps} iteration{'' if steps == 1 else 's'}"] if steps else []
+        yield _cut("left out: " + ", ".join(words), width)
     made = sum(1 for node in graph._names if not graph._kind[node])
     if made:
         yield _cut(f"{made:,} more parameters and buffers are made by the program's own ops", width)

@@ -22,11 +22,43 @@ class Net(nn.Module):
         return torch.relu(self.layer(x))
 """
 
+DEEP = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(Block() for _ in range(16))
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)
+        return x
+"""
+LOOP = """
+model = Deep()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(4):
+    optimizer.zero_grad()
+    (model(torch.ones(3, 4)) + i).sum().backward()
+    optimizer.step()
+print("done")
+"""
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "deep.py").write_text(DEEP)
+    (tmp_path / "loop.py").write_text(DEEP + LOOP)
     (tmp_path / "use.py").write_text(NET + "\nprint('said')\nNet()(torch.ones(3, 4)).sum().backward()\n")
     return tmp_path
 
@@ -65,7 +97,10 @@ def test_C6_script_prints_before_the_graph(here):
 @pytest.mark.parametrize(
     ("args", "word"),
     [(["nowhere.py"], "does not exist"), (["net.py:nope"], "Net"), (["--dot", ".", "use.py"], "directory"),
-     (["net.py:Net", "--input", "x"], "[NAME=]SHAPE")],
+     (["net.py:Net", "--input", "x"], "[NAME=]SHAPE"), (["--depth", "-1", "use.py"], "x>=0"),
+     (["--steps", "0", "use.py"], "x>=1"), (["--module", "h..0", "use.py"], "no path of a module"),
+     (["--module", "", "use.py"], "no path of a module"), (["--device", "cuda", "use.py"], "meta"),
+     (["--module", "nope", "net.py:Net", "--input", "3x4"], "no module matches 'nope'; there are Net, Net.layer")],
 )  # fmt: skip
 def test_C8_bad_requests(here, args, word):
     before = sorted(os.listdir(here))
@@ -83,3 +118,57 @@ def test_C8_script_that_fails_keeps_its_exit_code_and_what_it_recorded(here):
 def test_C8_input_that_does_not_fit(here):
     result = genie("net.py:Net", "--input", "3x5")
     assert result.exit_code == 2 and "3x5 (float32)" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("device", [(), ("--device", "meta")])
+def test_C6_depth_and_module_in_text_json_and_dot(here, device):
+    deep = ("--input", "3x4", *device, "deep.py:Deep")
+    text = genie("--depth", "1", *deep).stdout
+    (line,) = (line for line in text.splitlines() if "h.0 … h.15" in line)
+    assert "×16" in line and "▸" in line and " relu" not in text and "left out: " in text
+    result = genie("--depth", "1", "--json", "-", "--dot", "d.dot", *deep)
+    graph = json.loads(result.stdout)
+    assert [node["module"] for node in graph["nodes"] if node["kind"] == "module"] == [f"Deep.h.{i}" for i in range(16)]
+    assert graph["left_out"]["deeper_than"] == 1 and graph["left_out"]["parameters"] == 64
+    assert (here / "d.dot").read_text().count("component") == 1
+    graph = json.loads(genie("--module", "h.3.*", "--module", "h.4", "--json", "-", *deep).stdout)
+    assert graph["left_out"]["modules_but"] == ["h.3.*", "h.4"]
+    ran = {node["module"] for node in graph["nodes"] if node["kind"] == "op"}
+    assert ran == {"Deep.h.3.up", "Deep.h.3.down", "Deep.h.4", "Deep.h.4.up", "Deep.h.4.down"}
+
+
+@pytest.mark.parametrize("device", [(), ("--device", "meta")])
+def test_C6_steps_end_the_graph_not_the_program(here, device):
+    def phases(*options: str) -> list[str]:
+        result = genie(*options, *device, "loop.py")
+        assert result.exit_code == 0 and result.stdout.startswith("done\n"), result.output
+        found = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("── ")]
+        return [phase for phase in found if phase != "other"]
+
+    whole = ["forward", "backward", "optimizer"]
+    assert phases() == whole * 4
+    for steps in (1, 3, 4):
+        assert phases("--steps", str(steps)) == whole * steps
+    graph = json.loads(genie("--steps", "2", "--json", "-", *device, "loop.py").stdout)
+    assert graph["left_out"] == {"after_steps": 2}
+    assert sum("cli" in node.get("source", [""])[0] for node in graph["nodes"]) == 0, "nothing of the command's own"
+    assert "less than 9 iterations" in genie("--steps", "9", *device, "loop.py").stderr
+
+
+def test_C6_steps_of_a_model_are_calls(here):
+    assert genie("--steps", "3", "net.py:Net", "--input", "3x4", "--json", "-").stdout.count("aten::addmm") == 3
+
+
+def test_C6_meta_says_which_values_were_taken_for_what(here):
+    (here / "reads.py").write_text(NET + "\nif Net()(torch.ones(3, 4)).sum() > 0: torch.exp(torch.ones(2))\n")
+    result = genie("--device", "meta", "reads.py")
+    assert result.exit_code == 0 and "values that nobody knows were taken for" in result.stderr
+    assert "reads.py:12" in result.stderr and "exp" not in result.stdout
+
+
+def test_C6_lazy_modules(here):
+    (here / "lazy.py").write_text("from torch import nn\nnet = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))\n")
+    for device in ((), ("--device", "meta")):
+        result = genie(*device, "lazy.py:net", "--input", "3x5")
+        assert result.exit_code == 0, result.stderr
+        assert "addmm(bias" in result.stdout and "t(weight)" in result.stdout and "LazyLinear" not in result.stdout
