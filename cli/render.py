@@ -94,10 +94,7 @@ class Canvas:
         room = self.width - sum(c.width + 1 for c in columns)
         line = Text(no_wrap=True, end="")
         if name.cell_len > room:
-            above = name.copy()
-            lines = above.wrap(self._console, self.width, overflow="fold", tab_size=4)
-            for part in lines:
-                part.rstrip()
+            for part in _in_lines(name, self.width):
                 self.add(part)
             line.append(" " * room)
         else:
@@ -120,6 +117,20 @@ class Canvas:
             line.rstrip()
             self.add(Text.assemble(bullet if number == 0 else " " * indent, line))
 
+    def command(self, words: Sequence[str], indent: int = 2) -> None:
+        """A shell command that can be copied: a line ends between words, with a backslash. Words stay whole, however
+        long; the terminal wraps what is wider than itself, and copies it as one line."""
+        line = " " * indent
+        lines = []
+        for number, word in enumerate(words):
+            end = 0 if number == len(words) - 1 else 2
+            if line.strip() and cell_len(f"{line}{word}") + end > self.width:
+                lines.append(f"{line}\\")
+                line = " " * (indent + 2)
+            line += f"{word} "
+        for text in (*lines, line.rstrip(" ")):
+            self._console.print(Text(text), soft_wrap=True)
+
     def bar(self, share: float, width: int) -> str:
         """``share`` (0 to 1) as a bar; ASCII where block characters cannot be shown."""
         filled = min(max(share, 0.0), 1.0) * width
@@ -128,6 +139,24 @@ class Canvas:
             return ("#" * round(filled)).ljust(width)
         rest = _EIGHTHS[int((filled - whole) * 8)] if whole < width else ""
         return ("█" * whole + rest.strip()).ljust(width)
+
+
+def _in_lines(text: Text, width: int) -> list[Text]:
+    """In lines of this width: after a slash or a space where there is one, so that names and line numbers are whole."""
+    plain = text.plain
+    places, start = [], 0
+    while cell_len(plain[start:]) > width:
+        end = start + 1
+        while cell_len(plain[start : end + 1]) <= width:
+            end += 1
+        fits = plain[start:end]
+        best = max(fits.rfind("/"), fits.rfind("\\"), fits.rfind(" ")) + 1
+        start += best or len(fits)
+        places.append(start)
+    lines = list(text.divide(places))
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def grade(share: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,8 @@ def render_report(
     if next_commands:
         canvas.heading("Next")
         for command, what in next_commands:
-            canvas.add(Text(f"  {command}"), Text(f"      {what}", style="dim"))
+            canvas.command([shlex.quote(word) for word in shlex.split(command)])
+            canvas.paragraph(what, "dim", "      ")
     return canvas.text()
 
 

@@ -8,7 +8,9 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
+import types
 
 import torch
 
@@ -52,10 +54,17 @@ def is_installed() -> bool:
 
 
 def skipped_prefixes() -> tuple[str, ...]:
-    """File-name prefixes that are never the user's line: torch, mindtorch, the import system, two wrappers."""
+    """File-name prefixes that are never the user's line: torch, mindtorch, the import system, wrappers of functions."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders = (os.path.dirname(torch.__file__), here)
-    return (*(f + os.sep for f in folders), "<frozen ", "<eval_with_key>", contextlib.__file__, functools.__file__)
+    wrappers = (contextlib, functools, *_of_deprecated())
+    return (*(f + os.sep for f in folders), "<frozen ", "<eval_with_key>", *(str(m.__file__) for m in wrappers))
+
+
+def _of_deprecated() -> list[types.ModuleType]:
+    """Where the functions are that stand before deprecated ones: torch has loaded the first for its own."""
+    names = ("typing_extensions", "warnings")
+    return [sys.modules[name] for name in names if getattr(sys.modules.get(name), "__file__", None)]
 
 
 def _configure() -> None:

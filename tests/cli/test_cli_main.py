@@ -42,6 +42,11 @@ def test_C8_nothing_is_offered_that_is_not_there():
         assert option not in text
 
 
+def test_C8_bare_genie_prints_its_help_as_help():
+    bare, asked = (CliRunner().invoke(cli, args, prog_name="genie") for args in ([], ["--help"]))
+    assert bare.exit_code == 0 and bare.stderr == "" and bare.stdout == asked.stdout
+
+
 def test_C8_unknown_command():
     result = genie("nonesuch")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "nonesuch" in result.stderr

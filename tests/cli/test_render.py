@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 
 import pytest
 from rich.cells import cell_len
 
 from mindtorch.cli import tree, units
 from mindtorch.cli.following import suggest
-from mindtorch.cli.render import Canvas, canvas
+from mindtorch.cli.render import Canvas, canvas, terminal_width
 from mindtorch.cli.report import View, render_report
 
 LONG = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -79,6 +81,41 @@ def test_C2_no_line_is_wider_than_the_terminal(by, width):
     text = render(make_report(), View(by=by), width)
     commands = [line for line in text.splitlines() if not line.startswith("  genie ")]  # to be copied: never broken
     assert max(map(cell_len, commands)) <= width
+
+
+@pytest.mark.parametrize("width", [*range(60, 75), 120])
+def test_C2_line_numbers_are_in_one_piece(width):
+    row = make_report()["lines"][0]
+    paths = [f"/data/{'experiments/' * n}a-folder-of-some-length/{name}" for n in range(5)
+             for name in ("train_the_model.py", "m.py", "x" * 90 + ".py")]  # fmt: skip
+    report = dict(make_report(), lines=[dict(row, file=path, line=12345, function="") for path in paths])
+    lines = render(report, View(by="line", top=99), width).splitlines()
+    assert sum(re.search(r"\w\.py:12345\b", line) is not None for line in lines) == len(paths)
+    assert all(f"{path}:12345" in "".join(line.rstrip() for line in lines) for path in paths)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_C2_next_commands_can_be_copied(width):
+    words = ["a folder/with spaces/train.py", "--lr", "0.1", "--note", "it's $A", f"/data/{'folder/' * 12}x.txt", "*"]
+    report = dict(make_report(), command=words)
+    text = render(report, View(), width)
+    blocks = re.findall(r"^(  genie .*(?:\n.*(?<=\\))*(?:\n .*)?)", text.partition("\nNext")[2], re.MULTILINE)
+    parts = [block.split("\n") for block in blocks]
+    commands = [[line for i, line in enumerate(lines) if not i or lines[i - 1].endswith("\\")] for lines in parts]
+    assert len(commands) == 3
+    for lines, (expected, what) in zip(commands, suggest(words, [], report), strict=True):
+        assert all(line.endswith(" \\") for line in lines[:-1]) and len(lines) > 2
+        assert all(cell_len(line) <= width or len(line.split()) <= 3 for line in lines), "only what is one word"
+        shell = 'genie() { printf "%s\\0" "$@"; }\n' + "\n".join(lines)
+        said = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+        assert said == shlex.split(expected)[1:] and said[-len(words) :] == words
+        assert " ".join(what.split()) in " ".join(text.split())
+
+
+def test_C2_columns_is_the_width_when_piped(monkeypatch):
+    for columns, width in (("72", 72), ("150", 150), ("", 80), ("20", 60)):  # tables need 60
+        monkeypatch.setenv("COLUMNS", columns)
+        assert terminal_width() == canvas().width == width
 
 
 def test_C2_order_of_the_report():

@@ -4,10 +4,12 @@ import gc
 import os
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 import torch
+import typing_extensions
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import looking
@@ -190,3 +192,22 @@ def test_L1_a_look_lets_nothing_else_run():
         gc.callbacks.remove(notes)
     assert collections and gc.isenabled()
     assert seen[::2] == seen[1::2] and len(seen) == 40
+
+
+def test_L12_lines_of_deprecated_functions_are_the_users(record):
+    a, b = torch.ones(3, 3), torch.ones(3, 3)
+
+    @typing_extensions.deprecated("no more")
+    def old(x):
+        return torch.exp(x)
+
+    def program():
+        torch.chain_matmul(a, b, b)  # torch says that it is deprecated, with a wrapper from elsewhere
+        old(a)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report, _ = record(program)
+    lines = {(row["file"], row["source"]) for row in report["lines"] if row["calls"]}
+    assert {file for file, _ in lines} == {__file__}
+    assert {source.split("(")[0] for _, source in lines} == {"torch.chain_matmul", "return torch.exp"}
