@@ -47,7 +47,7 @@ def target_arguments(function: Any) -> Any:
         multiple=True,
         metavar="[NAME=]SHAPE[:DTYPE]",
         help="An input of a model, e.g. 1x3x224x224 or 'ids=1x128:int64<50257' (integers are 0 without a bound). "
-        "Once per input, in order or by name.",
+        "Once per input, in order or by name; batch.ids=1x128:int64 is the entry ids of a dict named batch.",
     )(function)
 
 

@@ -1,24 +1,29 @@
 """``--input`` values: ``1x3x224x224``, ``1x128:int64``, ``ids=1x128:int64<50257`` made into tensors.
 
+``batch.ids=1x128`` is an entry of a dict.
+
 Parsing needs no torch, so that a mistyped value is refused before the slow imports.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GRAMMAR", "InputSpec", "parse_input"]
+__all__ = ["GRAMMAR", "InputSpec", "check_names", "nested", "parse_input"]
 
 GRAMMAR = (
-    "[NAME=]SHAPE[:DTYPE][<BOUND], for example 1x3x224x224, 1x128:int64, 'ids=1x128:int64<50257' or scalar:float32"
+    "[NAME=]SHAPE[:DTYPE][<BOUND], for example 1x3x224x224, 1x128:int64, 'ids=1x128:int64<50257' or scalar:float32; "
+    "NAME.KEY=... is an entry of a dict"
 )
+T = TypeVar("T")
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16", "half", "float", "double", "complex64", "complex128")
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "short", "int", "long", "uint16", "uint32", "uint64")
@@ -73,8 +78,12 @@ def parse_input(text: str) -> InputSpec:
     if match is None:
         raise refuse("not understood")
     name, shape, dtype, bound = match.group("name", "shape", "dtype", "bound")
-    if name is not None and not name.isidentifier():
-        raise refuse(f"{name!r} is not the name of a parameter")
+    if name is not None:
+        parameter, *keys = name.split(".")
+        if not parameter.isidentifier():
+            raise refuse(f"{parameter!r} is not the name of a parameter")
+        if not all(keys):
+            raise refuse(f"{name!r} has an empty key")
     if not _SHAPE.match(shape):
         raise refuse(f"{shape!r} is not a shape (sizes joined by 'x', or 'scalar')" if shape else "there is no shape")
     if dtype is None:
@@ -92,3 +101,29 @@ def parse_input(text: str) -> InputSpec:
         limit = int(bound)
     sizes = () if shape == "scalar" else tuple(int(size) for size in shape.split("x"))
     return InputSpec(text, name, sizes, dtype, limit)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ``UsageError`` where two inputs are for the same place."""
+    seen: dict[str, None] = {}
+    for name in names:
+        if name in seen:
+            raise UsageError(f"--input {name}=...: given twice")
+        seen[name] = None
+    for name in seen:
+        parts = name.split(".")
+        for outer in (".".join(parts[:n]) for n in range(1, len(parts))):
+            if outer in seen:
+                raise UsageError(f"--input {outer}=... is a tensor, and {name}=... makes a dict of it: give one")
+
+
+def nested(named: Iterable[tuple[str, T]]) -> dict[str, Any]:
+    """Keyword arguments: what is named ``batch.ids`` is entry ``ids`` of the dict ``batch``."""
+    found: dict[str, Any] = {}
+    for name, value in named:
+        *outer, key = name.split(".")
+        place = found
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[key] = value
+    return found

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import UsageError
-from .inputs import InputSpec, parse_input
+from .inputs import InputSpec, check_names, nested, parse_input
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .workload import Request, Workload
 
@@ -95,9 +95,7 @@ class Program:
             raise UsageError(f"{target} is a model and takes no arguments, got {' '.join(script_args)!r}")
         _check_request(kind, target, request, bool(inputs))
         specs = [parse_input(text) for text in inputs]
-        names = [spec.name for spec in specs if spec.name]
-        for repeated in {n for n in names if names.count(n) > 1}:
-            raise UsageError(f"--input {repeated}=...: given twice")
+        check_names(spec.name for spec in specs if spec.name)
         return cls(target, kind, path, name, list(script_args), specs, request)
 
     @property
@@ -203,7 +201,7 @@ class Program:
         device = None if parameter is None else parameter.device
         try:
             args = tuple(spec.build(generator).to(device) for spec in specs if spec.name is None)
-            kwargs = {spec.name: spec.build(generator).to(device) for spec in specs if spec.name is not None}
+            kwargs = nested((spec.name, spec.build(generator).to(device)) for spec in specs if spec.name is not None)
         except UsageError as error:
             raise _Refused(str(error)) from error
         _check_signature(self, args, kwargs)
@@ -467,5 +465,5 @@ def _check_signature(program: Program, args: tuple[Any, ...], kwargs: dict[str, 
         given = program.describe_inputs() if program.inputs else "no --input"
         raise _Refused(
             f"{program.target}: forward({', '.join(parameters)}) cannot be called with {given}: {error}; "
-            f"give each one as --input [NAME=]SHAPE[:DTYPE]"
+            f"give each one as --input [NAME=]SHAPE[:DTYPE], an entry of a dict as --input NAME.KEY=SHAPE[:DTYPE]"
         ) from error
