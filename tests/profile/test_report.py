@@ -276,17 +276,37 @@ def test_C2_what_came_before_the_first_op_is_start_up_also_where_that_is_in_a_th
     assert report["totals"]["time_s"] < report["totals"]["wall_s"] - 5
 
 
-def test_C2_threads_outside_of_threading_are_not_counted_and_named(record):
+def test_C3_raw_threads_are_measured(record):
     net, done = torch.nn.Linear(2, 2), threading.Event()
+    kept = _thread.start_new_thread, _thread.start_new
 
     def program():
         net(torch.ones(1, 2))
-        _thread.start_new_thread(lambda: (net(torch.ones(1, 2)), done.set()), ())
+        _thread.start_new_thread(lambda rows, **more: (net(torch.ones(rows, 2)), more["last"].set()), (3,),
+                                 {"last": done})  # fmt: skip
+        assert done.wait(60)
+        with pytest.raises(TypeError):
+            _thread.start_new_thread(3, ())
+
+    report, _ = record(program)
+    assert op(report, "aten::addmm")["calls"] == 2 and report["unseen"] == []
+    assert {row["name"]: row["count"] for row in report["threads"]} == {"main": 1, "_thread": 1}
+    assert (_thread.start_new_thread, _thread.start_new) == kept
+
+
+def test_C2_threads_from_before_are_not_counted_and_named(record):
+    net, go, done = torch.nn.Linear(2, 2), threading.Event(), threading.Event()
+    threading.Thread(target=lambda: (go.wait(60), net(torch.ones(1, 2)), done.set()), daemon=True).start()
+
+    def program():
+        net(torch.ones(1, 2))
+        go.set()
         assert done.wait(60)
 
     report, _ = record(program)
     assert op(report, "aten::addmm")["calls"] == 1
-    assert any("outside of Python's threading" in text for text in report["warnings"])
+    assert any("began before the profile" in text for text in report["warnings"])
+
 
 
 def test_C2_a_thread_still_running_at_the_end_is_no_harm(record):

@@ -35,6 +35,12 @@ def test_C8_a_failure_beside_threads(both):
     assert ran.genie.stderr.count("RuntimeError: mat1 and mat2 shapes cannot be multiplied") == 1
 
 
+def test_C8_compiling_from_nothing_ends(both):
+    ran = both("compiles.py")
+    assert ran.plain.code == 0 and "(2, 4)" in ran.plain.stdout
+    assert ran.report["unseen"] == [{"what": "compiled function", "count": 1}]
+
+
 def test_C3_training_in_a_thread_is_measured(both):
     report = both("train_in_thread.py").report
     assert report["totals"]["flops"] and report["steps"]["count"] == 5 and calls(report, "addmm") == 10
