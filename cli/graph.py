@@ -127,6 +127,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     from mindtorch.estimate import known
     from mindtorch.estimate.session import estimating
     from mindtorch.graph import ComputationGraph, capture, stop
+    from mindtorch.profile.collect import compiled_frames
     from mindtorch.profile.loop import Loop
 
     graph, assumed = ComputationGraph(), []
@@ -138,7 +139,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
         outcome = program.load()
         if outcome.error is None:
             children = stack.enter_context(ChildWatch()).found
-            graph = stack.enter_context(capture())
+            graph, frames = stack.enter_context(capture()), compiled_frames()
             if loop is None:
                 outcome = program.run(steps or 1)
             else:
@@ -150,6 +151,9 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                 else:
                     few = counted(steps or 0, "iteration")
                     click.echo(f"genie: less than {few} ended: the graph is of all", err=True)
+            if compiled := compiled_frames() - frames:
+                unseen = counted(compiled, "compiled function")
+                click.echo(f"genie: the graph leaves out what is in {unseen}", err=True)
             if children:
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)

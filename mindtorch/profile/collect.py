@@ -151,7 +151,7 @@ class Profiler(Run):
         self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda *mark: None, 0))
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
-        self._frames = _compiled_frames()
+        self._frames = compiled_frames()
         semantics.install()
         modules.add_listener(self._saw_root)
         for root, path in modules.roots():
@@ -164,6 +164,7 @@ class Profiler(Run):
         self.npu = NpuOps()
         collector.start(begun)
         self._compile_watch = CompileWatch(collector.compiling)
+        self._profiler_watch = ProfilerWatch()
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         collector.__enter__()
         self._child_watch = ChildWatch().__enter__()
@@ -181,13 +182,15 @@ class Profiler(Run):
         self.collector.stop()
         self._watch.__exit__()
         self._compile_watch.stop()
+        self._profiler_watch.stop()
+        self.torch_profiles = self._profiler_watch.started
         self.collector.__exit__(kind, error, trace)
         local.set_op_observer(None)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
         semantics.uninstall()
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
-        self.compiled = _compiled_frames() - self._frames
+        self.compiled = compiled_frames() - self._frames
         self.book.refresh()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(self.collector.stopped)
@@ -396,7 +399,7 @@ class _Wait:
             torch.cuda.synchronize(device)
 
 
-def _compiled_frames() -> int:
+def compiled_frames() -> int:
     """How many functions Dynamo has compiled so far, without importing it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
@@ -430,6 +433,26 @@ class CompileWatch:
 
     def _end(self, _: Any) -> None:
         self._compiling(False)
+
+
+class ProfilerWatch:
+    """Counts how often the program starts torch's own profiler, or has it send ranges to NVTX or ITT: ``started``."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        place: Any = torch.autograd.profiler
+        self._original = original = place._enable_profiler
+
+        def enable(*args: Any, **kwargs: Any) -> Any:
+            self.started += 1
+            return original(*args, **kwargs)
+
+        self._replacement = place._enable_profiler = enable
+
+    def stop(self) -> None:
+        place: Any = torch.autograd.profiler
+        if place._enable_profiler is self._replacement:
+            place._enable_profiler = self._original
 
 
 def _in_child() -> None:

@@ -21,7 +21,7 @@ from mindtorch._ext import context
 from mindtorch._ext.labels import RECOMPUTING
 from mindtorch.profile import shapes
 from mindtorch.profile.forecast import Forecast
-from mindtorch.profile.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
+from mindtorch.profile.rows import BYTES, CALLS, LOCATION, PHASE, SIG, Row, as_table, grouped
 from mindtorch.profile.times import seconds
 from mindtorch.profile.tree import module_rows
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
 
 SCHEMA_VERSION = 1
+_MATTERS = 0.05  # of the peak
 _DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 
 
@@ -94,7 +95,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "uncounted": uncounted,
         "unseen": _unseen(profiler),
         "assumed": [],
-        "warnings": _warnings(profiler, main, uncounted),
+        "warnings": _warnings(profiler, main, uncounted, grouped(every, SIG, PHASE)),
         "interrupted": profiler.interrupted,
         "exit_code": profiler.exit_code,
     }
@@ -285,7 +286,7 @@ def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[
     return [{"name": name, "calls": calls, "self_s": ns / 1e9} for name, (calls, ns) in ordered]
 
 
-def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) -> list[str]:
+def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], rows: list[Row]) -> list[str]:
     found = []
     if uncounted:
         calls = sum(entry["calls"] for entry in uncounted)
@@ -293,10 +294,19 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
         found.append(f"FLOPs leave out {calls} calls of ops without a formula: {names}{more}")
     if profiler.collector.other_thread:
-        found.append("modules ran in threads that began before the profile or outside of Python's threading; "
-                     "what those did is not counted")
+        found.append("modules ran in threads that began before the profile or that no Python code started; what those "
+                     "did is not counted")
     if profiler.compiled:
         found.append("compiled functions ran: their fused kernels count as time between ops, without FLOPs")
+    if profiler.torch_profiles:
+        times = f"torch's own profiler ({profiler.torch_profiles} ×)"
+        found.append(f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
+                     "pass through this one first; in a plain run it has them once")
+    if sums := _gradient_sums(profiler, rows):
+        calls, nbytes = sums
+        found.append(f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum the gradients of what is "
+                     "used more than once; a plain run does some of them in place (add_): its peak may be one of them "
+                     "lower")
     if profiler.children:
         names = ", ".join(f"{name} ×{n}" for name, n in list(profiler.children.items())[:5])
         more = f" and {len(profiler.children) - 5} more" if len(profiler.children) > 5 else ""
@@ -320,6 +330,17 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]]) ->
     if profiler.collector.mark_error is not None:
         found.append(f"start-up and iterations could not be told apart: {profiler.collector.mark_error!r}")
     return found
+
+
+def _gradient_sums(profiler: Profiler, rows: list[Row]) -> tuple[int, int] | None:
+    """(calls, bytes) of what autograd's engine may have summed in place if nobody watched, where one matters for the
+    peak: it never does while a dispatch mode is on. Formulas of backward that add are among them."""
+    backward = context.PHASES.index("backward")
+    calls = nbytes = 0
+    for row in rows:
+        if row[PHASE] == backward and row[SIG] and _op(profiler, row).name == "aten::add":
+            calls, nbytes = calls + row[CALLS], nbytes + row[BYTES]
+    return (calls, nbytes) if calls and nbytes / calls > _MATTERS * max(profiler.phase_peaks) else None
 
 
 def _unseen(profiler: Profiler) -> list[dict[str, Any]]:

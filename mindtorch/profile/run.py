@@ -53,6 +53,7 @@ class Run:
         self.npu: NpuOps | None = None  # an estimate runs nothing there
         self.children: dict[str, int] = {}  # processes started that may have run torch
         self.compiled = 0  # functions
+        self.torch_profiles = 0  # how often the program started torch's own profiler
         self.frozen_ns = 0
         self._stage = stage
         self._before = ""  # the stage that the last end of an iteration ended, if it did

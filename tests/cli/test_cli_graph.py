@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mindtorch.cli.main import cli
@@ -172,3 +173,19 @@ def test_C6_lazy_modules(here):
         result = genie(*device, "lazy.py:net", "--input", "3x5")
         assert result.exit_code == 0, result.stderr
         assert "addmm(bias" in result.stdout and "t(weight)" in result.stdout and "LazyLinear" not in result.stdout
+
+
+def test_C6_compiled_functions_are_named_as_left_out(here):
+    (here / "fast.py").write_text(NET + "\ntorch.compile(Net(), backend='eager')(torch.ones(3, 4))\n")
+    result = genie("fast.py")
+    torch._dynamo.reset()
+    assert result.exit_code == 0 and "leaves out what is in 1 compiled function" in result.stderr
+
+
+def test_C3_raw_threads_are_in_the_graph(here):
+    (here / "raw.py").write_text(
+        "import _thread, torch\nlock = _thread.allocate_lock()\nlock.acquire()\n"
+        "_thread.start_new_thread(lambda: (torch.exp(torch.ones(2)), lock.release()), ())\nlock.acquire()\n"
+    )
+    result = genie("raw.py")
+    assert result.exit_code == 0 and " exp(" in result.stdout
