@@ -52,7 +52,7 @@ def test_C1_prefill_decode_and_training_of_a_configuration(here):
     assert (report["steps"]["count"], report["steps"]["warmup"]) == (4, 2)
     total = report["totals"]["time_s"]
     assert sum(row["time_s"] for row in report["phases"]) == pytest.approx(total, rel=1e-6)
-    text = " ".join(result.stdout.replace("│", " ").split())
+    text = " ".join(result.stdout.replace("│", " ").replace("\\\n", " ").split())
     for words in ("2 × 12 tokens, then 3 decoded; a training step, bfloat16", "tokens/s, ", "cache 3.75 KiB at the end",
                   "256 B more a step", "optimizer AdamW (fused), gradients 47.6 KiB, state 95.2 KiB",
                   "--seq 12 --batch 2 --decode 3 --dtype bfloat16 --train"):  # fmt: skip
