@@ -31,6 +31,7 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
         for child in module.children():
             child._apply(fn)
     crossing: list[tuple[str, Any, torch.Tensor]] = []
+    done: dict[int, torch.Tensor] = {}  # by the parameter's identity; what was converted is not converted again
     with NoGrad():
         for key, param in module._parameters.items():
             if param is None:
@@ -40,13 +41,13 @@ def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.
                 continue
             if lazy and dataless_everywhere():
                 continue  # all devices are alike: torch's own way keeps the parameter's identity
-            moved = fn(param)
+            moved = done[id(param)] = fn(param)
             if moved is param:
                 continue
             if is_ours(param) or is_ours(moved):
                 crossing.append((key, param, moved))
     if not crossing:
-        return original(module, fn, False)
+        return original(module, lambda t: done.pop(id(t)) if id(t) in done else fn(t), False)
     for key, param, moved in crossing:
         grad = param.grad
         if grad is not None:

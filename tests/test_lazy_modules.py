@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mindtorch
 
@@ -275,3 +276,21 @@ def test_L7_fork_inherits_computed_and_pending_values() -> None:
     p.join(120)
     assert p.exitcode == 0
     assert queue.get() == [2.0, 4.0, 6.0] and y.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_L1_a_plain_module_is_converted_once() -> None:
+    converted = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            converted.append(func._overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    module[1].bias = module[0].bias  # tied
+    before = [id(p) for p in module.parameters()]
+    with Watch():
+        module.double()
+    assert converted.count("_to_copy") == 3 + 2  # the batch norm's running statistics, too; its counter is an integer
+    assert [id(p) for p in module.parameters()] == before
+    assert all(p.dtype is torch.float64 for p in module.parameters())
