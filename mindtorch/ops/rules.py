@@ -26,10 +26,10 @@ def numel(tensor: Any) -> int:
 
 
 def is_tensor(value: Any) -> bool:
-    try:
-        return hasattr(value, "shape") and hasattr(value, "dtype")
-    except RuntimeError:  # nested tensors have no shape to tell
+    """Whether it says how large it is: nested tensors have no shape to tell, or one of symbols."""
+    if getattr(value, "is_nested", False):
         return False
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def argument(args: Args, kwargs: Kwargs, index: int, *names: str, default: Any = None) -> Any:

@@ -41,7 +41,8 @@ ROWS: list[OpRow] = [
         "argwhere cartesian_prod combinations meshgrid flatten_dense_tensors fft_fftshift fft_ifftshift "
         "trace_backward resize resize_as _resize_output _lazy_clone _reshape_copy coalesce _coalesce sparse_mask "
         "dequantize quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel int_repr "
-        "nested_to_padded_tensor to_padded_tensor _foreach_copy _foreach_clone copy_sparse_to_sparse "
+        "nested_to_padded_tensor to_padded_tensor _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned "
+        "quantized::linear_prepack quantized::linear_unpack _foreach_copy _foreach_clone copy_sparse_to_sparse "
         "mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight",
     ),
     *ops(
@@ -70,7 +71,8 @@ ROWS: list[OpRow] = [
         "arange as_tensor bartlett_window blackman_window complex empty empty_like empty_permuted empty_quantized "
         "empty_strided eye fft_fftfreq fft_rfftfreq fill from_file full full_like hamming_window hann_window "
         "kaiser_window linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like range "
-        "scalar_tensor sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
+        "scalar_tensor _sparse_coo_tensor_with_dims_and_tensors "
+        "sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
         "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zero zeros zeros_like "
         "_efficientzerotensor _foreach_zero _empty_affine_quantized _empty_per_channel_affine_quantized _dim_arange "
         "_new_zeros_with_same_feature_meta _shape_as_tensor",

@@ -28,9 +28,18 @@ def shaped(args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any, work:
 def _shapes(values: tuple[Any, ...] | list[Any]) -> Iterator[Shape]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield str(value.dtype).removeprefix("torch."), tuple(value.shape)
+            yield str(value.dtype).removeprefix("torch."), _sizes(value)
         elif isinstance(value, (tuple, list)):
             yield from _shapes(value)
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """-1 where the parts of a nested tensor differ, as torch itself shows it."""
+    try:
+        return tuple(n if type(n) is int else -1 for n in tensor.shape)
+    except RuntimeError:  # strided nested tensors have no shape to tell
+        parts = tensor._nested_tensor_size()
+        return (len(parts), *(column[0] if len(set(column)) == 1 else -1 for column in parts.T.tolist()))
 
 
 def facts(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
