@@ -92,7 +92,7 @@ cdef class Collector:
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
     cdef readonly list sig_works               # signature index -> what `weigh` said, or None
-    cdef object function_modes, functions_seen, no_functions
+    cdef object function_modes, functions_seen, no_functions, below_autograd
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
@@ -128,14 +128,8 @@ cdef class Collector:
         self.log = EventLog(max_events)
         self.labels = Labels()
         self.sampler = Sampler(look)
-        self.order = {}
-        self.storages = {}
-        self.ops = {}
-        self.runs = {}
-        self.threads = {}
-        self.sig_ops = [None]
-        self.sig_flops = [(0, 0)]
-        self.sig_works = [None]
+        self.order, self.storages, self.ops, self.runs, self.threads = {}, {}, {}, {}, {}
+        self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
         self.cap_modules = 256
         self.table = RowTable()
         self.peaks = <uint64_t *> calloc(256, 8)
@@ -143,9 +137,11 @@ cdef class Collector:
         if self.peaks == NULL or self.entries == NULL:
             raise MemoryError
 
-    def keep_apart(self, function_modes, functions_seen, no_functions):
-        """What torch says of function modes: how many there are, whether they are on, a context without them."""
+    def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd):
+        """What torch says of function modes: how many there are, whether they are on, a context without them. Of an op:
+        whether it came through the dispatcher."""
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
+        self.below_autograd = below_autograd
 
     def __dealloc__(self):
         free(self.peaks)
@@ -275,6 +271,12 @@ cdef class Collector:
         self.overhead += ours
         self.until(here, at if at > here.last else here.last, ns)
 
+    cdef void ours(self, Timeline here, uint64_t since) noexcept:
+        """The time since then went into watching."""
+        cdef uint64_t now = mt_now()
+        self.overhead += now - since
+        self.until(here, now, now - since)
+
     cdef void looked(self, Timeline here, uint64_t whole, uint64_t ns, uint32_t module, uint32_t phase) noexcept:
         """`ns` of the `whole` time since the last interval, by the lines where the thread was seen in it."""
         cdef uint64_t left = ns, part
@@ -383,6 +385,10 @@ cdef class Collector:
         module = current_module()
         location = current_location()
         self.gap(here, t_in, self.cost_out, module, phase, location)
+        if op.detaches and self.below_autograd is not None and not self.below_autograd():
+            out = op.call(*args)               # a handle copied, as of results that autograd saves: none of a plain run
+            self.ours(here, t_in)
+            return out
         tape = get_tape()
         before = tape.n_recorded if tape is not None else 0
         here.inner = 0
@@ -428,7 +434,7 @@ cdef class Collector:
             self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         elif op.begins or op.ends:
             self.label(here, op, args, t_in, t1)
-        here.n_ops += 1
+        here.n_ops += sig != 0                 # a label is none
         here.op_ns += ns - ours
         now = mt_now()
         self.overhead += (t0 - t_in) + ours + (now - t1)
@@ -725,7 +731,7 @@ cdef class Collector:
         return self.log.dropped
 
     cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
-        cdef uint64_t now = mt_now(), began
+        cdef uint64_t now = mt_now()
         cdef Timeline here
         if not self.enabled:
             return
@@ -766,10 +772,7 @@ cdef class Collector:
         if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
         # A mark may have let lazy ops run: then `last` is past `now`.
-        began = here.last if here.last > now else now
-        now = mt_now()
-        self.overhead += now - began
-        self.until(here, now, now - began)
+        self.ours(here, here.last if here.last > now else now)
 
     cdef void first_call(self, uint32_t module) noexcept:
         """Of this stage; the report lists modules in the order of the run."""

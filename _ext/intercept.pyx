@@ -49,6 +49,7 @@ cdef Key* K = current_key()
 # What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
+cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
@@ -61,6 +62,7 @@ def init(hooks, torch):
     """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
     global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+    global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
@@ -71,6 +73,8 @@ def init(hooks, torch):
     any_autocast = torch._C._is_any_autocast_enabled
     below = torch._C._disabled_torch_function_impl
     detach = torch.ops.aten.detach.default
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    past_autograd = torch._C.DispatchKey.ADInplaceOrView
     forward_ad = torch.autograd.forward_ad
     requires_grad = torch._C.TensorBase.requires_grad
     is_inference = torch._C.TensorBase.is_inference
@@ -674,8 +678,8 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
         if h is not None:
             out = rename(h, False)
             if out is not None:
-                if listening:
-                    note_name(NAME_DETACH)     # what a profile of plain tensors sees there, too
+                if listening and excluded(past_autograd):
+                    note_name(NAME_DETACH)     # the program's own; what autograd saves is no op of a plain run
                 return out
     if info.kind == KIND_RECORD:
         if kwargs is not None and not kwargs:

@@ -17,6 +17,7 @@ cdef class Op:
     cdef readonly bint is_free                 # computes nothing by definition
     cdef readonly bint allocates               # has outputs that are neither views nor written arguments
     cdef readonly bint writes                  # writes into an argument
+    cdef readonly bint detaches
     cdef readonly bint begins, ends            # a label: torch's own notes, no op
     cdef readonly bint is_run                  # stands for runs of recorded ops: no calls of its own
     cdef dict sigs                             # signature -> index

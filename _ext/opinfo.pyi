@@ -17,6 +17,7 @@ class Op:
     is_free: bool
     allocates: bool
     writes: bool
+    detaches: bool
     begins: bool
     ends: bool
     is_run: bool

@@ -23,5 +23,6 @@ cdef class Op:
         self.is_run = is_run
         self.sigs = {}
         self.plain = 0
+        self.detaches = name == "aten::detach"
         self.begins = name.startswith("profiler::_record_function_enter")
         self.ends = name.startswith("profiler::_record_function_exit")

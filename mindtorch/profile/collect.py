@@ -9,6 +9,7 @@ tell, it says so in a warning.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -67,7 +68,7 @@ class Mode(TorchDispatchMode, Collector):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()  # the arguments went to Collector.__cinit__
         modes, seen = torch._C._len_torch_function_stack, torch._C._is_torch_function_enabled
-        self.keep_apart(modes, seen, torch._C.DisableTorchFunction)
+        self.keep_apart(modes, seen, torch._C.DisableTorchFunction, _below_autograd)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -76,6 +77,11 @@ class Mode(TorchDispatchMode, Collector):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled functions stay compiled: a profile must measure the program as it runs
+
+
+_below_autograd = functools.partial(  # not a function of Python: it is asked at every detach
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
+)
 
 
 class Places(NamedTuple):

@@ -1,0 +1,33 @@
+"""C2: what a profile must not change, and not count, because it is watching."""
+
+import torch
+
+
+def op(report, name):
+    return next(row for row in report["ops"] if row["name"] == name)
+
+
+def test_C2_what_torch_notes_for_itself_is_no_op_of_a_thread(record):
+    def program():
+        net = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters())
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()  # torch gives it a label
+
+    report, profiler = record(program)
+    ops = sum(row["ops"] for row in report["threads"])
+    assert ops == report["startup"]["ops"] + report["totals"]["ops"] < profiler.collector.n_ops
+
+
+def test_C2_a_handle_that_autograd_copies_is_no_op(record):
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        x.sigmoid().exp().sum().backward()  # both results are saved
+        x.data.add_(1)
+        x.detach().mul_(2)
+
+    report, _ = record(program)
+    with torch.profiler.profile() as plain:
+        program()
+    expected = sum(row.count for row in plain.key_averages() if row.key == "aten::detach")
+    assert op(report, "aten::detach")["calls"] == expected == 2  # the gradient's and the program's own
