@@ -358,7 +358,7 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
         spent = seconds(sum(row.get("self_s") or 0.0 for row in uncounted))
         rows = sorted(uncounted, key=lambda row: -(row.get("self_s") or 0.0))
         names = ", ".join(f"{(r.get('name') or '').removeprefix('aten::')} ×{r.get('calls')}" for r in rows)
-        canvas.paragraph(f"no FLOP formula for {calls:,} calls ({spent}): {names}", "yellow", "  · ")
+        canvas.paragraph(f"no FLOP formula for {counted(calls, 'call')} ({spent}): {names}", "yellow", "  · ")
     sizes.assumed(report, canvas)
     for warning in warnings:
         if warning.startswith("FLOPs leave out") and uncounted:  # the ledger above says it with every name and count

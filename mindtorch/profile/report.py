@@ -292,12 +292,12 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], ro
         calls = sum(entry["calls"] for entry in uncounted)
         names = ", ".join(entry["name"] for entry in uncounted[:5])
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
-        found.append(f"FLOPs leave out {calls} calls of ops without a formula: {names}{more}")
+        found.append(f"FLOPs leave out {calls} call{'s' * (calls != 1)} of ops without a formula: {names}{more}")
     if profiler.collector.other_thread:
         found.append("modules ran in threads that began before the profile or that no Python code started; what those "
                      "did is not counted")
     if profiler.compiled:
-        found.append("compiled functions ran: their fused kernels count as time between ops, without FLOPs")
+        found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
     if profiler.torch_profiles:
         times = f"torch's own profiler ({profiler.torch_profiles} ×)"
         found.append(f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
