@@ -44,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption("--conformance", choices=("slice", "full"), default="slice",
                      help="how much of torch's operator database to compare with eager (tests/conformance)")
+    parser.addoption("--strangers", choices=("slice", "full"), default="slice",
+                     help="how many strangers' programs to compare with what torch tells of them (tests/strangers)")
     parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
     parser.addoption("--npu-load", choices=("slice", "full"), default="slice",
                      help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)")
