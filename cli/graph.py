@@ -87,7 +87,7 @@ def command(
     """Run TARGET unmodified and print the graph of every operation it made.
 
     Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead. What
-    --depth, --module and --steps leave out is told in the text and in the JSON.
+    --depth, --module and --steps leave out is told in each of them.
     """
     rank = Rank.of_process()
     if rank is not None:  # each its own file

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .fold import Folded, Item, fold
 from .graph import SOURCES, ComputationGraph, Node
-from .text import element_type, sizes, title
+from .text import element_type, left_out, sizes, title
 
 _HEAD = """digraph computation {
   rankdir=TB; compound=true; fontname="Helvetica"; newrank=true;
@@ -36,7 +36,9 @@ def quote(text: str) -> str:
 def to_dot(graph: ComputationGraph) -> str:
     """A node per op, input and parameter, a cluster per phase and module, an edge per tensor read."""
     drawing = Drawing(graph)
-    return "".join([_HEAD, *drawing.clusters(), *drawing.lines(), "}\n"])
+    missing = left_out(graph)
+    label = f"  label={quote(missing)};\n" if missing else ""
+    return "".join([_HEAD, label, *drawing.clusters(), *drawing.lines(), "}\n"])
 
 
 class Drawn(NamedTuple):
@@ -164,7 +166,7 @@ class Drawing:
         if around and around[-1].node is not None:  # an op that repeats, or a parameter of such
             label += f" ×{around[-1].repeated}"
         if node.kind == "module" and item is not None:
-            label += f"\n{item.cls}, {node.kwargs['ops']} ops"
+            label += f"\n{item.cls}, {node.kwargs['ops']} op{'s' * (node.kwargs['ops'] != 1)}"
         if item is not None and item.varies:
             label += "\nsizes differ"
         else:

@@ -74,15 +74,19 @@ def grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
                 trail.append(child)
             names = where.names
             last = (phase[node.id], module[node.id])
-        trail[-1].children += [Item(node=item) for item in waiting]
+        read = [Item(node=item) for item in waiting]
         waiting.clear()
         if kind[node.id] == CLOSED:  # the module itself, in place of what is in it
-            trail[-1].node, trail[-1].ids = node, [node.id]
-            last = (phase[node.id], -1)
-            del trail[-1]
+            place = trail.pop()
+            place.node, place.ids = node, [node.id]
+            above = len(trail) - 1
+            while above and place.label.isdigit():  # before the list of layers: see `_hoist`
+                place, above = trail[above], above - 1
+            trail[above].children[-1:-1] = read
             names = where.names[:-1]
-        else:
-            trail[-1].children.append(Item(node=node))
+            last = (phase[node.id], -1)
+            continue
+        trail[-1].children += [*read, Item(node=node)]
     if waiting:
         sections.append(("other", Item()))
         sections[-1][1].children.extend(Item(node=node) for node in waiting)

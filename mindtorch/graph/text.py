@@ -110,11 +110,7 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
               (graph.count("input"), "other input"))
     yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
     if graph.left_out:
-        less = [(graph.left_out.get(key, 0), key[:-1]) for key in ("ops", "edges", "parameters")]
-        words = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less if n]
-        steps = graph.left_out.get("after_steps")
-        words += [f"what came after {steps} iteration{'' if steps == 1 else 's'}"] if steps else []
-        yield _cut("left out: " + ", ".join(words), width)
+        yield _cut(left_out(graph), width)
     made = sum(1 for node in graph._names if not graph._kind[node])
     if made:
         yield _cut(f"{made:,} more parameters and buffers are made by the program's own ops", width)
@@ -122,6 +118,15 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     if readers:
         text = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in readers.most_common())
         yield _cut(f"{len(segments)} segments: the program reads values by {text}", width)
+
+
+def left_out(graph: ComputationGraph) -> str:
+    """What is not in a part of a graph, in words; empty where nothing is missing."""
+    less = [(graph.left_out.get(key, 0), key[:-1]) for key in ("ops", "edges", "parameters")]
+    words = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less if n]
+    steps = graph.left_out.get("after_steps")
+    words += [f"what came after {steps} iteration{'' if steps == 1 else 's'}"] if steps else []
+    return f"left out: {', '.join(words)}" if words else ""
 
 
 def _tree(root: Item, width: int, folded: Folded) -> Iterator[str]:

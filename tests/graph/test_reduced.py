@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -61,7 +63,10 @@ def sound(part: ComputationGraph) -> None:
         assert (node.kind in ("input", "parameter")) <= (node.inputs == ())
     again = ComputationGraph.from_dict(part.to_dict())
     assert again.to_json() == part.to_json() and again.to_text() == part.to_text() and again.left_out == part.left_out
-    assert part.to_dot().count("{") == part.to_dot().count("}")
+    text = part.to_dot()
+    drawn = re.findall(r"^ +n(\d+) \[label", text, re.MULTILINE)
+    ends = {node for edge in re.findall(r"^ +n(\d+) -> n(\d+)", text, re.MULTILINE) for node in edge}
+    assert text.count("{") == text.count("}") and len(set(drawn)) == len(drawn) and ends <= set(drawn)
     assert max(map(len, part.to_text(60).splitlines())) <= 60
 
 
@@ -94,6 +99,7 @@ def test_C6_depth_in_text_and_dot_is_a_line_and_a_box(graph):
     part = graph.reduced(depth=2)
     lines = [line for line in part.to_text().splitlines() if "h.0 … h.3" in line]
     assert len(lines) == 1 and "×4" in lines[0] and "Layer ▸" in lines[0] and lines[0].endswith("3x8 f32")
+    assert 'label="left out: ' in part.to_dot() and "left out" not in graph.to_dot()
     boxes = [line for line in part.to_dot().splitlines() if "h.0 … h.3" in line]
     assert len(boxes) == 1 and "×4" in boxes[0] and "component" in boxes[0]
 
