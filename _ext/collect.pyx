@@ -138,8 +138,7 @@ cdef class Collector:
             raise MemoryError
 
     def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd):
-        """What torch says of function modes: how many there are, whether they are on, a context without them. Of an op:
-        whether it came through the dispatcher."""
+        """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?)."""
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
         self.below_autograd = below_autograd
 
@@ -529,8 +528,7 @@ cdef class Collector:
             self.sig_flops.append(flops)
             self.sig_works.append(work)
         except MemoryError:
-            del self.sig_ops[len(self.sig_works):]         # the three lists go together
-            del self.sig_flops[len(self.sig_works):]
+            del self.sig_ops[len(self.sig_works):], self.sig_flops[len(self.sig_works):]   # the three go together
             raise
         return <uint32_t> (len(self.sig_ops) - 1)
 
@@ -578,10 +576,12 @@ cdef class Collector:
         return index
 
     cdef uint32_t ask(self, Op op, tuple args, kwargs, out) except? 0:
-        flops = (0, 0) if op.is_free else None
-        if op.has_formula:
-            flops = self.count(op.func, args, kwargs, out)
-        return self.new_sig(op, flops, None if self.weigh is None else self.weigh(op.func, args, kwargs, out))
+        flops = self.count(op.func, args, kwargs, out) if op.has_formula else (0, 0) if op.is_free else None
+        if self.weigh is not None:
+            return self.new_sig(op, flops, self.weigh(op.func, args, kwargs, out))
+        if flops not in op.costs:              # calls that cost the same are one, however many shapes there are
+            op.costs[flops] = self.new_sig(op, flops)
+        return op.costs[flops]
 
     # ------------------------------------------------------------ memory
 

@@ -21,4 +21,5 @@ cdef class Op:
     cdef readonly bint begins, ends            # a label: torch's own notes, no op
     cdef readonly bint is_run                  # stands for runs of recorded ops: no calls of its own
     cdef dict sigs                             # signature -> index
+    cdef dict costs                            # FLOPs and MACs of a call -> index, where nothing else is asked
     cdef uint32_t plain                        # index used when the signature does not matter

@@ -22,6 +22,7 @@ cdef class Op:
         self.writes = writes
         self.is_run = is_run
         self.sigs = {}
+        self.costs = {}
         self.plain = 0
         self.detaches = name == "aten::detach"
         self.begins = name.startswith("profiler::_record_function_enter")

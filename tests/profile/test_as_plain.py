@@ -31,3 +31,16 @@ def test_C2_a_handle_that_autograd_copies_is_no_op(record):
         program()
     expected = sum(row.count for row in plain.key_averages() if row.key == "aten::detach")
     assert op(report, "aten::detach")["calls"] == expected == 2  # the gradient's and the program's own
+
+
+def test_S5_shapes_that_cost_the_same_take_no_memory_each(record):
+    sizes = [(2**a, 2**b, 2 ** (12 - a - b)) for a in range(13) for b in range(13 - a)]
+
+    def program():
+        for size in sizes:
+            torch.zeros(size).add_(1)
+
+    report, profiler = record(program)
+    assert op(report, "aten::add_")["calls"] == len(sizes) == 91
+    assert op(report, "aten::add_")["flops"] == 91 * 2**12
+    assert sum(entry is not None and entry.name == "aten::add_" for entry in profiler.collector.sig_ops) == 2
