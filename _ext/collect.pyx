@@ -432,7 +432,7 @@ cdef class Collector:
         if sig:
             self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         elif op.begins or op.ends:
-            self.label(here, op, args, t_in, t1)
+            self.label(here, op, args, t_in, t1, t0 - t_in + ours)
         here.n_ops += sig != 0                 # a label is none
         here.op_ns += ns - ours
         now = mt_now()
@@ -702,13 +702,13 @@ cdef class Collector:
         e.kind = kind
         e.phase = <uint8_t> phase
 
-    cdef void label(self, Timeline here, Op op, tuple args, uint64_t before, uint64_t after) noexcept:
-        """A note of torch's: a named stretch begins or ends."""
+    cdef void label(self, Timeline here, Op op, tuple args, uint64_t before, uint64_t after, uint64_t own) noexcept:
+        """A note of torch's: a named stretch begins or ends. `own`: interception until `after`, not yet in overhead."""
         cdef uint64_t start = 0
         cdef int64_t number
         try:
             if op.begins:
-                self.labels.begin(here, str(args[0]) if args else "", after, self.overhead)
+                self.labels.begin(here, str(args[0]) if args else "", after, self.overhead + own)
                 return
             number = self.labels.end(here, before, self.overhead, &start)
         except MemoryError:

@@ -36,7 +36,7 @@ _thread = _Thread()
 class Caught:
     """``with Caught() as caught:`` the block's warnings that the program's filters let through, not shown: messages.
 
-    For this thread alone, which is what ``warnings.catch_warnings`` cannot do.
+    For this thread alone, which is what ``warnings.catch_warnings`` cannot do; and from `listen` on.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,6 @@ class Caught:
         for found in self.messages:
             once.pop((str(found.message), found.category), None)
         self.messages.clear()
-
 
     def pass_on(self) -> None:
         """To whoever catches outside of this block, else to the program."""

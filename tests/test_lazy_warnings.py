@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch.warned import Caught
+from mindtorch.warned import Caught, listen
 
 LAZY = "remote_accelerator:0"
 Said = list[tuple[str, str, int]]
@@ -73,6 +73,8 @@ def test_L9_what_filters_show_once_is_shown_once() -> None:
 
 
 def test_L9_another_threads_warnings_are_its_own() -> None:
+    listen()
+
     def other() -> None:
         warnings.warn("from a thread", stacklevel=1)
 

@@ -13,7 +13,8 @@ import typing_extensions
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import looking
-from mindtorch.profile import Profiler
+from mindtorch.profile import Profiler, collect
+from mindtorch.profile.collect import describe
 
 
 class Slow(torch.utils.data.Dataset):
@@ -143,6 +144,22 @@ def test_C2_what_checkpoints_compute_again_is_named(record):
         assert label["calls"] == 3 and 0 < report["waits"]["recompute_s"] == label["total_s"] < 1
         backward = next(row["time_s"] for row in report["phases"] if row["name"] == "backward")
         assert label["total_s"] < backward
+
+
+def test_C2_what_comes_before_a_label_is_not_taken_off_it(record, monkeypatch):
+    def slow(func):
+        time.sleep(0.1 if str(func).startswith("profiler.") else 0)
+        return describe(func)
+
+    monkeypatch.setattr(collect, "describe", slow)
+
+    def program():
+        with torch.profiler.record_function("first of all"):
+            time.sleep(0.05)
+
+    report, _ = record(program)
+    (label,) = report["labels"]
+    assert label["total_s"] >= 0.05
 
 
 def test_C2_labels_of_the_program_and_of_errors(record):
