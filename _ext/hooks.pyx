@@ -395,9 +395,17 @@ cdef class CreationHook(Hook):
         return self.twin(*args, **kwargs)
 
 
-cdef class MoveHook(Hook):
+cdef class PythonHook(Hook):
+    """What concerns us is answered in Python, by `slow`."""
+    cdef object slow
+
+    def __init__(self, slow):
+        self.slow = slow
+
+
+cdef class MoveHook(PythonHook):
     """Tensor.to: `slow(tensor, ...)` decides when a tensor of ours or a device by name is involved."""
-    cdef object slow, dtype, device            # the last two: torch's types
+    cdef object dtype, device                  # torch's types
 
     def __init__(self, slow, dtype, device):
         self.slow, self.dtype, self.device = slow, dtype, device
@@ -414,12 +422,8 @@ cdef class MoveHook(Hook):
         return self.slow(<object>owner, *args, **kwargs)
 
 
-cdef class MethodHook(Hook):
+cdef class MethodHook(PythonHook):
     """Tensor.new_zeros and its like: `slow(twin, tensor, ...)` is called for ours, and when a device is named."""
-    cdef object slow
-
-    def __init__(self, slow):
-        self.slow = slow
 
     cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
                        bint named) except -1:
@@ -430,49 +434,37 @@ cdef class MethodHook(Hook):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
-cdef class SubclassHook(Hook):
-    """Tensor._make_subclass(cls, data): `make(cls, data, ...)` is called when class or data are ours."""
-    cdef object make
-
-    def __init__(self, make):
-        self.make = make
+cdef class SubclassHook(PythonHook):
+    """Tensor._make_subclass(cls, data): `slow(cls, data, ...)` is called when class or data are ours."""
 
     cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
                        bint named) except -1:
         return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first))
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
-        return self.make(*args, **kwargs)
+        return self.slow(*args, **kwargs)
 
 
-cdef class AsSubclassHook(Hook):
-    """Tensor.as_subclass of plain tensors: `make(tensor, cls)` is called when the class is one of ours."""
-    cdef object make
-
-    def __init__(self, make):
-        self.make = make
+cdef class AsSubclassHook(PythonHook):
+    """Tensor.as_subclass of plain tensors: `slow(tensor, cls)` is called when the class is one of ours."""
 
     cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
                        bint named) except -1:
         return first != NULL and is_ours(<object>first)
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
-        return self.make(<object>owner, *args, **kwargs)
+        return self.slow(<object>owner, *args, **kwargs)
 
 
-cdef class WrapperHook(Hook):
-    """Tensor._make_wrapper_subclass: `make(twin, ...)` is called when the device is ours."""
-    cdef object make
-
-    def __init__(self, make):
-        self.make = make
+cdef class WrapperHook(PythonHook):
+    """Tensor._make_wrapper_subclass: `slow(twin, ...)` is called when the device is ours."""
 
     cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
                        bint named) except -1:
         return device != NULL and device != <PyObject*>None and _names_us(<object>device)
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
-        return self.make(self.twin, *args, **kwargs)
+        return self.slow(self.twin, *args, **kwargs)
 
 
 cdef class NameHook(Hook):

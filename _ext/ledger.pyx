@@ -15,13 +15,13 @@ from mindtorch._ext.context cimport (
 from .intern cimport OpInfo, sig_out_meta
 from .signals cimport interrupts
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
+from .sizes cimport MT_ASSERT
 from .tape cimport Handle, Tape, set_freed_hook
 
 from .signals import raise_soon
 
 cdef extern from *:
     """
-    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
     typedef struct {
         uint32_t sig;               /* 0: no call, see phase */
         uint32_t module;
@@ -68,7 +68,6 @@ cdef extern from *:
         int8_t place
         uint8_t phase
         uint8_t mark
-    void MT_ASSERT(bint) noexcept nogil
 
 MT_ASSERT(sizeof(LedgerCall) == 16)
 MT_ASSERT(sizeof(Block) == 32)

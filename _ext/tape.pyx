@@ -17,17 +17,12 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
 from .intern cimport Interner, ref, sig_alias, sig_written, unref
+from .sizes cimport MT_ASSERT
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
     MAX_DEVICES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
     SLOT_USED, SLOT_WRITTEN, MAX_IDS, MetaS, Record, SigS, Slot, mt_set_side, mt_side,
 )
-
-cdef extern from *:
-    """
-    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
-    """
-    void MT_ASSERT(bint c) noexcept
 
 cdef enum:
     SLOT_BITS = 5

@@ -3,11 +3,7 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, realloc
 
-cdef extern from *:
-    """
-    #define MT_ASSERT(c) ((void)sizeof(char[(c) ? 1 : -1]))
-    """
-    void MT_ASSERT(bint) noexcept nogil
+from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Event) == 40)
 

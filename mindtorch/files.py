@@ -17,8 +17,9 @@ from .lazy_device import index_of, is_ours
 from .npu import moves as _moves
 from .npu import tensor as _npu
 
-__all__ = ["OpenedFile", "make_rebuild", "open_safetensors", "package"]
+__all__ = ["FRAMEWORKS", "OpenedFile", "make_rebuild", "open_safetensors", "package"]
 _MARK = "_mindtorch_target"
+FRAMEWORKS = ("pt", "torch", "pytorch")  # what safetensors calls torch
 
 
 @dataclass
@@ -86,7 +87,7 @@ def _on_npu(target: _Target, plain: torch.Tensor) -> Any:
 # ---- safetensors -----------------------------------------------------------------------------------------------------
 def open_safetensors(safe_open: Any, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
     """``safe_open`` of a device that safetensors does not know; None: it is not one of ours."""
-    if framework not in ("pt", "torch", "pytorch") or not is_ours(device):
+    if framework not in FRAMEWORKS or not is_ours(device):
         return None
     return OpenedFile(safe_open(filename, framework, device="cpu", **options), device)
 

@@ -6,8 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["forget", "when_loaded"]
+__all__ = ["find_elsewhere", "forget", "when_loaded"]
 _waiting: dict[str, Callable[[Any], None]] = {}
+
+
+def find_elsewhere(finder: Any, name: str, path: Any, target: Any) -> Any:
+    """The spec that the finders other than this one find; None where there is none."""
+    for other in sys.meta_path:
+        find = None if other is finder else getattr(other, "find_spec", None)
+        spec = find(name, path, target) if find is not None else None
+        if spec is not None:
+            return spec
+    return None
 
 
 class _Finder:
@@ -16,13 +26,10 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _waiting:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find is not None else None
-            if spec is not None:
-                self._follow(spec.loader)
-                return spec
-        return None
+        spec = find_elsewhere(self, name, path, target)
+        if spec is not None:
+            self._follow(spec.loader)
+        return spec
 
     def _follow(self, loader: Any) -> None:
         load = getattr(loader, "exec_module", None)

@@ -56,7 +56,7 @@ RULES = frozenset(_shapes.names())
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
     with Caught() as caught:
-        spec = _infer_once(info, args, kwargs, dispatch, device, check)
+        spec = _infer_once(info, args, kwargs, dispatch, device, check, caught)
     if spec is None or info.name == "genie::manual_seed":
         caught.drop()  # it runs now, and says it itself
         return spec
@@ -123,8 +123,9 @@ _COMPUTED = frozenset({
 })
 
 
-def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool) -> Any:
-    """_infer. What is the same for every float among the arguments is found out once."""
+def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool,
+                caught: Caught) -> Any:
+    """_infer. What is the same for every float among the arguments, and warns of nothing, is found out once."""
     if device is not None or not check or info.random or not (info.pointwise or info.bumps):
         return _infer(info, args, kwargs, dispatch, device, check)
     shown: list[Any] = []
@@ -133,9 +134,7 @@ def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: in
     key = (info, dispatch, torch.is_grad_enabled(), *shown)
     found = _same_but_floats.get(key)
     if found is None:
-        with Caught() as caught:
-            found = _infer(info, args, kwargs, dispatch, device, check)
-        caught.pass_on()
+        found = _infer(info, args, kwargs, dispatch, device, check)
         if found is not None and not caught.messages:
             if len(_same_but_floats) >= _MOST_REMEMBERED:
                 _same_but_floats.clear()

@@ -57,17 +57,13 @@ class Caught:
             once.pop((str(found.message), found.category), None)
         self.messages.clear()
 
-    def pass_on(self) -> None:
-        """To whoever catches outside of this block, else to the program."""
-        for found in self.messages:
-            _shown(found)
-
 
 class _Silent(Caught):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        self.messages = [m for m in self.messages if (str(m.message), m.category) not in _said]
-        self.pass_on()
+        for found in self.messages:
+            if (str(found.message), found.category) not in _said:
+                _shown(found)
 
 
 def listen() -> None:

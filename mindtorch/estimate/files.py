@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from ..files import OpenedFile
+from ..files import FRAMEWORKS, OpenedFile
 from ..lazy_device import dataless_everywhere, place_of
 from ..meta import as_meta
 
@@ -170,7 +170,7 @@ def _without_data(value: Any, place: int) -> Any:
 def _opener(original: Any) -> Any:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
-        if not dataless_everywhere() or framework not in ("pt", "torch", "pytorch"):
+        if not dataless_everywhere() or framework not in FRAMEWORKS:
             return original(filename, framework, device=device, **options)
         return OpenedFile(original(filename, framework, device="cpu", **options), device)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .fold import Folded, Item, fold
 from .graph import SOURCES, ComputationGraph, Node
-from .text import element_type, left_out, sizes, title
+from .text import element_type, left_out, ops_inside, sizes, title
 
 _HEAD = """digraph computation {
   rankdir=TB; compound=true; fontname="Helvetica"; newrank=true;
@@ -166,7 +166,7 @@ class Drawing:
         if around and around[-1].node is not None:  # an op that repeats, or a parameter of such
             label += f" ×{around[-1].repeated}"
         if node.kind == "module" and item is not None:
-            label += f"\n{item.cls}, {node.kwargs['ops']} op{'s' * (node.kwargs['ops'] != 1)}"
+            label += f"\n{item.cls}, {ops_inside(node)}"
         if item is not None and item.varies:
             label += "\nsizes differ"
         else:

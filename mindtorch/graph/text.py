@@ -120,6 +120,12 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
         yield _cut(f"{len(segments)} segments: the program reads values by {text}", width)
 
 
+def ops_inside(node: Node) -> str:
+    """``8 ops``: how many a closed module stands for."""
+    ops = node.kwargs["ops"]
+    return f"{ops} op{'' if ops == 1 else 's'}"
+
+
 def left_out(graph: ComputationGraph) -> str:
     """What is not in a part of a graph, in words; empty where nothing is missing."""
     less = [(graph.left_out.get(key, 0), key[:-1]) for key in ("ops", "edges", "parameters")]
@@ -151,7 +157,7 @@ def _line(item: Item, head: str, width: int, folded: Folded) -> str:
     closed = item.label != ""
     left = f"{head}%{node.id} {item.label or title(node)}"
     if closed:
-        times += f"  {item.cls} ▸{node.kwargs['ops']} op{'s' * (node.kwargs['ops'] != 1)}"
+        times += f"  {item.cls} ▸{ops_inside(node)}"
     if node.kind not in ("input", "parameter"):
         room = width - len(left) - len(times) - len(right) - 3
         arguments = _clean(_arguments(node, folded))

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mindtorch._ext import context
 from mindtorch.profile.shapes import Shaped, text
+from mindtorch.profile.times import ENTER, EXIT, LABEL, OP, RECORD, RUN
 
 if TYPE_CHECKING:
     from mindtorch.profile.collect import Profiler
@@ -26,8 +27,6 @@ CSV_COLUMNS = (
     "self_params", "params", "peak_bytes", "ops", "category", "file", "line", "function", "source",
 )  # fmt: skip
 
-#: Kinds of events: an op, three transitions, a lazy op as it is recorded, and as it runs, a stretch with a name.
-OP, ENTER, EXIT, PHASE, RECORD, RUN, LABEL = range(7)
 #: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
 MEMORY_POINTS = 4000
 

@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from mindtorch.late import find_elsewhere
+
 
 class ImportWatch:
     """A finder, first on ``sys.meta_path``, that calls ``begin()`` and ``end()`` around the loading of a module.
@@ -37,13 +39,10 @@ class ImportWatch:
         """What the other finders find, its loader timed; None while a module is being loaded already."""
         if threading.get_ident() in self._loading:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find is not None else None
-            if spec is not None:
-                self._time(spec.loader)
-                return spec
-        return None
+        spec: ModuleSpec | None = find_elsewhere(self, name, path, target)
+        if spec is not None:
+            self._time(spec.loader)
+        return spec
 
     def _time(self, loader: Any) -> None:
         attributes = getattr(loader, "__dict__", None)

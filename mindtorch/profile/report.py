@@ -38,7 +38,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     main, stages, overhead_ns = _stages(profiler)
     every = stages[main]
     collector = profiler.collector
-    rows = grouped(every, SIG)
+    rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(profiler, main)
     forecast = None
     if profiler.target is not None:
         forecast = Forecast(profiler.target, profiler.works(), footprint=profiler.parts[main][3])
@@ -86,16 +86,16 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
         "steps": _steps(profiler, stages, main, share),
-        "phases": _phases(profiler, grouped(every, SIG, PHASE), forecast),
+        "phases": _phases(profiler, by_phase, forecast),
         "modules": module_rows(profiler, main, every, forecast, share),
         "ops": _ops(profiler, rows, forecast),
-        "labels": _labels(profiler, main),
-        "waits": _waits(profiler, main),
+        "labels": labels,
+        "waits": _waits(profiler, labels),
         "lines": _lines(profiler, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
         "unseen": _unseen(profiler),
         "assumed": [],
-        "warnings": _warnings(profiler, main, uncounted, grouped(every, SIG, PHASE)),
+        "warnings": _warnings(profiler, main, uncounted, by_phase),
         "interrupted": profiler.interrupted,
         "exit_code": profiler.exit_code,
     }
@@ -261,9 +261,8 @@ def _labels(profiler: Profiler, main: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["total_s"])
 
 
-def _waits(profiler: Profiler, main: str) -> dict[str, float]:
+def _waits(profiler: Profiler, labels: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward."""
-    labels = _labels(profiler, main)
     return {
         "data_s": sum(row["total_s"] for row in labels if row["name"].startswith(_DATA)),
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),

@@ -11,6 +11,7 @@ import subprocess
 
 import pytest
 import torch
+from layers import Layers
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, Hole, Opaque, capture
@@ -19,24 +20,9 @@ from mindtorch.graph.dot import Drawing, quote
 F32 = torch.float32
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Model(nn.Module):
+class Model(Layers):
     def __init__(self, layers: int = 12) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(Layer() for _ in range(layers))
-
-    def forward(self, x):
-        for layer in self.h:
-            x = layer(x)
-        return x
+        super().__init__(layers)
 
 
 @pytest.fixture(scope="module")

@@ -6,30 +6,15 @@ import re
 
 import pytest
 import torch
+from layers import Layers
 from torch import nn
 
 from mindtorch.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Body(nn.Module):
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(Layer() for _ in range(layers))
-
-    def forward(self, x):
-        for layer in self.h:
-            x = layer(x)
-        return x
+class Body(Layers):
+    pass
 
 
 class Net(nn.Module):
