@@ -45,12 +45,19 @@ cdef enum:
 
 _index = None                 # anything that names a device -> its index
 _device = None                # index -> the public device object
+cdef object _chosen = None    # told the device on which another stream is current than before
 
 
 def configure(index, device):
     """Callables: ``index(x)`` is the index that ``x`` names, or raises; ``device(i)`` the public device object."""
     global _index, _device
     _index, _device = index, device
+
+
+def on_choice(function):
+    """``function(device index)`` is called where the calling thread's current stream on a device becomes another."""
+    global _chosen
+    _chosen = function
 
 
 cdef class Runtime:
@@ -162,11 +169,27 @@ def default_stream(device=None):
     return stream_object(_selected(device).unit.lanes[0])
 
 
+cdef int _choose(int device, void *lane) except -1:
+    """Make the stream (NULL: the default one) current on its device in the calling thread."""
+    cdef mt_thread *here = this_thread()
+    cdef void *before = here.current[device]
+    here.current[device] = lane
+    if lane != before and _chosen is not None:
+        _chosen(device)
+    return 0
+
+
+def choose_stream(Stream stream not None):
+    """Make ``stream`` the thread's current one on its device; the current device stays."""
+    cdef Lane *lane = stream.there()
+    _choose(lane.unit.device, lane)
+
+
 def set_stream(Stream stream not None):
     """Make ``stream`` the thread's current one on its device, and that device the current one."""
     cdef Lane *lane = stream.there()
     this_thread().device = lane.unit.device
-    this_thread().current[lane.unit.device] = lane
+    _choose(lane.unit.device, lane)
 
 
 def synchronize(device=None):
@@ -304,7 +327,7 @@ cdef class Stream:
         here.saved[here.depth].other_lane = here.current[lane.unit.device]
         here.depth += 1
         here.device = lane.unit.device
-        here.current[lane.unit.device] = lane
+        _choose(lane.unit.device, lane)
         return self
 
     def __exit__(self, *exception):
@@ -312,8 +335,8 @@ cdef class Stream:
         if here.depth == 0:
             raise RuntimeError("the stream was not entered in this thread")
         here.depth -= 1
-        here.current[here.saved[here.depth].other] = here.saved[here.depth].other_lane
         here.device = here.saved[here.depth].device
+        _choose(here.saved[here.depth].other, here.saved[here.depth].other_lane)
 
     def __eq__(self, other):
         return self.lane == (<Stream>other).lane if isinstance(other, Stream) else NotImplemented

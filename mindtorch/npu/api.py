@@ -25,12 +25,12 @@ from mindtorch._ext.streams import (
     Event,
     Stream,
     current_device,
-    current_stream,
     default_stream,
     get_runtime,
     synchronize,
 )
 
+from . import backward
 from .library import device_index, why_unavailable
 from .random import (
     get_rng_state,
@@ -68,6 +68,16 @@ def device_count() -> int:
 def init() -> None:
     """Load and initialize the library and the current device, which the first use does otherwise."""
     get_runtime(current_device())
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The calling thread's current stream on ``device`` (None or -1: its current device).
+
+    In a backward it is the one that the running node's forward ran on.
+    """
+    if backward.active:
+        backward.follow()
+    return streams.current_stream(device)
 
 
 def set_device(device: Any) -> None:

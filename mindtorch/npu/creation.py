@@ -11,6 +11,7 @@ from .. import tensors
 from .._ext import blocks as _blocks
 from ..errors import UnsupportedOperationError
 from ..predict import quiet
+from . import backward
 from .moves import index_of, move, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
@@ -26,6 +27,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
     Raises ``RuntimeError`` with the reason where there is no such device.
     """
+    if backward.active:
+        backward.follow()
     kwargs = dict(kwargs)
     index = index_of(kwargs.pop("device"))
     name = func.__name__

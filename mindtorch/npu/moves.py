@@ -15,7 +15,7 @@ from ..handlers import refuse_pinning
 from ..lazy_device import dataless_everywhere, is_ours
 from ..meta import MetaTensor, _options, relocate
 from ..predict import check_movable, quiet
-from . import library
+from . import backward, library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits
 
@@ -62,6 +62,8 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+    if backward.active:
+        backward.follow()
     with NoGrad():
         if not is_npu(t):
             return upload(t.detach(), index_of(device), non_blocking)

@@ -24,6 +24,7 @@ from ..handlers import histc
 from ..meta import refuse
 from ..mixing import refuse_two_devices
 from ..predict import BLIND, contiguous, decompose, knowing_views, multiplies_inside, quiet, taken_apart, tensors_in
+from . import backward
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -98,6 +99,8 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return decompose(func, args, kwargs)
     if op.view:
         return _view(op, args, kwargs)
+    if backward.active:
+        backward.follow()
     if op.base == "aten::histc" and (out := histc(args, kwargs)) is not NotImplemented:
         return out
     tensors = list(tensors_in([*args, *kwargs.values()]))
@@ -223,6 +226,8 @@ def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: b
 # ---- through the CPU -------------------------------------------------------------------------------------------------
 def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
+    if backward.active:
+        backward.follow()
     op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
     _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
