@@ -11,7 +11,7 @@ from .lazy cimport device_index, handle_of, is_ours
 cdef extern from *:
     """
     #define MT_SLOTS 64
-    #define MT_METHODS 10
+    #define MT_METHODS 14
     /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
        Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
     typedef struct {
@@ -83,11 +83,12 @@ cdef extern from *:
     #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
     #define MT_64(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_4(f, 6)
     MT_64(MT_ENTRY)
-    MT_10(MT_METHOD, )
+    MT_10(MT_METHOD, ) MT_4(MT_METHOD, 1)
     #define MT_NAME(n) mt_call_##n,
     #define MT_METHOD_NAME(n) mt_method_##n,
     static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_64(MT_NAME) };
-    static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = { MT_10(MT_METHOD_NAME, ) };
+    static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = {
+        MT_10(MT_METHOD_NAME, ) MT_4(MT_METHOD_NAME, 1) };
 
     /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
     static int mt_kind(PyObject *f) {
@@ -280,6 +281,19 @@ cdef bint _names_us(object device) except -1:
     return kind == "meta" and _meta_is_ours()
 
 
+cdef object _hidden = None                 # asked about a tensor of torch's own: is one of ours inside?
+
+
+def take_hidden(asked):
+    """There are tensors of torch's own with one of ours inside, and `asked(tensor)` knows them. None: no more."""
+    global _hidden
+    _hidden = asked
+
+
+cdef inline bint _hides_ours(PyObject* t) except -1:
+    return _hidden is not None and t != NULL and _hidden(<object>t)
+
+
 cdef class StandIn:
     """What stands for a function of torch's, and says so when asked who it is."""
     cdef object func
@@ -373,6 +387,8 @@ cdef class CreationHook(Hook):
         global _last_foreign
         if device == NULL or device == <PyObject*>None:
             return False
+        if _hides_ours(first):
+            return True
         if self.takes_data and first != NULL and (
             handle_of(<object>first) is not None or _is_other(<object>first)
         ):
@@ -414,12 +430,33 @@ cdef class MoveHook(PythonHook):
                        bint named) except -1:
         if named or first == NULL or everything is not None or handle_of(<object>owner) is not None:
             return True
+        if _hides_ours(owner):
+            return True
         return not (type(<object>first) is self.dtype or (
             type(<object>first) is self.device and not _names_us(<object>first)
         ))
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
         return self.slow(<object>owner, *args, **kwargs)
+
+
+cdef class AwayHook(PythonHook):
+    """Tensor.cpu, Tensor.cuda: `slow(twin, tensor, ...)` moves what has a tensor of ours inside."""
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
+        return _hides_ours(owner)
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.slow(self.twin, <object>owner, *args, **kwargs)
+
+
+cdef class AcrossHook(AwayHook):
+    """Tensor.copy_, Tensor.type_as: the same where one of the two has a tensor of ours inside."""
+
+    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+                       bint named) except -1:
+        return _hidden is not None and first != NULL and _hides_ours(owner) != _hides_ours(first)
 
 
 cdef class MethodHook(PythonHook):

@@ -104,3 +104,16 @@ def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any
 def same_device(device: torch.device) -> bool:
     """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
     return device.type in ("cpu", "remote_accelerator")
+
+
+def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
+    """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
+    rest = list(args[1:]) if args else []
+    dtype = kwargs.get("dtype")
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, torch.Tensor):
+        dtype = other.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
+    return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from . import generators, intercept, meta, predict, tensors, transforms
+from . import generators, inside, intercept, meta, predict, tensors, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -50,9 +50,10 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if device is None:  # while estimating, every call comes here
         device = _default_device(func, args)
         kwargs = {**kwargs, "device": device}
-    if func.__name__ in FROM_DATA and not is_ours(device) and not holds_no_data(device):
-        source = args[0] if func.__name__ != "tensor" else args[0].detach()
-        return func(source.to(device), *args[1:], **kwargs)
+    if not is_ours(device) and (func.__name__ in FROM_DATA or inside.hides(args[0] if args else None)):
+        elsewhere = _elsewhere(func, args, kwargs, device)
+        if elsewhere is not None:
+            return elsewhere
     if func.__name__ in NESTED:
         return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)
@@ -65,7 +66,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
             raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     if _transforming() is not None:
-        if args and index >= 0 and predict.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
+        if args and index >= 0 and inside.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
             return func(*args, **kwargs)  # is there already: to C++ that is the CPU
         if func.__name__ in _RANDOM:
             return transforms.draw(func, args, kwargs, index)
@@ -89,6 +90,19 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if out is None:
         out = _eager(func, args, kwargs, index)
     return out.requires_grad_() if requires_grad else out
+
+
+def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: Any) -> Any:
+    """What is made on another device from a tensor of ours, which C++ takes to be on the CPU already."""
+    hidden = inside.hides(args[0])
+    if holds_no_data(device):
+        return func(*args, **kwargs) if hidden else None
+    source = args[0]
+    if func.__name__ in FROM_DATA:
+        source = (source.detach() if func.__name__ == "tensor" else source).to(device)
+    elif func.__name__.endswith("_like"):
+        source = torch.empty_like(source).to(device)
+    return func(source, *args[1:], **kwargs)
 
 
 def _default_device(func: Callable[..., Any], args: tuple) -> Any:

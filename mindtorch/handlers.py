@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import intercept, meta, predict
+from . import inside, intercept, meta, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -135,6 +135,13 @@ def _detach(args: tuple, kwargs: dict) -> Any:
     return out
 
 
+def _type_as(args: tuple, kwargs: dict) -> Any:
+    target, other = (*args, *kwargs.values())
+    if target.device == other.device:
+        return NotImplemented
+    return target.to(other)  # C++ takes both to be on the CPU
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (_core.get_handle(t) for t in (*args, *kwargs.values()))
     if a is None or b is None:
@@ -164,7 +171,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
     if _core.get_handle(target) is None or _core.get_handle(found) is not None or found.layout is not torch.strided:
         return found
-    if found.requires_grad or found.is_nested or predict.wrapped(found):
+    if found.requires_grad or found.is_nested or inside.wrapped(found):
         return found
     return _core.hold(found, _core.device_index(target), None, True)
 
@@ -363,6 +370,7 @@ def table() -> dict[Any, Handler]:
         **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
         _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
         _base.is_set_to: _is_set_to,
+        _base.type_as: _type_as,
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
         _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),

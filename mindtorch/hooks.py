@@ -28,6 +28,7 @@ from . import (
     files,
     flags,
     handlers,
+    inside,
     meta,
     namespace,
     npu,
@@ -42,6 +43,7 @@ from . import (
 )
 from ._ext import hooks as _hooks
 from ._ext import lazy as _core
+from .arguments import to_options
 from .devices import device as mindtorch_device
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere, holds_no_data, place_of
@@ -75,6 +77,10 @@ def enable() -> None:
     for name in creation.NESTED:
         _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
     _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
+    for name in ("cpu", "cuda"):
+        _hook(getattr(_base, name), _hooks.AwayHook(wrappers.away))
+    for name, answer in (("copy_", wrappers.copy_across), ("type_as", wrappers.type_as)):
+        _hook(getattr(_base, name), _hooks.AcrossHook(answer))
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
     _hook(_base._make_subclass, _hooks.SubclassHook(classes.make_subclass))
@@ -279,8 +285,8 @@ def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: 
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    lazy = _core.get_handle(self) is not None
     target = _target(args, kwargs)
+    lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
     if classes.has_own_function(self):
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
     if npu_moves.names_npu(target):
@@ -289,16 +295,16 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if dataless_everywhere():
             return as_meta(self, place_of(self.device)).to(*args, **kwargs)
         if holds_no_data(target) and torch._C._is_torch_function_enabled():
-            dtype, _non_blocking, _format = _to_options(args, kwargs)
+            dtype, _non_blocking, _format = to_options(args, kwargs)
             return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and target is not None and meta.knowing is None and holds_no_data(target) and namespace.speaks():
-        dtype, _non_blocking, _format = _to_options(args, kwargs)
+        dtype, _non_blocking, _format = to_options(args, kwargs)
         return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
         return _torch_to(self, *args, **kwargs)
-    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == predict.index_inside(self)):
+    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
-    dtype, non_blocking, memory_format = _to_options(args, kwargs)
+    dtype, non_blocking, memory_format = to_options(args, kwargs)
     if lazy and not tensors.is_ours(target):
         return tensors.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
                                memory_format=memory_format)
@@ -333,19 +339,6 @@ def _without_device_kw(kwargs: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
-    """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
-    rest = list(args[1:]) if args else []
-    dtype = kwargs.get("dtype")
-    other = args[0] if args else kwargs.get("other")
-    if isinstance(other, torch.Tensor):
-        dtype = other.dtype
-    elif rest and isinstance(rest[0], torch.dtype):
-        dtype = rest.pop(0)
-    non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
-    return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format
-
-
 def _new_hook(name: str) -> Any:
     factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
 
@@ -354,6 +347,9 @@ def _new_hook(name: str) -> Any:
         if classes.has_own_function(self):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_ours(self)
+        if device is not None and inside.hides(self) and not tensors.is_ours(device):
+            like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
+            return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
         if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
             not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks()
         )):
@@ -389,7 +385,7 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     sized = target is not None and dataless_everywhere() and mindtorch_device(target).type == "npu"
     if target is None or not (on_npu or sized or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
-    dtype, non_blocking, memory_format = _to_options(args, kwargs)
+    dtype, non_blocking, memory_format = to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
     device: Any = mindtorch_device(target)

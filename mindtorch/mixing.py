@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import torch
 
 from ._ext import lazy as _core
-from .predict import tensors_in, wrapped
+from .inside import wrapped
+from .predict import tensors_in
 
 __all__ = ["mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 

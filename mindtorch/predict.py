@@ -40,7 +40,7 @@ from .warned import Caught, say
 __all__ = [
     "RULES", "check_movable", "collect", "concrete", "contiguous", "decompose", "extent", "forget", "infer",
     "knowing_views", "lazy_in", "meta_like", "meta_tensor", "multiplies_inside", "quiet", "same_device", "taken_apart",
-    "tensors_in", "wrapped",
+    "tensors_in",
 ]  # fmt: skip
 
 log = logging.getLogger("mindtorch.predict")
@@ -332,23 +332,6 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
     else:
         ret = None if codes == [0] else (0, *codes)
     return outs, alias, ret, written, flags
-
-
-def index_inside(t: Any) -> int | None:
-    """The index of a lazy tensor's device, also where transforms of torch.func have wrapped it; else None."""
-    if not isinstance(t, torch.Tensor):
-        return None
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):
-        t = torch._C._functorch.get_unwrapped(t)
-    return None if _core.get_handle(t) is None else _core.device_index(t)
-
-
-def wrapped(t: torch.Tensor) -> bool:
-    """True for the tensors of a torch.func transform or of torch's older vmap: what they stand for is inside."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(t) or torch._C._dispatch_keys(t).has(_BATCHED)
-
-
-_BATCHED = torch._C._parse_dispatch_key("Batched")
 
 
 def taken_apart(name: str, row: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import classes, config, handlers, intercept, meta, predict, triggers
+from . import classes, config, handlers, inside, intercept, meta, predict, triggers
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -328,7 +328,7 @@ class _ToPlain(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        ctx.index, ctx.reason = predict.index_inside(inputs[0]), inputs[1]
+        ctx.index, ctx.reason = inside.index_inside(inputs[0]), inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
@@ -378,10 +378,9 @@ def _upload(t: torch.Tensor, index: int) -> Any:
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
-    while torch._C._functorch.is_functionaltensor(t):  # which has no rule for autograd functions
-        torch._sync(t)
-        t = torch._C._functorch.get_unwrapped(t)
-    if (t.requires_grad and torch.is_grad_enabled()) or predict.wrapped(t):
+    if torch._C._functorch.is_functionaltensor(t):
+        return inside.below_functionalization(lambda t: from_plain(t, index), t)
+    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
         return _FromPlain.apply(t, index)
     return _upload(t, index)
 
@@ -392,7 +391,10 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
     if torch.device(device).type == "meta":
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
-    if (t.requires_grad and torch.is_grad_enabled()) or predict.wrapped(t):
+    if torch._C._functorch.is_functionaltensor(t):
+        return inside.below_functionalization(lambda t: to_plain(
+            t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format), t)
+    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
         out = _ToPlain.apply(t, reason)
     else:
         out = _copy_out(t.detach(), reason)
@@ -426,7 +428,8 @@ def _install() -> _tape.Tape:
     intercept.set_runtime(_Runtime)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]
-        _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler))
+        _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler,
+                                                   copies=func is _base.type_as))
     for func, info in handlers.shape_only():
         _intercept.register(func, info)
     for name, func in _BINARY.items():

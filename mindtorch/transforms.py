@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import intercept, tensors, wrappers
 from ._ext import intercept as _intercept
-from .predict import index_inside
+from .inside import index_inside
 
 __all__ = ["draw", "flat_vmap", "patches"]
 _CPU = torch.device("cpu")

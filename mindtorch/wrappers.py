@@ -14,20 +14,21 @@ import torch
 
 from . import tensors
 from ._ext import hooks as _hooks
+from .inside import hides, index_inside
 from .lazy_device import device_at
-from .predict import index_inside
 
-__all__ = ["make", "unwatch", "watch"]
+__all__ = ["away", "copy_across", "make", "type_as", "unwatch", "watch"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
 _watched = False
 
 
 def watch() -> None:
-    """From now on ``.device`` looks inside."""
+    """From now on ``.device`` looks inside, and so do moves to another device."""
     global _watched
     if not _watched:
         _hooks.hook_device(torch._C.TensorBase.device, _device_inside)  # type: ignore[attr-defined]
+        _hooks.take_hidden(hides)
         _watched = True
 
 
@@ -35,6 +36,7 @@ def unwatch() -> None:
     """Leave ``.device`` to torch alone."""
     global _watched
     _hooks.unhook_device(torch._C.TensorBase.device)  # type: ignore[attr-defined]
+    _hooks.take_hidden(None)
     _watched = False
 
 
@@ -56,3 +58,20 @@ def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -
                          tensors.torch_device(tensors.index_of(device)))
     watch()
     return made
+
+
+def away(original: Callable[..., Any], t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``.cpu()`` and ``.cuda()`` of what a transform has put around a recorded tensor."""
+    kind = original.__name__
+    target = kwargs.pop("device", args[0] if args else None) if kind == "cuda" else None
+    return t.to(torch.device(kind, target) if isinstance(target, int) else target or kind, **kwargs)
+
+
+def copy_across(original: Callable[..., Any], t: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``copy_`` inside transforms: autograd would bring the gradient to where C++ takes the source to be."""
+    return original(t, source.to(t.device), *args, **kwargs)
+
+
+def type_as(original: Callable[..., Any], t: torch.Tensor, other: torch.Tensor) -> Any:
+    """``type_as`` inside transforms, from or to another device."""
+    return t.to(other)

@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"config", "errors", "sourceline", "warned"},
     {"ops", "devices", "hardware", "lazy_device", "threads", "children", "ranks"},
     {"classes", "tensors", "recorded", "meta", "intercept", "predict", "trial", "shrink", "arguments", "mixing",
-     "metadata", "handlers", "triggers", "backward"},
+     "inside", "metadata", "handlers", "triggers", "backward"},
     {"npu"},
     {"graph", "creation", "modules", "counters", "device_module", "files", "flags", "processes", "tracing",
      "transforms", "generators", "late", "attention", "wrappers", "uninitialized", "slot", "accelerator", "hooks",

@@ -249,3 +249,55 @@ def at_the_inputs_device(d: str) -> object:
 
 def test_L7_transforms_of_what_is_made_or_moved_to_the_inputs_device(same_as_eager: Callable[..., None]) -> None:
     same_as_eager(at_the_inputs_device)
+
+
+MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cpu": lambda x: x.cpu(),
+    "to a name": lambda x: x.to("cpu"),
+    "to a device": lambda x: x.to(torch.device("cpu")),
+    "by keyword": lambda x: x.to(device="cpu", dtype=torch.float64),
+    "to another tensor": lambda x: x.to(torch.ones(1, dtype=torch.float64)),
+    "type_as": lambda x: x.type_as(torch.ones(1)),
+    "as_tensor": lambda x: torch.as_tensor(x, device="cpu"),
+    "copied": lambda x: torch.stack([x.cpu(), x.cpu()])[1].copy_(x),
+    "like": lambda x: torch.ones_like(x, device="cpu") * x.cpu(),
+    "new": lambda x: x.new_full((2,), 3.0, device="cpu") * x.cpu(),
+    "there and back": lambda x: (x.cpu().sin().to(x.device) * x).cpu(),
+    "to the other one": lambda x: x if x.is_cpu and x.device.type == "cpu" else x.to("remote_accelerator:1").cpu(),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_L7_moving_to_the_cpu_inside_transforms(name: str, same_as_eager: Same) -> None:
+    seen = set()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        there = MOVES[name](x.sin())
+        seen.add(str(there.device))
+        return there + torch.arange(2)  # on the CPU, too
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return f(x).square().sum()
+
+    def program(d: str) -> object:
+        x, xs, t = randn(d, 2), randn(d, 3, 2), randn(d, 2)
+        out, pull = vjp(f, x)
+        forward = (f(x), vmap(f)(xs), out, *jvp(f, (x,), (t,)), jacfwd(f)(x), torch.func.functionalize(f)(x))
+        # Gradients are where the inputs are, and Jacobians where the outputs are, as torch has it.
+        back = (*pull(torch.ones_like(out)), grad(total)(x), vmap(grad(total))(xs))
+        assert {str(t.device) for t in back} == {d} and {str(t.device) for t in forward[:5]} == {"cpu"}
+        moved = (*(t.cpu() for t in forward), *(t.cpu() for t in (*back, jacrev(f)(x), hessian(total)(x))))
+        return tuple(t.to(d) for t in moved)
+
+    same_as_eager(program)
+    assert seen == {"cpu"}
+
+
+def test_L3_type_as_moves_between_devices() -> None:
+    there, here = torch.ones(2, device=LAZY), torch.ones(2, dtype=torch.float64)
+    assert str(here.type_as(there).device) == LAZY and here.type_as(there).dtype is torch.float32
+    assert there.type_as(here).device.type == "cpu" and there.type_as(here).dtype is torch.float64
+    assert there.type_as(there.double()).dtype is torch.float64
+    x = torch.ones(2, device=LAZY, requires_grad=True)
+    x.type_as(here).sum().backward()
+    assert x.grad is not None and str(x.grad.device) == LAZY and x.grad.tolist() == [1, 1]

@@ -15,8 +15,9 @@ from .. import intercept, mixing, ops
 from .._ext.guards import NoGrad
 from ..errors import LazyTensorError
 from ..handlers import refuse_pinning
+from ..inside import wrapped
 from ..meta import MetaTensor
-from ..predict import tensors_in, wrapped
+from ..predict import tensors_in
 from . import moves, staging
 from .moves import move
 from .tensor import NpuTensor, as_npu, block_of, is_npu
