@@ -102,6 +102,21 @@ cdef class Quiet:
         return 0
 
 
+cdef class Unseen(Quiet):
+    """Run torch code of our own that the modes of the user are not to see: all else stays as it is."""
+
+    def __enter__(self):
+        self.entered = []
+        try:
+            self._enter(DisableTorchFunction())
+            if dispatch_stack():
+                self._enter(disable_modes())
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+
 cdef class _LazyBits:
     def __enter__(self):
         for key in lazy_keys:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ._ext import intercept as _intercept
 from ._ext import keys as _keys
 from ._ext import lazy as _core
-from ._ext.guards import NoGrad
+from ._ext.guards import NoGrad, Unseen
 from .errors import LazyTensorError
 
 __all__ = [
@@ -273,7 +273,7 @@ def make_subclass(cls: type, data: torch.Tensor, require_grad: bool = False, **o
     """``torch.Tensor._make_subclass(cls, data)`` where class or data are ours."""
     if _core.get_handle(data) is None:
         return _torch_make_subclass(plain_class(cls), data, require_grad, **options)
-    with torch._C.DisableTorchFunction(), NoGrad():
+    with Unseen(), NoGrad():
         made = _dressed(data.detach(), plain_class(cls))
         return made.requires_grad_(require_grad) if require_grad else made
 
@@ -296,7 +296,7 @@ def patches() -> list[tuple[Any, str, Any]]:
 
 def as_parameter(cls: type, data: Any, requires_grad: bool) -> Any:
     """``cls(data, requires_grad)`` for a class of parameters, and data of ours."""
-    with torch._C.DisableTorchFunction(), NoGrad():
+    with Unseen(), NoGrad():
         made = twin(data.detach(), class_for(plain_class(cls), type(data)._family, False))
         return made.requires_grad_(requires_grad)
 

@@ -14,6 +14,7 @@ from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
 from ._ext import ledger as _ledger
+from ._ext.guards import Unseen
 from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
@@ -148,7 +149,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return meta.as_meta(made.detach(), index)
     if made.layout is not torch.strided or made.is_quantized:
         return made  # stays torch's own, as what ops on such tensors give
-    return tensors.from_plain(made.detach(), index)
+    with Unseen():
+        return tensors.from_plain(made.detach(), index)
 
 
 def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -292,9 +292,10 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
         if classes == 0 or classes < -1 or not index.numel():
             return NotImplemented
         if classes == -1:
-            if index.min() < 0:
+            least, greatest = index.aminmax()
+            if least.item() < 0:
                 raise RuntimeError("Class values must be non-negative.")
-            classes = int(index.max()) + 1
+            classes = int(greatest.item()) + 1
     elif meta.knowing is None:
         return NotImplemented
     elif index.numel():

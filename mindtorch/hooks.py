@@ -30,6 +30,7 @@ from . import (
     handlers,
     inside,
     meta,
+    modes,
     namespace,
     npu,
     predict,
@@ -223,14 +224,20 @@ _torch_context = _torch_device.DeviceContext.__torch_function__
 
 _public: dict[Any, Any] = {}  # torch's creation functions by their twins
 _function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
-    make = npu_creation.create if npu_moves.names_npu(kwargs.get("device")) else creation.create
-    return make(func, args, kwargs)
+    if npu_moves.names_npu(kwargs.get("device")):
+        return npu_creation.create(func, args, kwargs)
+    if _dispatch_modes():
+        shown = modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
+        if shown is not NotImplemented:
+            return shown
+    return creation.create(func, args, kwargs)
 
 
 def _nested_hook(original: Any) -> Any:
@@ -350,6 +357,8 @@ def _new_hook(name: str) -> Any:
         if device is not None and inside.hides(self) and not tensors.is_ours(device):
             like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
+        if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
+            kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
         if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
             not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks()
         )):
@@ -397,7 +406,8 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
         wanted = dtype if t.is_floating_point() or t.is_complex() else None
-        layout = memory_format if t.dim() in (4, 5) else torch.preserve_format
+        formatted = memory_format is not torch.preserve_format and t.dim() in (4, 5)
+        layout = memory_format if formatted else torch.preserve_format
         return t.to(device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
 
     return self._apply(convert)

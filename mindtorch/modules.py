@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import classes
 from ._ext import lazy as _core
-from ._ext.guards import NoGrad
+from ._ext.guards import NoGrad, Unseen
 from .errors import LazyTensorError
 from .lazy_device import dataless_everywhere
 from .npu.tensor import as_npu, is_npu
@@ -92,7 +92,7 @@ def _twin(source: torch.Tensor, target: Any, requires_grad: bool) -> Any:
     plain = _class_of(target, parameter)
     ours = _core.get_handle(source) is not None
     cls: Any = classes.class_for(plain, type(source)._family if ours else None, classes.is_slotted(type(target)))
-    with torch._C.DisableTorchFunction():
+    with Unseen():
         if not ours:
             return torch.Tensor._make_subclass(cls, source, requires_grad)  # type: ignore[attr-defined]
         return classes.twin(source.detach(), cls).requires_grad_(requires_grad)

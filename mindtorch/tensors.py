@@ -22,10 +22,10 @@ from ._ext import intern as _intern
 from ._ext import keys as _keys
 from ._ext import lazy as _core
 from ._ext import tape as _tape
-from ._ext.guards import NoGrad
+from ._ext.guards import NoGrad, Unseen
 from .errors import LazyTensorError, MaterializationError
 from .lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
-from .recorded import RecordedTensor, formatted
+from .recorded import RecordedTensor, answered_by, formatted, show
 from .warned import listen
 
 _base = torch._C.TensorBase
@@ -60,7 +60,7 @@ class LazyTensor(RecordedTensor):
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         if self._handle is not None and _core.view_bits(self._handle) and not force:
             self.materialize().numpy()  # torch refuses conjugated and negated views, in its own words
-        return _copy_out(self.detach(), "numpy").numpy(force=force)
+        return _copy_out(self, "numpy").numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
@@ -95,13 +95,14 @@ class LazyTensor(RecordedTensor):
         return formatted(self, materialize([self], "print")[0])
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
+        return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        return _copy_out(self.detach(), "dlpack").__dlpack__(*args, **kwargs)
+        return _copy_out(self, "dlpack").__dlpack__(*args, **kwargs)
 
     def __dlpack_device__(self) -> Any:
-        return torch.empty(0).__dlpack_device__()
+        with Unseen():
+            return torch.empty(0).__dlpack_device__()
 
     def data_ptr(self) -> int:
         return materialize([self], "data_ptr")[0].data_ptr()
@@ -115,15 +116,19 @@ class LazyTensor(RecordedTensor):
         return storage
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
-        given = handlers.set_sources(self, args, kwargs)  # torch hands this method to no __torch_function__
-        return _base.set_(self, *args, **kwargs) if given is None else _base.set_(self, *given)
+        with torch._C.DisableTorchFunction():  # torch hands this method to no __torch_function__
+            given = handlers.set_sources(self, args, kwargs)
+            return _base.set_(self, *args, **kwargs) if given is None else _base.set_(self, *given)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
         if len(args) == 1 and _core.get_handle(args[0]) is not None:
             return args[0].detach()
-        plain = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)  # whatever the default device is
-        return from_plain(plain, _core.device_index(self))
+        with Unseen():
+            plain = torch.empty(0, dtype=self.dtype, device="cpu")  # whatever the default device is
+        plain = plain.new(*args)
+        with Unseen():
+            return from_plain(plain, _core.device_index(self))
 
     def _copied(self, memo: dict) -> Any:
         # Torch clones parameters, and copies the whole storage of other tensors.
@@ -132,9 +137,10 @@ class LazyTensor(RecordedTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
-        value = materialize([self.detach()], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
-        plain = value.detach() if value.device.type == "cpu" else value.cpu()
-        return classes.as_saved(self, plain).__reduce_ex__(protocol)
+        with Unseen():
+            value = materialize([self], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
+            plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
+        return plain.__reduce_ex__(protocol)
 
 
 class LazyParameter(LazyTensor, torch.nn.Parameter):
@@ -300,7 +306,7 @@ class _Runtime:
 def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
     """The value as a plain CPU tensor that shares nothing with the engine's."""
     value = materialize([t], reason)[0]
-    with torch._C.DisableTorchFunction(), NoGrad():
+    with Unseen(), NoGrad():
         out = value.to("cpu")
         return out.clone() if out is value else out
 
@@ -397,7 +403,7 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
     if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
         out = _ToPlain.apply(t, reason)
     else:
-        out = _copy_out(t.detach(), reason)
+        out = _copy_out(t, reason)
     if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
         return out
     return out.to(device=device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format)
@@ -430,6 +436,9 @@ def _install() -> _tape.Tape:
         name = getattr(func, "__name__", "?").partition(".")[0]
         _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler,
                                                    copies=func is _base.type_as))
+    for name in show(LazyTensor):
+        func = getattr(torch.Tensor, name)
+        _intercept.register(func, _intern.OpInfo(func, f"torch::{name}", _intern.HANDLER, handler=answered_by(name)))
     for func, info in handlers.shape_only():
         _intercept.register(func, info)
     for name, func in _BINARY.items():

@@ -1,0 +1,197 @@
+"""Function and dispatch modes of the program see on the device what they see on the CPU (SPEC L3, L7)."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mindtorch
+
+LAZY = "remote_accelerator:0"
+Call = Callable[[str, torch.Tensor], Any]
+CREATED: dict[str, Call] = {
+    "zeros": lambda d, x: torch.zeros(2, device=d),
+    "ones that require a gradient": lambda d, x: torch.ones(2, device=d, requires_grad=True),
+    "empty": lambda d, x: torch.empty(2, device=d),
+    "full": lambda d, x: torch.full((2,), 3.0, device=d, dtype=torch.float64),
+    "eye": lambda d, x: torch.eye(2, device=d),
+    "arange": lambda d, x: torch.arange(3, device=d),
+    "linspace": lambda d, x: torch.linspace(0, 1, 3, device=d),
+    "empty_strided": lambda d, x: torch.empty_strided((2, 2), (1, 2), device=d),
+    "tril_indices": lambda d, x: torch.tril_indices(2, 2, device=d),
+    "hann_window": lambda d, x: torch.hann_window(4, device=d),
+    "scalar_tensor": lambda d, x: torch.scalar_tensor(1.0, device=d),
+    "rand": lambda d, x: torch.rand(2, device=d),
+    "randn": lambda d, x: torch.randn(2, device=d),
+    "randint": lambda d, x: torch.randint(3, (2,), device=d),
+    "randperm": lambda d, x: torch.randperm(3, device=d),
+    "normal": lambda d, x: torch.normal(0.0, 1.0, (2,), device=d),
+    "rand from a generator": lambda d, x: torch.rand(2, device=d, generator=torch.Generator(d).manual_seed(1)),
+    "tensor": lambda d, x: torch.tensor([1.0, 2], device=d),
+    "as_tensor": lambda d, x: torch.as_tensor([1.0, 2], device=d),
+    "zeros_like": lambda d, x: torch.zeros_like(x),
+    "rand_like": lambda d, x: torch.rand_like(x),
+    "new_zeros": lambda d, x: x.new_zeros(2),
+    "new_zeros there": lambda d, x: x.new_zeros(2, device=d),
+    "new_tensor": lambda d, x: x.new_tensor([1.0]),
+    "module": lambda d, x: nn.Linear(2, 2, device=d),
+}
+USED: dict[str, Call] = {
+    "cpu": lambda d, x: x.cpu(),
+    "to the cpu": lambda d, x: x.to("cpu"),
+    "to it": lambda d, x: x.to(d),
+    "to a dtype": lambda d, x: x.to(torch.float64),
+    "numpy": lambda d, x: x.numpy(),
+    "asarray": lambda d, x: numpy.asarray(x),
+    "repr": lambda d, x: repr(x),
+    "str": lambda d, x: str(x),
+    "format": lambda d, x: f"{x}",
+    "format of a number": lambda d, x: f"{x.sum():.2f}",
+    "item": lambda d, x: x[0].item(),
+    "tolist": lambda d, x: x.tolist(),
+    "bool": lambda d, x: bool(x[0]),
+    "float": lambda d, x: float(x[0]),
+    "int": lambda d, x: int(x[0]),
+    "complex": lambda d, x: complex(x[0]),
+    "index": lambda d, x: [1, 2, 3][x[0].long()],
+    "deepcopy of a parameter": lambda d, x: copy.deepcopy(nn.Parameter(x)),
+    "parameter": lambda d, x: nn.Parameter(x),
+    "pickle": lambda d, x: pickle.dumps(x),
+    "save": lambda d, x: torch.save(x, io.BytesIO()),
+    "data_ptr": lambda d, x: x.data_ptr(),
+    "storage": lambda d, x: x.untyped_storage(),
+    "set_": lambda d, x: x.set_(x.clone()),
+    "new": lambda d, x: x.new(2),
+    "add": lambda d, x: x + x,
+    "add to a number": lambda d, x: 1 + x,
+    "subtract from a number": lambda d, x: 1 - x,
+    "relu": lambda d, x: torch.relu(x),
+    "in place": lambda d, x: x.add_(1).mul_(x),
+    "matmul": lambda d, x: x @ x,
+    "getitem": lambda d, x: x[0],
+    "setitem": lambda d, x: x.__setitem__(0, 1.0),
+    "mask": lambda d, x: x[x > 0],
+    "iteration": lambda d, x: list(x),
+    "contains": lambda d, x: 1.0 in x,
+    "nonzero": lambda d, x: x.nonzero(),
+    "unique": lambda d, x: x.unique(),
+    "linear": lambda d, x: F.linear(x, torch.ones(2, 2, device=d)),
+    "dropout": lambda d, x: F.dropout(x),
+    "layer_norm": lambda d, x: F.layer_norm(x, (2,)),
+    "attention": lambda d, x: F.scaled_dot_product_attention(*[x.view(1, 1, 1, 2)] * 3),
+    "svd": lambda d, x: torch.linalg.svd(torch.eye(2, device=d)),
+    "inv": lambda d, x: torch.linalg.inv(torch.eye(2, device=d)),
+    "allclose": lambda d, x: torch.allclose(x, x),
+    "equal": lambda d, x: torch.equal(x, x),
+    "apply_": lambda d, x: x.apply_(lambda v: v + 1),
+    "copy_": lambda d, x: x.copy_(torch.ones(2)),
+    "copied from": lambda d, x: torch.ones(2).copy_(x),
+    "detach": lambda d, x: x.detach().clone().data,
+    "backward": lambda d, x: x.detach().requires_grad_().square().sum().backward(),
+    "multinomial": lambda d, x: torch.multinomial(x, 1),
+    "normal_": lambda d, x: x.normal_(),
+    "manual_seed": lambda d, x: torch.manual_seed(0),
+}
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        self.seen.append(f"{func.__self__.__name__}.{name}" if name in ("__get__", "__set__") else name)
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.devices: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        self.seen.append(str(func))
+        self.devices.add((kwargs or {}).get("device"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of copying tensors with torch.tensor, of typed storages
+        yield
+
+
+def seen(mode: type[Functions] | type[Operators], d: str, call: Call) -> list[str]:
+    torch.manual_seed(0)
+    x = torch.ones(2).to(d)
+    with mode() as looking:
+        call(d, x)
+    return looking.seen
+
+
+@pytest.mark.parametrize("mode", [Functions, Operators])
+@pytest.mark.parametrize("name", [*CREATED, *USED])
+def test_L3_modes_see_what_they_see_on_the_cpu(name: str, mode: type[Functions]) -> None:
+    call = (CREATED | USED)[name]
+    assert seen(mode, LAZY, call) == seen(mode, "cpu", call)
+
+
+@pytest.mark.parametrize("call", [lambda d, x: copy.copy(x), lambda d, x: copy.deepcopy(x), lambda d, x: x.__copy__()])
+def test_L3_modes_see_nothing_of_how_the_engine_copies(call: Call) -> None:
+    assert seen(Operators, LAZY, call) == [] and set(seen(Functions, LAZY, call)) <= {"__deepcopy__"}
+
+
+def test_L2_what_modes_make_of_creation_on_the_device() -> None:
+    """The device is there to be seen, results are on it, and a mode may change the call."""
+
+    class Elsewhere(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            return func(*args, **{**kwargs, "device": torch.device("cpu"), "dtype": torch.float64})
+
+    with Operators() as outer, Operators() as inner:
+        made = torch.zeros(2, device=LAZY)
+    assert outer.seen == inner.seen == ["aten.zeros.default"] and outer.devices == {torch.device(LAZY)}
+    assert isinstance(made, mindtorch.LazyTensor) and made.operation == "aten::zeros" and made.tolist() == [0, 0]
+    with Operators() as outer, Elsewhere():
+        moved = torch.zeros(2, device=LAZY)
+    assert outer.seen == ["aten.zeros.default"] and moved.device.type == "cpu" and moved.dtype is torch.float64
+    with Operators():
+        leaf = torch.ones(2, device=LAZY, requires_grad=True)
+    (leaf * 2).sum().backward()
+    assert leaf.is_leaf and leaf.grad is not None and leaf.grad.tolist() == [2, 2]
+
+
+def test_L7_draws_under_dispatch_modes_are_the_devices(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        g = torch.Generator(d).manual_seed(5)
+        with Operators():
+            return torch.rand(3, device=d), torch.randn(2, device=d, generator=g), torch.randperm(4, device=d)
+
+    same_as_eager(program)
+
+
+def test_L9_a_mode_that_raises_leaves_the_stack_as_it_was() -> None:
+    class Refuses(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            raise ValueError("no")
+
+    with Operators() as outer:
+        with pytest.raises(ValueError, match="no"), Refuses():
+            torch.ones(2, device=LAZY)
+        torch.ones(2, device=LAZY)
+    assert outer.seen == ["aten.ones.default"] and torch._C._len_torch_dispatch_stack() == 0
