@@ -5,13 +5,14 @@ function modes, pickles, Dynamo's tables and names taken before the import. A ca
 more C call and one dictionary probe.
 """
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 
 from .lazy cimport device_index, handle_of, is_ours
 
 cdef extern from *:
     """
     #define MT_SLOTS 64
-    #define MT_METHODS 14
+    #define MT_METHODS 24
     /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
        Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
     typedef struct {
@@ -19,10 +20,16 @@ cdef extern from *:
         PyMethodDef *torchs, ours;       /* live for good: calls may be under way, twins refer to torch's */
     } mt_slot;
     static mt_slot mt_slots[MT_SLOTS + MT_METHODS];
-    static PyObject *mt_device_key;
+    static PyObject *mt_device_key, *mt_generator_key;
+    static PyObject *mt_generator;  /* of generators of ours; NULL while there are none */
     static int mt_concerns(PyObject *hook, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                            int named);
     static PyObject *mt_answer(PyObject *hook, PyObject *owner, PyObject *args, PyObject *kwargs);
+
+    /* A generator of ours is one on the CPU to torch: whoever is given one has to be asked. */
+    static int mt_draws(PyObject *generator) {
+        return generator != NULL && PyObject_TypeCheck(generator, (PyTypeObject *)mt_generator);
+    }
 
     /* Torch's errors pass through here as they are, without a line of ours in the traceback. */
     static PyObject *mt_run(const mt_slot *s, int ours, PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -39,12 +46,14 @@ cdef extern from *:
         const Py_ssize_t n = PyVectorcall_NARGS(flags), named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
         PyObject *out, *args, *name, *device = NULL, *kwargs = NULL;
         Py_ssize_t i;
-        int ours;
+        int ours = 0;
         for (i = 0; i < named; i++) {
             name = PyTuple_GET_ITEM(names, i);
+            if (name == mt_generator_key && mt_generator != NULL) ours = mt_draws(given[n + i]);
             if (name == mt_device_key || PyUnicode_Compare(name, mt_device_key) == 0) device = given[n + i];
         }
-        ours = mt_concerns(s->hook, NULL, n > 0 ? given[0] : NULL, n > 1 ? given[1] : NULL, device, named > 0);
+        if (!ours)
+            ours = mt_concerns(s->hook, NULL, n > 0 ? given[0] : NULL, n > 1 ? given[1] : NULL, device, named > 0);
         args = PyTuple_New(n);
         if (args == NULL) return NULL;
         for (i = 0; i < n; i++) {
@@ -72,7 +81,8 @@ cdef extern from *:
         PyObject *second = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : NULL;
         const int named = kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0;
         PyObject *device = named ? PyDict_GetItem(kwargs, mt_device_key) : NULL;
-        return mt_run(s, mt_concerns(s->hook, self, first, second, device, named), self, args, kwargs);
+        const int draws = named && mt_generator != NULL && mt_draws(PyDict_GetItem(kwargs, mt_generator_key));
+        return mt_run(s, draws ? 1 : mt_concerns(s->hook, self, first, second, device, named), self, args, kwargs);
     }
 
     #define MT_ENTRY(n) static PyObject *mt_call_##n(PyObject *f, PyObject *const *a, size_t c, PyObject *k) { \
@@ -83,12 +93,12 @@ cdef extern from *:
     #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
     #define MT_64(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_4(f, 6)
     MT_64(MT_ENTRY)
-    MT_10(MT_METHOD, ) MT_4(MT_METHOD, 1)
+    MT_10(MT_METHOD, ) MT_10(MT_METHOD, 1) MT_4(MT_METHOD, 2)
     #define MT_NAME(n) mt_call_##n,
     #define MT_METHOD_NAME(n) mt_method_##n,
     static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_64(MT_NAME) };
     static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = {
-        MT_10(MT_METHOD_NAME, ) MT_4(MT_METHOD_NAME, 1) };
+        MT_10(MT_METHOD_NAME, ) MT_10(MT_METHOD_NAME, 1) MT_4(MT_METHOD_NAME, 2) };
 
     /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
     static int mt_kind(PyObject *f) {
@@ -207,6 +217,8 @@ cdef extern from *:
     """
     int MT_SLOTS, MT_METHODS, MT_TYPES
     PyObject* mt_device_key
+    PyObject* mt_generator_key
+    PyObject* mt_generator
     int mt_kind(object function) noexcept
     void mt_hook(int slot, object function, object hook) noexcept
     void mt_unhook(int slot) noexcept
@@ -223,6 +235,15 @@ cdef extern from *:
 cdef str _device_key = "device"
 mt_device_key = <PyObject*>_device_key
 cdef str _device_type = "remote_accelerator"
+cdef str _generator_key = "generator"
+mt_generator_key = <PyObject*>_generator_key
+
+
+def take_generators(cls):
+    """From now on there are generators of ours, of this class."""
+    global mt_generator
+    Py_INCREF(cls)                             # for good
+    mt_generator = <PyObject*>cls
 
 
 cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
@@ -469,6 +490,17 @@ cdef class MethodHook(PythonHook):
 
     cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
+
+
+cdef class DrawHook(PythonHook):
+    """A function or `method` that draws: `slow(twin, args, kwargs)` is called where a generator of ours is given."""
+    cdef bint method
+
+    def __init__(self, slow, bint method):
+        self.slow, self.method = slow, method
+
+    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+        return self.slow(self.twin, (<object>owner, *args) if self.method else args, kwargs)
 
 
 cdef class SubclassHook(PythonHook):

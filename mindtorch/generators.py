@@ -11,8 +11,11 @@ from typing import Any
 import torch
 
 from . import tensors
+from ._ext import hooks as _hooks
+from ._ext import lazy as _core
 
-__all__ = ["Generator", "where_it_draws"]
+__all__ = ["Generator", "draw", "unwatch", "where_it_draws"]
+_watching: list[Any] = []  # functions of torch's that are asked about
 
 
 class Generator(torch.Generator):
@@ -22,6 +25,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: Any) -> Any:
         tensors.on_device()
+        _watch()
         made = super().__new__(cls, tensors.executor().device)
         made._device = tensors.torch_device(tensors.index_of(device))
         return made
@@ -52,3 +56,36 @@ class Generator(torch.Generator):
 def where_it_draws(generator: Any) -> torch.device:
     """The device on which torch takes ``generator``, which a creation function was given, or None."""
     return tensors.executor().device if isinstance(generator, Generator) else torch.device("cpu")
+
+
+def draw(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``function(..., generator=g)`` with a generator of ours: refused, as torch would, where the CPU's is wanted."""
+    given = (*args, *kwargs.values())
+    if torch._C._is_torch_function_enabled() and not any(_core.get_handle(a) is not None for a in given):
+        where = kwargs.get("device") or next((a.device for a in given if isinstance(a, torch.Tensor)), "cpu")
+        kind = torch.device(where).type
+        raise RuntimeError(f"Expected a '{kind}' device type for generator but found '{tensors.DEVICE_TYPE}'")
+    return function(*args, **kwargs)
+
+
+_FUNCTIONS = ("bernoulli", "multinomial", "poisson", "binomial")
+_METHODS = ("bernoulli", "multinomial", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "cauchy_",
+            "log_normal_", "geometric_")  # fmt: skip
+
+
+def _watch() -> None:
+    """There is a generator of ours: from now on everything that draws is asked whose it was given."""
+    if _watching:
+        return
+    _hooks.take_generators(Generator)
+    for owner, names in ((torch._C._VariableFunctions, _FUNCTIONS), (torch._C.TensorBase, _METHODS)):
+        for name in names:
+            function = getattr(owner, name)
+            _watching.append(function)
+            _hooks.hook(function, _hooks.DrawHook(draw, names is _METHODS))
+
+
+def unwatch() -> None:
+    """Leave what draws to torch alone."""
+    while _watching:
+        _hooks.unhook(_watching.pop())

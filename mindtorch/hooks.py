@@ -27,6 +27,7 @@ from . import (
     creation,
     files,
     flags,
+    generators,
     handlers,
     inside,
     meta,
@@ -141,6 +142,7 @@ def disable() -> None:
         _hooks.unhook(_hooked.pop())
     _hooks.unhook_data(_base.data)
     wrappers.unwatch()
+    generators.unwatch()
     while _saved:
         owner, name, value, own = _saved.pop()
         if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:
@@ -233,6 +235,8 @@ def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return handle_torch_function(_public[func], (), *args, **kwargs)
     if npu_moves.names_npu(kwargs.get("device")):
         return npu_creation.create(func, args, kwargs)
+    if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
+        return generators.draw(func, args, kwargs)
     if _dispatch_modes():
         shown = modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
         if shown is not NotImplemented:
@@ -459,14 +463,10 @@ _AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled"
              "_is_autocast_available")
 
 
-def _is_the_cpus(device_type: Any) -> bool:
-    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    return tensors.is_ours(device_type) or npu_moves.names_npu(device_type)
-
-
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    ours = _is_the_cpus(device_type) or dataless_everywhere()
+    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
+    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or dataless_everywhere()
     _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
 
 

@@ -187,3 +187,40 @@ def test_L2_generators_know_their_device() -> None:
         torch.Generator("foo")
     with pytest.raises(TypeError, match="float"):
         torch.Generator(1.5)  # type: ignore[arg-type]
+
+
+DRAWS: dict[str, Callable[[torch.Tensor, torch.Generator], object]] = {
+    "rand": lambda x, g: torch.rand(2, generator=g),
+    "randn there": lambda x, g: torch.randn(2, generator=g, device="cpu"),
+    "randperm": lambda x, g: torch.randperm(3, generator=g),
+    "normal": lambda x, g: torch.normal(0.0, 1.0, (2,), generator=g),
+    "normal of means": lambda x, g: torch.normal(x, 1.0, generator=g),
+    "rand_like": lambda x, g: torch.rand_like(x, generator=g),
+    "bernoulli": lambda x, g: torch.bernoulli(x, generator=g),
+    "multinomial": lambda x, g: torch.multinomial(input=x, num_samples=1, generator=g),
+    "poisson": lambda x, g: x.poisson(generator=g) if hasattr(x, "poisson") else torch.poisson(x, generator=g),
+    **{name: lambda x, g, name=name: getattr(x, name)(generator=g) for name in (  # type: ignore[misc]
+        "normal_", "uniform_", "random_", "exponential_", "cauchy_", "log_normal_", "bernoulli_", "bernoulli")},
+    "geometric_": lambda x, g: x.geometric_(0.5, generator=g),
+    "init": lambda x, g: torch.nn.init.normal_(x, generator=g),
+    "sampler": lambda x, g: next(iter(torch.utils.data.RandomSampler([1, 2], generator=g))),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_L7_a_generator_of_the_device_does_not_draw_for_the_cpu(name: str) -> None:
+    x, g = torch.full((4,), 0.5), torch.Generator(DEVICES[0])
+    state = g.get_state()
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'remote_accelerator'"):
+        DRAWS[name](x, g)
+    assert torch.equal(g.get_state(), state) and x.tolist() == [0.5] * 4
+    if name not in ("rand", "randn there", "randperm", "normal", "sampler"):  # which name no tensor
+        DRAWS[name](x.to(DEVICES[0]), g)
+        assert not torch.equal(g.get_state(), state)
+
+
+def test_L7_generators_follow_the_default_device() -> None:
+    g = torch.Generator(DEVICES[0])
+    with torch.device(DEVICES[0]):
+        assert str(torch.rand(2, generator=g).device) == DEVICES[0]
+    assert torch.rand(2, generator=torch.Generator()).device.type == "cpu"

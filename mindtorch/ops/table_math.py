@@ -119,13 +119,13 @@ ROWS: list[OpRow] = [
     op("_linalg_check_errors", "other", zero, eager=True),
     *ops("other", alg.cholesky, "cholesky linalg_cholesky linalg_ldl_factor", eager=True),
     *ops("other", alg.inverse, "inverse linalg_inv", eager=True),
+    op("cholesky_inverse", "other", alg.cholesky_inverse, eager=True),
     op("linalg_lu_factor", "other", alg.lu, eager=True),
     op("linalg_solve", "other", alg.solve, eager=True),
     *ops("other", None, "linalg_tensorinv linalg_tensorsolve", eager=True),
     op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
     op("ormqr", "other", probe=True, values_backward=True),
     *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf", probe=True),
-    op("cholesky_inverse", "other", alg.cholesky_inverse, probe=True),
     op("linalg_lu_solve", "other", alg.lu_solve, probe=True),
     *ops(
         "other",
