@@ -111,6 +111,7 @@ def enable() -> None:
     _patch(torch.nn.Module, "_apply", _module_apply)
     for owner, name, stand_in in (
         *classes.patches(), *uninitialized.patches(), *tracing.patches(), *transforms.patches(),
+        *wrappers.patches(),
     ):
         _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)

@@ -6,18 +6,22 @@ backward. So ``.device`` looks inside, from the first of them on; not before, si
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
-from . import tensors
+from . import intercept, tensors
 from ._ext import hooks as _hooks
+from ._ext import intern as _intern
 from .inside import hides, index_inside
 from .lazy_device import device_at
+from .recorded import RecordedTensor
 
-__all__ = ["away", "copy_across", "make", "type_as", "unwatch", "watch"]
+__all__ = ["away", "copy_across", "make", "patches", "type_as", "unwatch", "watch"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
 _watched = False
@@ -75,3 +79,26 @@ def copy_across(original: Callable[..., Any], t: torch.Tensor, source: torch.Ten
 def type_as(original: Callable[..., Any], t: torch.Tensor, other: torch.Tensor) -> Any:
     """``type_as`` inside transforms, from or to another device."""
     return t.to(other)
+
+
+_jagged_infos: dict[Any, Any] = {}
+_torch_jagged: Any = NestedTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+
+
+@functools.wraps(_torch_jagged)
+def _jagged(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    # It would make a jagged tensor of lazy values and plain offsets. Those stay torch's own: the call runs eagerly.
+    if not any(issubclass(t, RecordedTensor) for t in types):
+        return _torch_jagged(cls, func, types, args, kwargs)
+    info = _jagged_infos.get(func)
+    if info is None:
+        known = intercept.describe(func, True)
+        info = _jagged_infos[func] = _intern.OpInfo(
+            func, known.name, _intern.EAGER, random=known.random, writes=known.writes,
+            call=lambda *args, **kwargs: _torch_jagged(NestedTensor, func, (NestedTensor,), args, kwargs))
+    return intercept.run_eagerly(info, args, kwargs or {})
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in) of what torch's own classes of tensors do with tensors of ours among their operands."""
+    return [(NestedTensor, "__torch_dispatch__", classmethod(_jagged))]

@@ -11,6 +11,8 @@ from torch import nn
 from torch.masked import masked_tensor
 from torch.utils._pytree import tree_map_only
 
+import mindtorch  # noqa: F401
+
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
 
@@ -134,5 +136,30 @@ def test_L7_masked_tensors_go_through_autograd(same_as_eager: Callable[..., None
         total.backward()
         means = torch.masked.mean(data, 1, mask=mask)
         return m.grad.get_data(), m.grad.get_mask(), total.get_data(), str(m.device) == d, means
+
+    same_as_eager(program)
+
+
+JAGGED: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(4, 3),
+    "norm": lambda: nn.LayerNorm(4),
+    "mlp": lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4, bias=False)),
+}
+
+
+@pytest.mark.parametrize("name", JAGGED)
+def test_L8_modules_on_the_device_take_jagged_tensors(name: str, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        torch.manual_seed(0)
+        module, factor = JAGGED[name]().to(d), torch.randn(4).to(d).requires_grad_()
+        parts = [torch.randn(2, 4).to(d).requires_grad_(), torch.randn(3, 4).to(d).requires_grad_()]
+        nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        out = module(nested * factor + factor)
+        out.to_padded_tensor(0.0).square().sum().backward()
+        plain = torch.nested.nested_tensor([torch.ones(2, 4), torch.zeros(1, 4)], layout=torch.jagged)
+        with torch.no_grad():
+            again = module(plain.to(d)) @ torch.ones(out.shape[-1], 2, device=d)
+        return ([(t + 1).to(d) for t in (*out.unbind(), *again.unbind())], factor.grad, [p.grad for p in parts],
+                [p.grad for p in module.parameters()])
 
     same_as_eager(program)
