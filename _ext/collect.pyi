@@ -1,18 +1,15 @@
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from typing_extensions import Self
 
+from mindtorch._ext.balance import Balance
 from mindtorch._ext.labels import Labels
 from mindtorch._ext.opinfo import Op, Runs
 from mindtorch._ext.sampler import Sampler
 from mindtorch._ext.timeline import Timeline
 
 def now_ns() -> int: ...
-
-@final
-class Death:
-    def __call__(self, reference: Any) -> None: ...
 
 class Collector:
     cost_in: int
@@ -23,7 +20,7 @@ class Collector:
     overhead: int
     imported: int
     compiled: int
-    peak: int
+    balance: Balance
     order: dict[int, int]
     sig_ops: list[Op | None]
     sig_flops: list[tuple[int, int] | None]
@@ -70,14 +67,9 @@ class Collector:
     def end_import(self) -> None: ...
     def split(self, at: int) -> tuple[list[tuple[int, ...]], int, dict[int, int], int]: ...
     def module_calls(self) -> dict[int, int]: ...
-    def module_peaks(self) -> dict[int, int]: ...
-    def phase_peak(self, phase: int) -> int: ...
-    @property
-    def live_bytes(self) -> int: ...
     def dispatch(
         self, func: Any, types: Any, args: tuple[Any, ...] = ..., kwargs: dict[str, Any] | None = None
     ) -> Any: ...
-    def hold_tensor(self, tensor: Any) -> None: ...
     def ran(self, name: str, module: int, phase: int, location: int, start: int, end: int) -> None: ...
     def event_count(self) -> int: ...
     def events(self) -> bytes: ...

@@ -10,13 +10,13 @@ Every thread has a timeline of its own. Ops count in full in each; the time betw
 as no other thread was accounted for meanwhile, since a thread that waits for another one does nothing. So rows sum to
 the measured time of a program whose threads take turns, and to more where they work at once.
 """
-cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from mindtorch._ext.balance cimport Balance
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_COUNT, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_OPTIMIZER,
     current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
 )
 from mindtorch._ext.labels cimport Labels
@@ -26,11 +26,9 @@ from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape, append_stored
-from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
 
-import weakref
 from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
@@ -38,30 +36,11 @@ cdef extern from *:
 
 cdef enum:
     SIGS_PER_OP = 4096                         # remembered; programs with ever new shapes must not fill the memory
-    CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
 
 
 def now_ns():
     """The clock of every time here, nanoseconds."""
     return mt_now()
-
-
-@cython.final
-@cython.freelist(256)
-cdef class Death:
-    """Callback of a storage's weak reference: takes its bytes off the balance."""
-    cdef Collector collector
-    cdef object key
-    cdef uint64_t nbytes
-    cdef bint cuda
-
-    def __call__(self, reference):
-        cdef Collector c = self.collector
-        if c.storages.pop(self.key, None) is not None:
-            if self.cuda == c.cuda:
-                c.live -= self.nbytes
-            else:
-                c.aside -= self.nbytes
 
 
 cdef class Collector:
@@ -78,16 +57,10 @@ cdef class Collector:
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
-    cdef uint64_t live                         # bytes on the host, until there is a tensor on CUDA: then of those alone
-    cdef uint64_t aside                        # what the host holds beside
-    cdef bint cuda                    # there was a tensor on CUDA
-    cdef uint64_t *peaks                       # by module id
+    cdef readonly Balance balance              # of the memory
     cdef uint64_t *entries                     # calls by module id
     cdef uint32_t cap_modules
-    cdef uint64_t phase_peaks[PHASE_COUNT]
-    cdef readonly uint64_t peak
     cdef readonly dict order                   # path id of a module -> how many were called first before it
-    cdef dict storages                         # id -> (weak reference)
     cdef dict ops                              # id of function -> Op
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
@@ -128,13 +101,13 @@ cdef class Collector:
         self.log = EventLog(max_events)
         self.labels = Labels()
         self.sampler = Sampler(look)
-        self.order, self.storages, self.ops, self.runs, self.threads = {}, {}, {}, {}, {}
+        self.order, self.ops, self.runs, self.threads = {}, {}, {}, {}
         self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
         self.cap_modules = 256
         self.table = RowTable()
-        self.peaks = <uint64_t *> calloc(256, 8)
+        self.balance = Balance(tensor_type)
         self.entries = <uint64_t *> calloc(256, 8)
-        if self.peaks == NULL or self.entries == NULL:
+        if self.entries == NULL:
             raise MemoryError
 
     def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd):
@@ -143,7 +116,6 @@ cdef class Collector:
         self.below_autograd = below_autograd
 
     def __dealloc__(self):
-        free(self.peaks)
         free(self.entries)
 
     # ------------------------------------------------------------ start and stop
@@ -326,33 +298,17 @@ cdef class Collector:
         if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
             # It may be waiting since the start: that was another stage.
             self.gap(self.first, at, 0, 0, 0, self.first.place)
-        taken = self.take_rows(), self.overhead, self.module_calls(), self.peak
+        taken = self.take_rows(), self.overhead, self.module_calls(), self.balance.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
-        self.peak = self.live
-        for i in range(PHASE_COUNT):
-            self.phase_peaks[i] = 0
+        self.balance.restart()
         for i in range(self.cap_modules):
-            self.peaks[i] = self.entries[i] = 0
+            self.entries[i] = 0
         return taken
 
     def module_calls(self):
         """{module id: calls} of the modules entered."""
         cdef uint32_t i
         return {i: self.entries[i] for i in range(self.cap_modules) if self.entries[i]}
-
-    def module_peaks(self):
-        """{module id: most bytes live while the module itself ran}."""
-        cdef uint32_t i
-        return {i: self.peaks[i] for i in range(self.cap_modules) if self.peaks[i]}
-
-    def phase_peak(self, phase):
-        if not 0 <= phase < PHASE_COUNT:
-            raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
-        return self.phase_peaks[<uint32_t> phase]
-
-    @property
-    def live_bytes(self):
-        return self.live
 
     # ------------------------------------------------------------ one op
 
@@ -413,11 +369,10 @@ cdef class Collector:
         recorded = tape is not None and tape.n_recorded != before
         sig = self.signature(op, args, kwargs, out)
         if op.allocates:
-            nbytes = self.track(out, module)
+            nbytes = self.balance.track(out, module)
         elif op.writes:
             nbytes = self.written(out)
-        if self.live > self.phase_peaks[phase]:
-            self.phase_peaks[phase] = self.live
+        self.balance.in_phase(phase)
         self.note_place(out, args)
         ns = t1 - t0 - here.inner
         ours = self.cost_in if self.cost_in < ns else ns
@@ -583,107 +538,26 @@ cdef class Collector:
             op.costs[flops] = self.new_sig(op, flops)
         return op.costs[flops]
 
-    # ------------------------------------------------------------ memory
-
-    cdef uint64_t track(self, out, uint32_t module) except? 0:
-        """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
-        cdef uint64_t made = 0
-        if PyObject_TypeCheck(out, self.tensor_type):
-            made += self.hold(out)
-        elif type(out) is tuple or type(out) is list:
-            for item in out:
-                if PyObject_TypeCheck(item, self.tensor_type):
-                    made += self.hold(item)
-                elif type(item) is tuple or type(item) is list:
-                    for inner in item:
-                        if PyObject_TypeCheck(inner, self.tensor_type):
-                            made += self.hold(inner)
-        if made:
-            if self.live > self.peak:
-                self.peak = self.live
-            self.module_peak(module)
-        return made
-
-    cdef int64_t hold(self, tensor) except -1:
-        """Count the tensor's storage while it lives; its bytes if it is new. Those that a lazy tensor will take."""
-        cdef Death death
-        cdef Slot *slot
-        cdef Handle h = handle_of(tensor)
-        if h is not None:                      # asking it for its storage would compute it
-            if h.tape.interner.metas[h.meta].device < 0:
-                return 0                       # it has none, and never will
-            slot = h.tape.slot(h.slot)
-            if slot.flags & (SLOT_PENDING | SLOT_FAILED):
-                return tensor.nbytes if slot.root == h.slot else 0
-            tensor = <object> slot.concrete
-        try:
-            storage = tensor.untyped_storage()
-            key = <uintptr_t> <void *> storage     # one Python object per storage, for as long as that lives
-            if key in self.storages or tensor.is_meta:
-                return 0
-            nbytes = storage.nbytes()
-        except (RuntimeError, NotImplementedError, AttributeError, ValueError):
-            return 0                           # sparse, opaque and uninitialized tensors have no storage to ask
-        death = Death.__new__(Death)
-        death.collector = self
-        death.key = key
-        death.nbytes = nbytes
-        death.cuda = tensor.is_cuda
-        if death.cuda:
-            death.nbytes = (death.nbytes + CUDA_GRAIN - 1) // CUDA_GRAIN * CUDA_GRAIN
-            if not self.cuda:
-                self.only_cuda()
-        self.storages[key] = weakref.ref(storage, death)
-        if death.cuda == self.cuda:
-            self.live += death.nbytes
-        else:
-            self.aside += death.nbytes
-        return nbytes
-
-    cdef void only_cuda(self) noexcept:
-        """The first tensor on CUDA: what is asked for from here on is that memory, as torch.cuda counts it."""
-        cdef uint32_t i
-        self.cuda = True
-        self.aside = self.live
-        self.live = self.peak = 0
-        for i in range(PHASE_COUNT):
-            self.phase_peaks[i] = 0
-        for i in range(self.cap_modules):
-            self.peaks[i] = 0
-
     cdef uint64_t written(self, out) except? 0:
         if PyObject_TypeCheck(out, self.tensor_type):
             return out.nbytes
         return 0
 
-    def hold_tensor(self, tensor):
-        """Count a tensor that existed before (a parameter of a model built elsewhere)."""
-        self.hold(tensor)
-        if self.live > self.peak:
-            self.peak = self.live
-
-    cdef bint module_peak(self, uint32_t module) noexcept:
-        """Note the bytes live while `module` runs; False when there is no memory for so many modules."""
-        cdef uint64_t *peaks
+    cdef uint64_t *calls_of(self, uint32_t module) noexcept:
+        """Its count of calls; NULL when there is no memory for so many modules."""
         cdef uint64_t *entries
         cdef uint32_t cap = self.cap_modules, i
         if module >= cap:
             while cap <= module:
                 cap *= 2
-            peaks = <uint64_t *> realloc(self.peaks, cap * 8)
-            if peaks == NULL:
-                return False
-            self.peaks = peaks
             entries = <uint64_t *> realloc(self.entries, cap * 8)
             if entries == NULL:
-                return False
+                return NULL
             self.entries = entries
             for i in range(self.cap_modules, cap):
-                peaks[i] = entries[i] = 0
+                entries[i] = 0
             self.cap_modules = cap
-        if self.live > self.peaks[module]:
-            self.peaks[module] = self.live
-        return True
+        return &self.entries[module]
 
     # ------------------------------------------------------------ events
 
@@ -694,7 +568,7 @@ cdef class Collector:
             return
         e.start = start
         e.ns = ns
-        e.live = self.live
+        e.live = self.balance.live
         e.sig = sig
         e.module = module
         e.location = location
@@ -732,6 +606,7 @@ cdef class Collector:
 
     cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
         cdef uint64_t now = mt_now()
+        cdef uint64_t *calls
         cdef Timeline here
         if not self.enabled:
             return
@@ -754,9 +629,10 @@ cdef class Collector:
         self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
             here.depth += 1
-            if self.module_peak(module):
-                self.entries[module] += 1
-                if self.entries[module] == 1:
+            calls = self.calls_of(module)
+            if self.balance.in_module(module) and calls != NULL:
+                calls[0] += 1
+                if calls[0] == 1:
                     self.first_call(module)
         elif kind == MODULE_EXIT:
             here.depth -= here.depth > 0       # 0: entered before the timeline began
@@ -769,8 +645,8 @@ cdef class Collector:
             self.mark("step begins", now, outermost_optimizer())
         elif not in_step() and current_phase() == PHASE_OPTIMIZER:
             self.mark("step", now, outermost_optimizer())
-        if kind != MODULE_EXIT and self.live > self.phase_peaks[phase]:
-            self.phase_peaks[phase] = self.live    # a phase that allocates nothing still holds what is there
+        if kind != MODULE_EXIT:
+            self.balance.in_phase(phase)
         # A mark may have let lazy ops run: then `last` is past `now`.
         self.ours(here, here.last if here.last > now else now)
 

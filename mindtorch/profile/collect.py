@@ -234,15 +234,15 @@ class Profiler(Run):
         if stage not in self.parts:
             self.places[stage] = places
             if stage != "rest":
-                self.peaks = collector.module_peaks()
-                self.phase_peaks = [collector.phase_peak(i) for i in range(len(context.PHASES))]
+                self.peaks = collector.balance.module_peaks()
+                self.phase_peaks = [collector.balance.phase_peak(i) for i in range(len(context.PHASES))]
             self.parts[stage] = collector.split(at)
             return
         self.places[stage] = self.places[stage].plus(places)
         if stage == max(self.parts, key=STAGES.index):  # peaks are those of the stage that is reported
-            for path, peak in collector.module_peaks().items():
+            for path, peak in collector.balance.module_peaks().items():
                 self.peaks[path] = max(peak, self.peaks.get(path, 0))
-            self.phase_peaks = [max(peak, collector.phase_peak(i)) for i, peak in enumerate(self.phase_peaks)]
+            self.phase_peaks = [max(peak, collector.balance.phase_peak(i)) for i, peak in enumerate(self.phase_peaks)]
         rows, overhead, calls, peak = self.parts[stage]
         more = collector.split(at)
         calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
@@ -342,7 +342,7 @@ class Profiler(Run):
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
         for held in (*root.parameters(), *root.buffers()):
-            self.collector.hold_tensor(held)
+            self.collector.balance.hold_tensor(held)
 
 
 # -------------------------------------------------------------------- what the collector asks

@@ -24,9 +24,9 @@ def test_C2_peak_memory_of_a_program_on_cuda_is_that_of_its_cuda_tensors() -> No
         z = y.relu()
         more = torch.empty(1_000_000, device="cpu")
     assert profiler.report()["totals"]["peak_bytes"] == 512 + 2 * 4608
-    assert profiler.collector.live_bytes == 512 + 2 * 4608
+    assert profiler.collector.balance.live_bytes == 512 + 2 * 4608
     del y, z, weight, held, more
-    assert profiler.collector.live_bytes == 0
+    assert profiler.collector.balance.live_bytes == 0
 
 
 def test_C2_bytes_of_ops_are_counted_on_both_sides() -> None:

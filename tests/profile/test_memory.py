@@ -24,7 +24,7 @@ def test_C2_peak_of_a_simple_program(record):
 
     report, profiler = record(program)
     assert report["totals"]["peak_bytes"] == 12 * MB
-    assert profiler.collector.live_bytes == 0
+    assert profiler.collector.balance.live_bytes == 0
 
 
 def test_C2_peak_per_module_and_phase(record):
@@ -90,5 +90,5 @@ def test_C2_a_long_loop_stays_flat(record):
 
     report, profiler = record(program, max_events=1000)
     gc.collect()
-    assert report["totals"]["peak_bytes"] == 64 and profiler.collector.live_bytes == 0
+    assert report["totals"]["peak_bytes"] == 64 and profiler.collector.balance.live_bytes == 0
     assert profiler.collector.event_count() == 1000 and profiler.collector.dropped_events == 19_001

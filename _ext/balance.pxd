@@ -1,0 +1,25 @@
+"""What storages hold (see balance.pyx)."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from mindtorch._ext.context cimport PHASE_COUNT
+from mindtorch._ext.signature cimport PyTypeObject
+
+
+cdef class Balance:
+    cdef uint64_t live                         # bytes on the host, until there is a tensor on CUDA: then of those alone
+    cdef uint64_t aside                        # what the host holds beside
+    cdef bint cuda                             # there was a tensor on CUDA
+    cdef uint64_t *peaks                       # by module id
+    cdef uint32_t cap
+    cdef uint64_t phase_peaks[PHASE_COUNT]
+    cdef readonly uint64_t peak
+    cdef dict storages                         # id -> (weak reference)
+    cdef object tensor_class
+    cdef PyTypeObject *tensor_type             # borrowed from tensor_class
+
+    cdef uint64_t track(self, out, uint32_t module) except? 0
+    cdef int64_t hold(self, tensor) except -1
+    cdef void in_phase(self, uint32_t phase) noexcept      # a phase that allocates nothing still holds what is there
+    cdef bint in_module(self, uint32_t module) noexcept    # False when there is no memory for so many modules
+    cdef void only_cuda(self) noexcept
+    cdef void restart(self) noexcept           # peaks start again from what is live
