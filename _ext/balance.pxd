@@ -1,24 +1,36 @@
 """What storages hold (see balance.pyx)."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from mindtorch._ext.context cimport PHASE_COUNT
 from mindtorch._ext.signature cimport PyTypeObject
+from mindtorch._ext.timeline cimport Timeline
+
+cdef struct Maker:                             # where a storage comes from; all 0: from nowhere that is known
+    uint32_t sig, module, location
+    uint8_t phase
 
 
 cdef class Balance:
     cdef uint64_t live                         # bytes on the host, until there is a tensor on CUDA: then of those alone
     cdef uint64_t aside                        # what the host holds beside
-    cdef bint cuda                             # there was a tensor on CUDA
+    cdef readonly bint cuda                    # there was a tensor on CUDA
     cdef uint64_t *peaks                       # by module id
     cdef uint32_t cap
     cdef uint64_t phase_peaks[PHASE_COUNT]
     cdef readonly uint64_t peak
     cdef dict storages                         # id -> (weak reference)
+    cdef readonly uint64_t births              # storages so far
+    cdef readonly uint64_t born_by_peak        # of them, at the peak
+    cdef list departed                         # Blocks that were there at the peak, and died since
+    cdef bint incomplete                       # there was no memory for one of those
+    cdef bint closed
+    cdef Maker at                              # what made the peak
     cdef object tensor_class
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 
-    cdef uint64_t track(self, out, uint32_t module) except? 0
-    cdef int64_t hold(self, tensor) except -1
+    cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0
+    cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1
+    cdef void rise(self, const Maker *maker) noexcept
     cdef void in_phase(self, uint32_t phase) noexcept      # a phase that allocates nothing still holds what is there
     cdef bint in_module(self, uint32_t module) noexcept    # False when there is no memory for so many modules
     cdef void only_cuda(self) noexcept

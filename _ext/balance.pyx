@@ -2,16 +2,22 @@
 
 Storages are counted once however many tensors view them. Where there is a tensor on CUDA, only that memory is asked
 for, as torch's allocator there gives it out.
+
+What the peak was made of is known without a copy at each new one: all that was born by then, but for what had died.
+What is live is at hand anyway; of what dies, that which was there at the peak is kept until the next one. So nothing
+grows with the length of the run.
 """
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.context cimport PHASE_COUNT
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
+from mindtorch._ext.stretches cimport NO_STRETCH, Stretch, stretch_of
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle
+from mindtorch._ext.timeline cimport Timeline
 
 import weakref
 
@@ -21,20 +27,36 @@ cdef enum:
 
 @cython.final
 @cython.freelist(256)
-cdef class Death:
-    """Callback of a storage's weak reference: takes its bytes off the balance."""
+cdef class Block:
+    """A storage; the callback of its weak reference, which takes its bytes off the balance."""
     cdef Balance balance
+    cdef Timeline here                         # of the thread that made it; None: it was there before
     cdef object key
-    cdef uint64_t nbytes
+    cdef readonly uint64_t nbytes
+    cdef uint64_t born                         # how many had been made by then, it included
+    cdef readonly uint32_t sig, module, location
+    cdef readonly uint8_t phase, mark          # mark: what the program uses it for, as was said; 0: not known
+    cdef readonly bint outlived                # the stretch of the program that it was made in
     cdef bint cuda
 
     def __call__(self, reference):
         cdef Balance b = self.balance
-        if b.storages.pop(self.key, None) is not None:
-            if self.cuda == b.cuda:
-                b.live -= self.nbytes
-            else:
-                b.aside -= self.nbytes
+        cdef Stretch made_in
+        if b.storages.pop(self.key, None) is None:
+            return
+        if self.here is not None and not b.closed:
+            made_in = stretch_of(self.phase, self.module)
+            if made_in != NO_STRETCH:
+                self.outlived = self.here.ended[<int> made_in] >= self.born
+        if self.cuda != b.cuda:
+            b.aside -= self.nbytes
+            return
+        b.live -= self.nbytes
+        if self.born <= b.born_by_peak:
+            try:
+                b.departed.append(self)
+            except MemoryError:
+                b.incomplete = True
 
 
 @cython.final
@@ -44,7 +66,7 @@ cdef class Balance:
     def __cinit__(self, tensor_type):
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
-        self.storages = {}
+        self.storages, self.departed = {}, []
         self.cap = 256
         self.peaks = <uint64_t *> calloc(256, 8)
         if self.peaks == NULL:
@@ -53,28 +75,28 @@ cdef class Balance:
     def __dealloc__(self):
         free(self.peaks)
 
-    cdef uint64_t track(self, out, uint32_t module) except? 0:
+    cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0:
         """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
         cdef uint64_t made = 0
         if PyObject_TypeCheck(out, self.tensor_type):
-            made += self.hold(out)
+            made += self.hold(out, maker, here)
         elif type(out) is tuple or type(out) is list:
             for item in out:
                 if PyObject_TypeCheck(item, self.tensor_type):
-                    made += self.hold(item)
+                    made += self.hold(item, maker, here)
                 elif type(item) is tuple or type(item) is list:
                     for inner in item:
                         if PyObject_TypeCheck(inner, self.tensor_type):
-                            made += self.hold(inner)
+                            made += self.hold(inner, maker, here)
         if made:
             if self.live > self.peak:
-                self.peak = self.live
-            self.in_module(module)
+                self.rise(maker)
+            self.in_module(maker.module)
         return made
 
-    cdef int64_t hold(self, tensor) except -1:
+    cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1:
         """Count the tensor's storage while it lives; its bytes if it is new. Those that a lazy tensor will take."""
-        cdef Death death
+        cdef Block block
         cdef Slot *slot
         cdef Handle h = handle_of(tensor)
         if h is not None:                      # asking it for its storage would compute it
@@ -92,21 +114,36 @@ cdef class Balance:
             nbytes = storage.nbytes()
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             return 0                           # sparse, opaque and uninitialized tensors have no storage to ask
-        death = Death.__new__(Death)
-        death.balance = self
-        death.key = key
-        death.nbytes = nbytes
-        death.cuda = tensor.is_cuda
-        if death.cuda:
-            death.nbytes = (death.nbytes + CUDA_GRAIN - 1) // CUDA_GRAIN * CUDA_GRAIN
+        block = Block.__new__(Block)
+        block.balance = self
+        block.here = here
+        block.key = key
+        block.nbytes = nbytes
+        block.sig, block.module, block.location = maker.sig, maker.module, maker.location
+        block.phase = maker.phase
+        block.outlived = True                  # until it dies too early
+        block.cuda = tensor.is_cuda
+        if block.cuda:
+            block.nbytes = (block.nbytes + CUDA_GRAIN - 1) // CUDA_GRAIN * CUDA_GRAIN
             if not self.cuda:
                 self.only_cuda()
-        self.storages[key] = weakref.ref(storage, death)
-        if death.cuda == self.cuda:
-            self.live += death.nbytes
+        block.born = self.births + 1
+        self.storages[key] = weakref.ref(storage, block)
+        self.births += 1
+        if block.cuda == self.cuda:
+            self.live += block.nbytes
         else:
-            self.aside += death.nbytes
+            self.aside += block.nbytes
         return nbytes
+
+    cdef void rise(self, const Maker *maker) noexcept:
+        """There is a new peak."""
+        self.peak = self.live
+        self.born_by_peak = self.births
+        self.at = maker[0]
+        self.incomplete = False
+        if self.departed:
+            self.departed.clear()
 
     cdef void only_cuda(self) noexcept:
         """The first tensor on CUDA: what is asked for from here on is that memory, as torch.cuda counts it."""
@@ -116,8 +153,9 @@ cdef class Balance:
         self.restart()
 
     cdef void restart(self) noexcept:
+        cdef Maker nothing = Maker(0, 0, 0, 0)
         cdef uint32_t i
-        self.peak = self.live
+        self.rise(&nothing)
         for i in range(PHASE_COUNT):
             self.phase_peaks[i] = 0
         for i in range(self.cap):
@@ -125,9 +163,44 @@ cdef class Balance:
 
     def hold_tensor(self, tensor):
         """Count a tensor that existed before (a parameter of a model built elsewhere)."""
-        self.hold(tensor)
+        cdef Maker nothing = Maker(0, 0, 0, 0)
+        self.hold(tensor, &nothing, None)
         if self.live > self.peak:
-            self.peak = self.live
+            self.rise(&nothing)
+
+    def mark(self, tensor, uint8_t what):
+        """Say what the tensor's storage is used for, if it is one of those held."""
+        cdef Handle h = handle_of(tensor)
+        if h is not None:
+            if h.tape.interner.metas[h.meta].device < 0 or h.tape.slot(h.slot).flags & (SLOT_PENDING | SLOT_FAILED):
+                return
+            tensor = <object> h.tape.slot(h.slot).concrete
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+            return
+        reference = self.storages.get(<uintptr_t> <void *> storage)
+        if reference is not None and reference.__callback__ is not None:
+            (<Block> reference.__callback__).mark = what
+
+    def at_peak(self):
+        """(Blocks live when most bytes were, what made the last of them: signature, module, location, phase)
+
+        None when there was no memory to keep track of them.
+        """
+        cdef dict found = {}
+        cdef Block block
+        for reference in list(self.storages.values()):
+            callback = reference.__callback__  # None of one that died
+            if callback is not None:
+                block = <Block> callback
+                if block.born <= self.born_by_peak and block.cuda == self.cuda:
+                    found[id(block)] = block
+        for block in list(self.departed):      # now: one of those may have died meanwhile
+            found[id(block)] = block
+        if self.incomplete:
+            return None
+        return list(found.values()), (self.at.sig, self.at.module, self.at.location, self.at.phase)
 
     cdef void in_phase(self, uint32_t phase) noexcept:
         if self.live > self.phase_peaks[phase]:
@@ -164,3 +237,7 @@ cdef class Balance:
     @property
     def live_bytes(self):
         return self.live
+
+    def close(self):
+        """What dies from here on has outlived the program, as far as anybody looked."""
+        self.closed = True

@@ -30,6 +30,7 @@ class Collector:
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     enabled: bool
     other_thread: bool
+    backward: bool
     runs: dict[str, Runs]
     plain_ops: int
     lazy_ops: int

@@ -13,7 +13,7 @@ the measured time of a program whose threads take turns, and to more where they 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
-from mindtorch._ext.balance cimport Balance
+from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_OPTIMIZER,
@@ -26,6 +26,7 @@ from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape, append_stored
+from mindtorch._ext.stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
 
@@ -77,6 +78,8 @@ cdef class Collector:
     cdef dict threads                          # identity of a thread -> Timeline
     cdef uint16_t n_threads
     cdef readonly bint enabled, other_thread   # other_thread: modules ran in one that did not join
+    cdef readonly bint backward                # there was a backward pass
+    cdef uint64_t looked_at                    # the peak at the last "backward end"
     cdef readonly dict runs                    # name -> Runs
     cdef readonly uint64_t plain_ops, lazy_ops, lazy_runs, lazy_devices    # since the last split; bit set of indices
     cdef readonly object mark_error
@@ -88,7 +91,8 @@ cdef class Collector:
                   look=None):
         """`describe(func or name of a recorded op) -> Op`, `count(func, args, kwargs, out) -> (flops, macs) or None`,
         `on_mark(kind, now, which)` is told about outermost calls ("enter", "exit", with the module's path id), steps of
-        optimizers ("step begins", "step", with its address) and "backward". `look()` is asked where nothing was
+        optimizers ("step begins", "step", with its address), "backward", and "backward end" where there was a new
+        peak since the last one. `look()` is asked where nothing was
         accounted for in a while.
         """
         self.describe = describe
@@ -317,6 +321,7 @@ cdef class Collector:
         cdef uint64_t t_in = mt_now(), t0, t1, now, ns, ours
         cdef uint32_t module, location, phase, sig
         cdef uint64_t nbytes = 0, before
+        cdef Maker maker
         cdef bint recorded
         cdef Tape tape
         cdef Op op
@@ -369,7 +374,8 @@ cdef class Collector:
         recorded = tape is not None and tape.n_recorded != before
         sig = self.signature(op, args, kwargs, out)
         if op.allocates:
-            nbytes = self.balance.track(out, module)
+            maker = Maker(sig, module, location, <uint8_t> phase)
+            nbytes = self.balance.track(out, &maker, here)
         elif op.writes:
             nbytes = self.written(out)
         self.balance.in_phase(phase)
@@ -637,14 +643,23 @@ cdef class Collector:
         elif kind == MODULE_EXIT:
             here.depth -= here.depth > 0       # 0: entered before the timeline began
             if here.depth == 0:
+                here.ended[<int> IN_CALL] = self.balance.births
                 self.mark("exit", now, module)
         elif phase == PHASE_BACKWARD:
             self.caller = here
+            self.backward = True
+            here.ended[<int> BEFORE_BACKWARD] = self.balance.births
             self.mark("backward", now, 0)
         elif not in_step() and phase == PHASE_OPTIMIZER:
             self.mark("step begins", now, outermost_optimizer())
         elif not in_step() and current_phase() == PHASE_OPTIMIZER:
+            here.ended[<int> IN_STEP] = self.balance.births
             self.mark("step", now, outermost_optimizer())
+        elif current_phase() == PHASE_BACKWARD:
+            here.ended[<int> IN_BACKWARD] = self.balance.births
+            if self.looked_at != self.balance.born_by_peak:    # gradients may be what the peak is made of
+                self.looked_at = self.balance.born_by_peak
+                self.mark("backward end", now, 0)
         if kind != MODULE_EXIT:
             self.balance.in_phase(phase)
         # A mark may have let lazy ops run: then `last` is past `now`.

@@ -425,6 +425,7 @@ def tracked_backward(*args, **kwargs):
     try:
         return _original_backward(*args, **kwargs)
     finally:
+        t.phase = PHASE_BACKWARD               # an optimizer's step in a hook has ended it
         if _hook != NULL:
             _hook(_hook_data, PHASE_CHANGE, 0, phase)
         _backwards -= 1

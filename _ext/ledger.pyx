@@ -14,6 +14,7 @@ from mindtorch._ext.context cimport (
 
 from .intern cimport OpInfo, sig_out_meta
 from .signals cimport interrupts
+from .stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, STRETCHES, Stretch, stretch_of
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .sizes cimport MT_ASSERT
 from .tape cimport Handle, Tape, set_freed_hook
@@ -43,7 +44,7 @@ cdef extern from *:
         int8_t place;
         uint8_t phase;
         uint8_t mark;               /* what the program uses it for, as mark() said; 0: not known */
-        uint8_t unused;
+        uint8_t outlived;           /* 1: it lived on when the Stretch of the program that it was made in had ended */
     } Block;
     """
     ctypedef struct LedgerCall:
@@ -68,6 +69,7 @@ cdef extern from *:
         int8_t place
         uint8_t phase
         uint8_t mark
+        uint8_t outlived
 
 MT_ASSERT(sizeof(LedgerCall) == 16)
 MT_ASSERT(sizeof(Block) == 32)
@@ -107,6 +109,7 @@ cdef uint64_t most[129]             # the most that ever were, or since reset_pe
 cdef bint short_of_memory = False   # something could not be noted
 cdef bint stopped = False           # storages that die are still noted, new calls are not
 cdef uint32_t depth = 0
+cdef uint32_t ended[STRETCHES]      # length of the log of calls when each of them ended last
 cdef object on_mark = None, mark_error = None
 
 
@@ -227,6 +230,7 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
     b.place = place
     b.phase = <uint8_t>phase
     b.mark = 0
+    b.outlived = 1                  # until it dies too early
     n_blocks += 1
     _add(0, nbytes)
     _add(-place, nbytes)
@@ -247,7 +251,10 @@ cdef void note_freed(uint32_t slot) noexcept:
 
 cdef inline void _end_block(uint32_t at) noexcept:
     cdef Block* b = &blocks[at]
+    cdef Stretch made_in = stretch_of(b.phase, b.module)
     b.died = n_calls
+    if made_in != NO_STRETCH and not stopped:
+        b.outlived = ended[<int> made_in] >= b.born
     live[0] -= b.nbytes
     live[-b.place] -= b.nbytes
 
@@ -362,14 +369,18 @@ cdef void _on_transition(void* data, int kind, uint32_t module, uint8_t phase) n
     elif kind == MODULE_EXIT:
         depth -= depth > 0                     # 0: entered before the ledger was opened
         if depth == 0:
+            ended[<int>IN_CALL] = n_calls
             _mark("exit", module)
     elif phase == PHASE_BACKWARD:
+        ended[<int>BEFORE_BACKWARD] = n_calls
         _mark("backward", 0)
     elif not in_step() and phase == PHASE_OPTIMIZER:
         _mark("step begins", outermost_optimizer())
     elif not in_step() and current_phase() == PHASE_OPTIMIZER:
+        ended[<int>IN_STEP] = n_calls
         _mark("step", outermost_optimizer())
     elif current_phase() == PHASE_BACKWARD:
+        ended[<int>IN_BACKWARD] = n_calls
         _mark("backward end", 0)
 
 
@@ -398,6 +409,7 @@ def open(Tape main_tape, handler):
     n_calls = n_blocks = depth = 0
     memset(live, 0, sizeof(live))
     memset(most, 0, sizeof(most))
+    memset(ended, 0, sizeof(ended))
     on_mark, mark_error = handler, None
     stopped = short_of_memory = False
     tape = main_tape
@@ -417,7 +429,7 @@ def logs():
 
     Calls, 16 bytes each: native uint32 sig (0: no call), module, location, phase; phase + 256: a module was entered;
     + 512: memory that no call made. Storages, 32 bytes each: uint64 nbytes, uint32 born, died, module, location, sig,
-    int8 place, uint8 phase, uint8 mark, one unused.
+    int8 place, uint8 phase, uint8 mark, uint8 outlived.
     """
     if not listening:
         return b"", b""

@@ -1,6 +1,8 @@
 """What happened when (see timeline.pyx)."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from mindtorch._ext.stretches cimport STRETCHES
+
 cdef struct Event:                             # one op, or one change of module or phase, for the trace
     uint64_t start                             # ns
     uint64_t ns                                # duration of an op; 0 for a change
@@ -32,6 +34,7 @@ cdef class Timeline:                           # of one thread
     cdef list labels                           # (number, start ns, interception until then) of what has begun
     cdef uint32_t recomputing                  # depth of modules that backward calls again, from 1; 0 = none
     cdef uint32_t recompute_labels             # how many labels were open then
+    cdef uint64_t ended[STRETCHES]             # storages made until each of them ended last
     cdef uint32_t place                        # where it was at the last hook
     cdef uint64_t looked                       # when it was looked at last
     cdef uint32_t look_last                    # which of them was the last

@@ -1,5 +1,4 @@
-"""What a report says about an estimate (SPEC C4): does it fit, what takes the memory, what bounds the time, what was
-assumed."""
+"""What a report says about sizes (SPEC C2, C4): does it fit, what takes the memory, what an estimate assumed."""
 
 from __future__ import annotations
 

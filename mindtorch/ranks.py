@@ -46,8 +46,8 @@ class Rank:
 def merge(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The reports of all ranks as one, in the same form.
 
-    Calls, FLOPs, bytes and times are summed over ranks, peaks are the highest of any rank's, `totals.wall_s` is the
-    longest. `ranks` keeps what each one did.
+    Calls, FLOPs, bytes and times are summed over ranks, peaks are the highest of any rank's (`memory` is that rank's),
+    `totals.wall_s` is the longest. `ranks` keeps what each one did.
 
     ValueError when they are not the ranks of one run, each once.
     """
@@ -72,6 +72,8 @@ def merge(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged["totals"] = totals = _sum_rows([report["totals"] for report in ordered])
     totals["params"] = max(report["totals"]["params"] for report in ordered)
     totals["wall_s"] = max(report["totals"]["wall_s"] or 0.0 for report in ordered)
+    # Each rank has a memory of its own: that of the one which holds most.
+    merged["memory"] = max(ordered, key=lambda report: report["totals"]["peak_bytes"]).get("memory")
     missing = sum(row["calls"] for report in ordered for row in report["uncounted"])
     totals["coverage"] = totals["counted_ops"] / (totals["counted_ops"] + missing) if missing else 1.0
     merged["startup"] = _sum_rows([report["startup"] for report in ordered])

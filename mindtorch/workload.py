@@ -115,7 +115,7 @@ class Workload:
     def _generate(self, steps: int) -> Any:
         """Greedy decoding, as ``generate`` does it: prefill with the logits of the last token only, then one by one."""
         from . import semantics
-        from .profile.memory import KV_CACHE, say
+        from .profile.peak import KV_CACHE, say
 
         ids = self.plan.ids
         given = dict(self.inputs)

@@ -36,7 +36,7 @@ from mindtorch.errors import LazyTensorError
 from mindtorch.execute import local
 from mindtorch.lazy_device import cuda_present
 from mindtorch.ops.row import FREE_TAGS
-from mindtorch.profile import calibrate, times, work
+from mindtorch.profile import calibrate, peak, times, work
 from mindtorch.profile.imports import ImportWatch
 from mindtorch.profile.npu_ops import NpuOps
 from mindtorch.profile.run import Run, ThreadWork
@@ -146,6 +146,7 @@ class Profiler(Run):
         self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
         self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
         self._running: dict[int, tuple[str, Timeline]] = {}
+        self._held: dict[str, peak.Held] = {}  # by stage
 
     # ---------------------------------------------------------------- the block
 
@@ -159,6 +160,7 @@ class Profiler(Run):
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
         semantics.install()
+        peak.listening.append(collector.balance.mark)
         modules.add_listener(self._saw_root)
         for root, path in modules.roots():
             self._saw_root(root, path)
@@ -194,6 +196,9 @@ class Profiler(Run):
         local.set_op_observer(None)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
+        peak.say_roles()
+        self.collector.balance.close()
+        peak.listening.remove(self.collector.balance.mark)
         semantics.uninstall()
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = compiled_frames() - self._frames
@@ -230,6 +235,8 @@ class Profiler(Run):
         collector = self.collector
         stage = self._stage
         self._add_labels(stage)
+        if stage not in self._held or collector.balance.peak > self._held[stage].peak:
+            self._held[stage] = peak.Held(collector.balance)
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         if stage not in self.parts:
             self.places[stage] = places
@@ -240,13 +247,13 @@ class Profiler(Run):
             return
         self.places[stage] = self.places[stage].plus(places)
         if stage == max(self.parts, key=STAGES.index):  # peaks are those of the stage that is reported
-            for path, peak in collector.balance.module_peaks().items():
-                self.peaks[path] = max(peak, self.peaks.get(path, 0))
-            self.phase_peaks = [max(peak, collector.balance.phase_peak(i)) for i, peak in enumerate(self.phase_peaks)]
-        rows, overhead, calls, peak = self.parts[stage]
+            for path, most in collector.balance.module_peaks().items():
+                self.peaks[path] = max(most, self.peaks.get(path, 0))
+            self.phase_peaks = [max(most, collector.balance.phase_peak(i)) for i, most in enumerate(self.phase_peaks)]
+        rows, overhead, calls, most = self.parts[stage]
         more = collector.split(at)
         calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
-        self.parts[stage] = rows + more[0], overhead + more[1], calls, max(peak, more[3])
+        self.parts[stage] = rows + more[0], overhead + more[1], calls, max(most, more[3])
 
     def _add_labels(self, stage: str) -> None:
         mine = self.labels.setdefault(stage, {})
@@ -269,7 +276,9 @@ class Profiler(Run):
 
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
-            if kind == "op":
+            if kind == "backward end":
+                peak.say_roles()
+            elif kind == "op":
                 if self._stage == "import":
                     self._end_part(now)
                     self._stage = "init"
@@ -284,6 +293,9 @@ class Profiler(Run):
     def _freeze(self) -> None:
         self.frozen_ns = self._begun
         self.collector.stop()
+
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        return self._held[stage].report(self.collector, self.names, self._began.get(stage, 0))
 
     def module_order(self) -> dict[int, int]:
         return self.collector.order
@@ -341,8 +353,10 @@ class Profiler(Run):
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        for held in (*root.parameters(), *root.buffers()):
-            self.collector.balance.hold_tensor(held)
+        parameters, buffers = modules.held(root)
+        for held in (*parameters, *buffers):
+            self.collector.balance.hold_tensor(held)  # it may have been made before
+        peak.say_what_is_held(parameters, buffers)
 
 
 # -------------------------------------------------------------------- what the collector asks

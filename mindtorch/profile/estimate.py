@@ -24,7 +24,7 @@ from mindtorch.estimate import files, known
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.ops.row import FREE_TAGS
-from mindtorch.profile import memory, roofline
+from mindtorch.profile import memory, peak, roofline
 from mindtorch.profile.collect import STAGES, Places, describe
 from mindtorch.profile.rows import CALLS, as_table, exact
 from mindtorch.profile.run import Run
@@ -100,7 +100,7 @@ class Estimator(Run):
         """Read the ledger while the calls that it names are still known."""
         self.collector.stopped = time.perf_counter_ns()
         self.book.refresh()
-        self._mark_roles()
+        peak.say_roles()
         self._assumed = known.assumed()
         self._unwritten = list(files.unwritten)
         calls, blocks = ledger.close()
@@ -131,7 +131,7 @@ class Estimator(Run):
     def _on_mark(self, kind: str, at: int, which: int) -> None:
         self._marks.append((kind, at))
         if kind == "backward end":
-            self._mark_roles()
+            peak.say_roles()
         elif not self._announced:
             self._follow(kind, at, which)
 
@@ -157,21 +157,7 @@ class Estimator(Run):
             handle = _core.get_handle(held)
             if handle is not None:
                 ledger.hold(handle)  # it may have been made before
-        self._say_what_is_held(parameters, buffers)
-
-    def _say_what_is_held(self, parameters: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
-        memory.say(parameters, memory.PARAMETERS)
-        memory.say(buffers, memory.BUFFERS)
-
-    def _mark_roles(self) -> None:
-        for root, _ in modules.roots():
-            parameters, buffers = modules.held(root)
-            self._say_what_is_held(parameters, buffers)  # again: lazy modules get theirs in their first forward
-            with torch._C.DisableTorchFunctionSubclass():
-                grads = [p.grad for p in parameters]
-            made = [(p, grad) for p, grad in zip(parameters, grads, strict=True) if grad is not None]
-            # C++ makes some of them itself, as plain tensors: asked for, they become ours.
-            memory.say((p.grad if _core.get_handle(grad) is None else grad for p, grad in made), memory.GRADIENTS)
+        peak.say_what_is_held(parameters, buffers)
 
     # ---- afterwards
 
@@ -234,6 +220,11 @@ class Estimator(Run):
         self._signatures[sig] = len(self._bytes) - 1
         return self._signatures[sig]
 
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        """Of all stages, as the target has to hold it."""
+        assert self.memory is not None
+        return self.memory.report(None if self.target is None else int(self.target.memory_bytes))
+
     def report(self, **facts: Any) -> dict[str, Any]:
         """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
         from mindtorch.profile.report import build_report
@@ -244,7 +235,6 @@ class Estimator(Run):
             "mode": "estimate",
             "device": self.memory.device if target is None else target.name,
             "assumed": self._assumed,
-            "memory": self.memory.report(None if target is None else int(target.memory_bytes)),
         }
         report = build_report(self, **{**own, **facts})  # type: ignore[arg-type]
         report["warnings"] += self._warnings()

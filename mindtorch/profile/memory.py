@@ -7,40 +7,24 @@ the CPU, of convolutions, products and recurrent layers. Other devices' workspac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from mindtorch import sourceline
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.lazy_device import DATALESS
-from mindtorch.profile import scratch
+from mindtorch.profile import peak, scratch
 from mindtorch.profile.names import Names
+from mindtorch.profile.peak import CATEGORIES
 
-#: What a storage is for; its number is the mark in the ledger. The first three are said while the program runs.
-CATEGORIES = (
-    "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries", "inputs",
-)  # fmt: skip
-ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS = range(8)
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
 _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
-                   ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("unused", "u1")])  # fmt: skip
+                   ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
 _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
-_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
 ENTERED = 0x100  # in a call's phase: it is none, but a module that is entered; as in _ext/ledger.pyx
-_POINTS = 400  # of the timeline
 _ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
-
-
-def say(held: Iterable[torch.Tensor], what: int) -> None:
-    """While an estimate is under way: the storages of these tensors are for this (`PARAMETERS` …)."""
-    for t in held:
-        handle = _core.get_handle(t)
-        if handle is not None:
-            ledger.mark(handle, what)
 
 
 class Memory:
@@ -71,7 +55,7 @@ class Memory:
         self.scratch = np.zeros(len(self.live), np.int64)
         if self.device == "cpu":
             self.scratch[1:] = scratch.over(self.calls["sig"])  # the n-th call runs at n + 1
-        self.categories = self._categories(marks)
+        self.categories = peak.categories(self.blocks, any(kind == "backward" for kind, _ in marks))
         entered = self.calls["module"][(self.calls["phase"] & ENTERED) != 0]
         called, first = np.unique(entered, return_index=True)
         self.order = dict(zip(called.tolist(), first.tolist(), strict=True))
@@ -83,21 +67,6 @@ class Memory:
         np.add.at(change, self.born[chosen], self.nbytes[chosen])
         np.subtract.at(change, self.died[chosen] + 1, self.nbytes[chosen])
         return np.cumsum(change)[:-1]
-
-    def _categories(self, marks: Sequence[tuple[str, int]]) -> Any:
-        found = self.blocks["mark"].copy()
-        unknown, phase = found == 0, self.blocks["phase"]
-        found[unknown & (phase == _OTHER) & (self.blocks["module"] == 0)] = INPUTS  # and whatever else it made itself
-        found[unknown & (phase == _BACKWARD)] = TEMPORARIES
-        steps = np.array([at for kind, at in marks if kind == "step"] or [len(self.calls)])
-        made_in_step = unknown & (phase == _OPTIMIZER)
-        ends = steps[np.minimum(np.searchsorted(steps, self.born), len(steps) - 1)]
-        found[made_in_step] = np.where((self.died > ends)[made_in_step], OPTIMIZER_STATE, TEMPORARIES)
-        if any(kind == "backward" for kind, _ in marks):  # what does not outlive its forward pass
-            exits = np.array([at for kind, at in marks if kind == "exit"] or [0])
-            ends = exits[np.minimum(np.searchsorted(exits, self.born), len(exits) - 1)]
-            found[unknown & (phase == _FORWARD) & (self.died <= ends)] = TEMPORARIES
-        return found
 
     def peak(self, first: int = 0, last: int | None = None) -> int:
         """Most bytes live within these positions."""
@@ -118,25 +87,25 @@ class Memory:
         held = self.live + self.scratch
         at = int(held.argmax()) if len(held) else 0
         there = (self.born <= at) & (at <= self.died)
-        by_category = {
-            name: int(self.nbytes[there & (self.categories == i)].sum()) for i, name in enumerate(CATEGORIES)
-        }
-        by_category[SCRATCH] = int(self.scratch[at]) if len(held) else 0
-        peak = int(held[at]) if len(held) else 0
+        kinds, nbytes = self.categories[there], self.nbytes[there]
+        most = int(held[at]) if len(held) else 0
+        by_category = peak.by_category(kinds, nbytes)
+        if len(held) and self.scratch[at]:
+            by_category[SCRATCH] = int(self.scratch[at])
         facts: dict[str, Any] = {
             "device": self.device,
             "other_devices": self.others,
-            "peak_bytes": peak,
-            "categories": {name: nbytes for name, nbytes in by_category.items() if nbytes},
+            "peak_bytes": most,
+            "categories": by_category,
             "at": self._where(at),
-            "largest": self._largest(there),
+            "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, _name),
             "timeline": self._timeline(held),
         }
         if capacity is not None:
             facts["capacity_bytes"] = capacity
-            facts["fits"] = peak <= capacity
-            facts["spare_bytes"] = capacity - peak
-            facts["devices"] = max(1, -(-peak // capacity))
+            facts["fits"] = most <= capacity
+            facts["spare_bytes"] = capacity - most
+            facts["devices"] = max(1, -(-most // capacity))
         return facts
 
     def _where(self, position: int) -> dict[str, Any]:
@@ -144,28 +113,13 @@ class Memory:
             return {}
         call = self.calls[max(position - 1, 0)]
         return {"position": position, "op": _name(int(call["sig"])),
-                "module": self.names[int(call["module"])], **_line(int(call["location"])),
+                "module": self.names[int(call["module"])], **peak.line(int(call["location"])),
                 "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip
 
-    def _largest(self, there: Any, top: int = 10) -> list[dict[str, Any]]:
-        """The storages at the peak, those of one kind and line together."""
-        groups: dict[tuple[int, ...], list[int]] = {}
-        keys = (self.categories, *(self.blocks[name] for name in ("sig", "module", "location")))
-        for *key, nbytes in zip(*(column[there].tolist() for column in (*keys, self.nbytes)), strict=True):
-            entry = groups.setdefault(tuple(key), [0, 0])
-            entry[0] += nbytes
-            entry[1] += 1
-        rows = sorted(groups.items(), key=lambda item: -item[1][0])[:top]
-        return [
-            {"bytes": nbytes, "count": n, "category": CATEGORIES[category], "op": _name(sig),
-             "module": self.names[module], **_line(location)}
-            for (category, sig, module, location), (nbytes, n) in rows
-        ]  # fmt: skip
-
     def _timeline(self, held: Any) -> dict[str, Any]:
-        """At most `_POINTS` stretches of program order: the position where each begins, and the most bytes in it."""
+        """At most `POINTS` stretches of program order: the position where each begins, and the most bytes in it."""
         n = len(held)
-        edges = np.unique(np.linspace(0, n, min(n, _POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
+        edges = peak.stretches(n)
         rows: dict[str, Any] = {"positions": edges.tolist(), "bytes": []}
         if not n:
             return rows
@@ -193,7 +147,3 @@ def _name(sig: int) -> str:
         return ""
     named = ledger.named(sig)
     return str(_core.sig_info(sig).name if named is None else named.partition(" ")[0])
-
-
-def _line(location: int) -> dict[str, Any]:
-    return sourceline.facts(context.location(location))

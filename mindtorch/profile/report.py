@@ -89,6 +89,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "phases": _phases(profiler, by_phase, forecast),
         "modules": module_rows(profiler, main, every, forecast, share),
         "ops": _ops(profiler, rows, forecast),
+        "memory": profiler.held_at_peak(main),
         "labels": labels,
         "waits": _waits(profiler, labels),
         "lines": _lines(profiler, grouped(every, SIG, LOCATION)),

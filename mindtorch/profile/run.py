@@ -98,6 +98,10 @@ class Run:
         """{path id of a module: nanoseconds of its calls}, likewise."""
         return {}
 
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        """What the memory was made of when most was held; None where that is not known. After the run."""
+        raise NotImplementedError
+
     def module_order(self) -> dict[int, int]:
         """{path id of a module that was called: how many were first called before it}."""
         raise NotImplementedError

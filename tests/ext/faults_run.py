@@ -213,7 +213,7 @@ def profiled() -> object:
             collector.dispatch(torch.ops.aten.add.Tensor, (), (torch.ones(n), torch.ones(n)))
             collector.dispatch(torch.ops.aten.mm.default, (), (torch.ones(1, n), torch.ones(n, 1)))
         nn.Sequential(nn.Identity(), nn.Identity())(torch.ones(2))
-        return collector.split(now_ns()), collector.module_peaks()
+        return collector.split(now_ns()), collector.balance.module_peaks()
     finally:
         collector.stop()
 

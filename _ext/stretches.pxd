@@ -1,0 +1,24 @@
+"""Stretches of a program that storages are made in, and outlive or not: that tells what they are for.
+
+As the two logs of storages, of a measured profile and of an estimate, understand them. Here for the compiler to inline.
+"""
+from libc.stdint cimport uint8_t, uint32_t
+
+from mindtorch._ext.context cimport PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER
+
+cdef enum Stretch:
+    NO_STRETCH = -1                # what is made there is told apart in other ways
+    IN_CALL                        # an outermost module call
+    BEFORE_BACKWARD                # after it: a loss is computed, until backward begins
+    IN_BACKWARD                    # a backward pass
+    IN_STEP                        # an optimizer's step, the outermost
+    STRETCHES
+
+
+cdef inline Stretch stretch_of(uint8_t phase, uint32_t module) noexcept:
+    """Where a storage is made, by the phase and the innermost module."""
+    if phase == PHASE_FORWARD:
+        return IN_CALL if module else BEFORE_BACKWARD
+    if phase == PHASE_BACKWARD:
+        return IN_BACKWARD
+    return IN_STEP if phase == PHASE_OPTIMIZER else NO_STRETCH
