@@ -20,7 +20,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.opinfo import Op
 from mindtorch.children import ChildWatch
-from mindtorch.estimate import files, known
+from mindtorch.estimate import known, saved
 from mindtorch.estimate.accelerator import Accelerator
 from mindtorch.estimate.session import estimating
 from mindtorch.ops.row import FREE_TAGS
@@ -102,7 +102,7 @@ class Estimator(Run):
         self.book.refresh()
         peak.say_roles()
         self._assumed = known.assumed()
-        self._unwritten = list(files.unwritten)
+        self._unwritten = list(saved.unwritten)
         calls, blocks = ledger.close()
         self.collector.mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)

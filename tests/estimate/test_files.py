@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +89,13 @@ def test_C4_nothing_is_written(tmp_path: Path) -> None:
     torch.save(good, tmp_path / "model.pt")
     before = (tmp_path / "model.pt").read_bytes()
     with estimating(GPU):
-        from mindtorch.estimate import files
+        from mindtorch.estimate import saved
 
         model = nn.Linear(2, 2)
         torch.save(model.state_dict(), tmp_path / "model.pt")
         safetensors.save_file(model.state_dict(), tmp_path / "new.safetensors")
         numpy.save(tmp_path / "array.npy", model(torch.zeros(1, 2)).detach().numpy())
-        names = [Path(name).name for name in files.unwritten]
+        names = [Path(name).name for name in saved.unwritten]
     assert names == ["model.pt", "new.safetensors", "array.npy"]
     assert (tmp_path / "model.pt").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
     torch.save(good, tmp_path / "again.pt")
@@ -165,3 +168,93 @@ def test_C4_a_transformers_model_is_saved_in_an_estimate(tmp_path: Path) -> None
         states = torch.cuda.random.get_rng_state(), torch.cuda.random.get_rng_state_all()
     assert states[0].dtype is torch.uint8 and len(states[1]) == 1
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_C4_a_transformers_model_comes_back(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "models" / "saved"
+    with Estimator(target=targets.find("h100")):
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10, n_positions=8)
+        model = transformers.GPT2LMHeadModel(config).to(torch.bfloat16).cuda()
+        for shards in ("5GB", "1KB"):
+            model.save_pretrained(folder, max_shard_size=shards)
+            again = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype="auto")
+            facts = [{k: (v.shape, v.dtype) for k, v in m.state_dict().items()} for m in (model, again)]
+            assert facts[0] == facts[1] and again.cuda()(torch.zeros(1, 4, dtype=torch.int64).cuda()).logits.is_cuda
+    assert not list(tmp_path.iterdir())
+
+
+def test_C4_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    row = {"input_ids": torch.arange(4), "labels": torch.arange(4)}
+
+    def train(steps: int, **options: Any) -> int:
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10, n_positions=8)
+        args = transformers.TrainingArguments(
+            str(tmp_path / "out"), max_steps=steps, save_steps=2, save_total_limit=1, report_to=[], use_cpu=True,
+            disable_tqdm=True)  # fmt: skip
+        trainer = transformers.Trainer(transformers.GPT2LMHeadModel(config), args, train_dataset=[row] * 4)
+        trainer.train(**options)
+        return int(trainer.state.global_step)
+
+    with Estimator(target=targets.find("h100")) as estimator:
+        assert train(4) == 4 and train(6, resume_from_checkpoint=True) == 6
+    assert not list(tmp_path.iterdir())
+    steps = [row for row in estimator.report()["phases"] if row["name"] == "optimizer"]
+    assert steps and train(2) == 2  # and afterwards files are files
+    assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").stat().st_size > 1000
+
+
+def test_C4_files_that_were_there_stay(tmp_path: Path) -> None:
+    good = {"weight": torch.arange(3.0)}
+    for name in ("real.pt", "best.pt", "old.pt", "runs/model.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        torch.save(good, tmp_path / name)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.*")}
+    with estimating(GPU):
+        new = {"weight": torch.zeros(5)}
+        torch.save(new, tmp_path / "tmp.pt")  # as programs do that want to be sure
+        os.replace(tmp_path / "tmp.pt", tmp_path / "real.pt")
+        assert not (tmp_path / "tmp.pt").exists() and torch.load(tmp_path / "real.pt")["weight"].shape == (5,)
+        shutil.copyfile(tmp_path / "real.pt", tmp_path / "best.pt")
+        shutil.copy2(tmp_path / "real.pt", tmp_path / "another.pt")
+        for name in ("best.pt", "another.pt"):
+            assert torch.load(tmp_path / name)["weight"].shape == (5,)
+        (tmp_path / "another.pt").unlink()
+        (tmp_path / "old.pt").unlink()  # making room
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        with open(tmp_path / "opened.pt", "wb") as file:
+            torch.save(new, file)
+        assert torch.load(tmp_path / "opened.pt")["weight"].shape == (5,)
+        os.makedirs(tmp_path / "made" / "deep")
+        torch.save(new, tmp_path / "made" / "deep" / "model.pt")
+        os.rename(tmp_path / "made", tmp_path / "moved")
+        assert torch.load(tmp_path / "moved" / "deep" / "model.pt")["weight"].shape == (5,)
+        (tmp_path / "moved" / "scores.json").write_text("{}")
+        with tempfile.TemporaryDirectory(dir=tmp_path) as scratch:
+            torch.save(new, Path(scratch, "x.pt"))
+            assert os.listdir(scratch) == ["x.pt"]
+        assert not Path(scratch).exists()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.*")} == {**before, tmp_path / "moved" / "scores.json": b"{}"}
+    assert os.listdir(tmp_path / "moved") == ["scores.json"] and torch.load(tmp_path / "old.pt")["weight"].shape == (3,)
+    (tmp_path / "old.pt").unlink()
+    assert not (tmp_path / "old.pt").exists()
+
+
+def test_C4_a_program_that_fails_leaves_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), estimating(GPU):
+        os.mkdir(tmp_path / "out")
+        torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "out" / "model.pt")
+        assert (tmp_path / "out" / "model.pt").exists()
+        1 / 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_C4_small_values_come_back(tmp_path: Path) -> None:
+    with estimating(GPU):
+        state = torch.get_rng_state()
+        torch.save({"ids": torch.arange(5), "random": state, "step": torch.tensor(3)}, tmp_path / "a.pt")
+        loaded = torch.load(tmp_path / "a.pt")
+        assert loaded["ids"].tolist() == [0, 1, 2, 3, 4] and loaded["step"].item() == 3
+        torch.set_rng_state(loaded["random"])
