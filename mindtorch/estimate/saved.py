@@ -60,9 +60,26 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 def keep_away(f: Any) -> None:
     """`f` is not written, or removed: say so."""
-    name = str(getattr(f, "name", f)) if isinstance(f, (str, os.PathLike)) or hasattr(f, "name") else "(a buffer)"
+    named = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", "(a buffer)")
+    name = os.fsdecode(named) if isinstance(named, (str, bytes, os.PathLike)) else "(a buffer)"
     if name not in unwritten:
         unwritten.append(name)
+    if hasattr(f, "withheld"):  # a file as `written` opens them
+        f.withheld = True
+
+
+def withhold(file: Any) -> None:
+    """`file` was opened to be written, and there is nothing to put into it: it stays as it was."""
+    keep_away(file)
+    path = _path_of(file)
+    if path is not None and os.path.isfile(path) and not os.path.getsize(path):
+        _touched.add(path)
+        _standing.add(path)
+
+
+def in_a_buffer() -> bool:
+    """Whether something was saved where it has no name: its bytes may have been meant for any file."""
+    return "(a buffer)" in unwritten
 
 
 def remember(f: Any, what: Any) -> None:

@@ -18,7 +18,7 @@ from .._ext import lazy as _core
 from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
 from ..meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
-from . import files, known, saved
+from . import files, known, saved, written
 from .accelerator import Accelerator, answers
 
 __all__ = ["estimating"]
@@ -53,7 +53,8 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         for owner, name, value in (
-            *answers(accelerator), *files.replacements(), *saved.replacements(), *_foreach(), made,
+            *answers(accelerator), *files.replacements(), *saved.replacements(), *written.replacements(), *_foreach(),
+            made,
         ):
             _replace(stack, owner, name, value)
         yield

@@ -258,3 +258,82 @@ def test_C4_small_values_come_back(tmp_path: Path) -> None:
         loaded = torch.load(tmp_path / "a.pt")
         assert loaded["ids"].tolist() == [0, 1, 2, 3, 4] and loaded["step"].item() == 3
         torch.set_rng_state(loaded["random"])
+
+
+def _checkpoints() -> dict[str, Any]:
+    """Ways of a program's own to write what it made into a file of that name."""
+    import gzip
+    import pickle
+
+    def by_open(path: Path, state: Any) -> None:
+        with open(path, "wb") as file:
+            torch.save(state, file)
+
+    def in_parts(path: Path, state: Any) -> None:
+        with open(path, "w+b") as file:
+            file.write(b"magic")
+            torch.save(state, file)
+            file.seek(0)
+            assert file.read(5) == b"magic"
+
+    def by_buffer(path: Path, state: Any) -> None:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        path.write_bytes(buffer.getvalue())
+
+    def pickled(path: Path, state: Any) -> None:
+        with path.open("wb") as file:
+            pickle.dump(state, file)
+
+    def zipped(path: Path, state: Any) -> None:
+        with gzip.open(path, "wb") as file:
+            pickle.dump(state, file)
+
+    return {way.__name__: way for way in (by_open, in_parts, by_buffer, pickled, zipped)}
+
+
+@pytest.mark.parametrize("way", _checkpoints())
+def test_C4_a_file_that_the_program_opens_itself_stays_as_it_was(tmp_path: Path, way: str) -> None:
+    write, there, new = _checkpoints()[way], tmp_path / "there.pt", tmp_path / "new.pt"
+    there.write_bytes(b"weights of last week")
+    with estimating(GPU):
+        from mindtorch.estimate import saved
+
+        state = nn.Linear(2, 2).state_dict()
+        write(there, state)
+        write(new, state)
+        named = [str(path) for path in saved.unwritten]
+    assert there.read_bytes() == b"weights of last week" and not new.exists()
+    assert str(there) in named and str(new) in named
+    write(there, {"w": torch.ones(1)})  # afterwards files are written as ever
+    assert there.read_bytes() != b"weights of last week"
+
+
+def test_C4_other_files_are_written_as_ever(tmp_path: Path) -> None:
+    def program(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "a.bin").write_bytes(b"much more than that")
+        with open(folder / "a.bin", "wb") as file:
+            assert file.name == str(folder / "a.bin") and file.mode == "wb" and file.writable() and not file.readable()
+            file.write(b"12")
+            file.seek(1)
+            file.write(b"3")
+        (folder / "log.txt").write_text("text")
+        with open(folder / "both", "w+b") as file:
+            file.write(b"xyz")
+            file.seek(0)
+            assert file.read() == b"xyz"
+        left_open = open(folder / "left", "wb")  # noqa: SIM115 - as programs do
+        left_open.write(b"open")
+        del left_open
+        open(folder / "empty", "wb").close()
+        with pytest.raises(IsADirectoryError):
+            open(folder, "wb")  # noqa: SIM115
+        with pytest.raises(FileNotFoundError):
+            open(folder / "no" / "x", "wb")  # noqa: SIM115
+
+    program(tmp_path / "plain")
+    with estimating(GPU):
+        program(tmp_path / "estimated")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "plain").iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "estimated").iterdir()}
