@@ -17,7 +17,8 @@ from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_OPTIMIZER,
-    current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
+    add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
+    remove_transition_hook,
 )
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
@@ -131,7 +132,7 @@ cdef class Collector:
         self.n_threads = 0
         self.first = self.caller = self.join(at if at else mt_now())
         self.started = self.first.last
-        set_transition_hook(on_transition, <void *> self)
+        add_transition_hook(on_transition, <void *> self)
 
     def stop(self):
         """End the timeline; time since the last op goes to the module and phase of now."""
@@ -142,7 +143,22 @@ cdef class Collector:
         if here is not None:
             self.gap(here, self.stopped, 0, current_module(), current_phase(), here.place)
         self.enabled = False
-        set_transition_hook(NULL, NULL)
+        remove_transition_hook(on_transition, <void *> self)
+
+    def set_aside(self):
+        """What happens until `resume` is not the program's: another profile is made ready within this one."""
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None:
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
+            self.enabled = False
+        return here is not None
+
+    def resume(self):
+        """The program goes on, in the thread that called `set_aside`."""
+        cdef Timeline here = self.here()
+        self.enabled = True
+        if here is not None:
+            self.ours(here, here.last)
 
     def join(self, at=0):
         """The calling thread is accounted for from here on, or from `at` ns on the clock; its timeline."""
@@ -208,7 +224,7 @@ cdef class Collector:
     def disable(self):
         """Ignore what follows (in a forked child, where the timeline means nothing)."""
         self.enabled = False
-        set_transition_hook(NULL, NULL)
+        remove_transition_hook(on_transition, <void *> self)
 
     # ------------------------------------------------------------ rows
 

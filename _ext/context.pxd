@@ -28,4 +28,5 @@ cdef uint8_t current_phase() noexcept       # a Phase
 cdef uint64_t outermost_optimizer() noexcept    # address of the one whose step runs, begins or ended last; 0 = none
 cdef bint in_step() noexcept                # an optimizer's step runs: False as the outermost begins and ends
 from mindtorch._ext.location cimport current_location    # re-exported: innermost user frame; 0 = none
-cdef void set_transition_hook(transition_fn hook, void *data) noexcept    # NULL removes; one at a time
+cdef void add_transition_hook(transition_fn hook, void *data) except *
+cdef void remove_transition_hook(transition_fn hook, void *data) noexcept     # nothing where it was not added

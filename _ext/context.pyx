@@ -152,8 +152,12 @@ cdef object _current_node = None
 cdef object _grad_enabled = None
 cdef object _parameter_owner = None
 
-cdef transition_fn _hook = NULL
-cdef void *_hook_data = NULL
+cdef enum:
+    MOST_FOLLOWERS = 16
+
+cdef transition_fn _hooks[MOST_FOLLOWERS]      # who is told of transitions, and what each of them is handed back
+cdef void *_hook_data[MOST_FOLLOWERS]
+cdef int _n_hooks = 0
 cdef uint32_t _backwards = 0                   # engine runs in progress, in any thread
 cdef mt_log *_backward_log = NULL              # log of the thread that started the last of them
 
@@ -313,10 +317,33 @@ cdef bint in_step() noexcept:
     return mt_get().n_opt > 0
 
 
-cdef void set_transition_hook(transition_fn hook, void *data) noexcept:
-    global _hook, _hook_data
-    _hook = hook
-    _hook_data = data
+cdef void add_transition_hook(transition_fn hook, void *data) except *:
+    global _n_hooks
+    if _n_hooks == MOST_FOLLOWERS:
+        raise RuntimeError(f"[profile] expected at most {MOST_FOLLOWERS} profiles within each other")
+    _hooks[_n_hooks] = hook
+    _hook_data[_n_hooks] = data
+    _n_hooks += 1
+
+
+cdef void remove_transition_hook(transition_fn hook, void *data) noexcept:
+    global _n_hooks
+    cdef int i, k
+    for i in range(_n_hooks):
+        if _hooks[i] == hook and _hook_data[i] == data:
+            for k in range(i + 1, _n_hooks):
+                _hooks[k - 1] = _hooks[k]
+                _hook_data[k - 1] = _hook_data[k]
+            _n_hooks -= 1
+            return
+
+
+cdef void tell(int kind, uint32_t module, uint8_t phase) noexcept:
+    cdef int i = _n_hooks
+    while i > 0:                               # from the last: who is told may take itself off the list
+        i -= 1
+        if i < _n_hooks:
+            _hooks[i](_hook_data[i], kind, module, phase)
 
 
 # ---------------------------------------------------------------- what moves the state
@@ -372,11 +399,11 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
             phase = PHASE_FORWARD
     if id == NO_PATH:
         return NULL
-    if _hook != NULL:
-        _hook(_hook_data, MODULE_ENTER, id, phase)
+    if _n_hooks:
+        tell(MODULE_ENTER, id, phase)
     if not push(t, module, id):
-        if _hook != NULL:
-            _hook(_hook_data, MODULE_EXIT, id, previous_phase)
+        if _n_hooks:
+            tell(MODULE_EXIT, id, previous_phase)
         return PyErr_NoMemory()
     t.module = id
     t.phase = phase
@@ -394,8 +421,8 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
 
 cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:
     cdef PyObject *module
-    if _hook != NULL:
-        _hook(_hook_data, MODULE_EXIT, id, phase)
+    if _n_hooks:
+        tell(MODULE_EXIT, id, phase)
     while t.depth > depth:
         t.depth -= 1
         module = t.stack[t.depth]
@@ -414,8 +441,8 @@ def tracked_backward(*args, **kwargs):
     cdef mt_log *previous_log = _backward_log
     cdef uint32_t base = t.base
     cdef uint8_t phase = t.phase
-    if _hook != NULL:
-        _hook(_hook_data, PHASE_CHANGE, 0, PHASE_BACKWARD)
+    if _n_hooks:
+        tell(PHASE_CHANGE, 0, PHASE_BACKWARD)
     t.between = 0
     t.base = t.depth
     t.phase = PHASE_BACKWARD
@@ -426,8 +453,8 @@ def tracked_backward(*args, **kwargs):
         return _original_backward(*args, **kwargs)
     finally:
         t.phase = PHASE_BACKWARD               # an optimizer's step in a hook has ended it
-        if _hook != NULL:
-            _hook(_hook_data, PHASE_CHANGE, 0, phase)
+        if _n_hooks:
+            tell(PHASE_CHANGE, 0, phase)
         _backwards -= 1
         _backward_log = previous_log
         t.phase = phase
@@ -440,8 +467,8 @@ def optimizer_begin(optimizer):
     optimizer_end(optimizer)
     if t.n_opt == 0:
         t.opt[0] = <void *> optimizer          # the hook asks whose step begins
-    if _hook != NULL:
-        _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OPTIMIZER)
+    if _n_hooks:
+        tell(PHASE_CHANGE, 0, PHASE_OPTIMIZER)
     if t.n_opt < 8:
         t.opt[t.n_opt] = <void *> optimizer
         t.n_opt += 1
@@ -456,8 +483,8 @@ def optimizer_end(optimizer):
         if t.opt[i] == <void *> optimizer:
             t.n_opt = i
             if i == 0 and t.phase == PHASE_OPTIMIZER:
-                if _hook != NULL:
-                    _hook(_hook_data, PHASE_CHANGE, 0, PHASE_OTHER)
+                if _n_hooks:
+                    tell(PHASE_CHANGE, 0, PHASE_OTHER)
                 t.phase = PHASE_OTHER
             return
 
@@ -471,8 +498,8 @@ def enter_stage(phase):
     cdef uint8_t previous = t.phase
     if not 0 <= phase < PHASE_COUNT:
         raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
-    if _hook != NULL:
-        _hook(_hook_data, PHASE_CHANGE, 0, <uint8_t> phase)
+    if _n_hooks:
+        tell(PHASE_CHANGE, 0, <uint8_t> phase)
     t.between = 0
     t.phase = <uint8_t> phase
     return previous

@@ -9,7 +9,8 @@ from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
-    current_location, current_module, current_phase, in_step, outermost_optimizer, set_transition_hook,
+    add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
+    remove_transition_hook,
 )
 
 from .intern cimport OpInfo, sig_out_meta
@@ -414,7 +415,7 @@ def open(Tape main_tape, handler):
     stopped = short_of_memory = False
     tape = main_tape
     listening = True
-    set_transition_hook(_on_transition, NULL)
+    add_transition_hook(_on_transition, NULL)
     set_freed_hook(note_freed)
 
 
@@ -441,7 +442,7 @@ def close():
     global listening, on_mark, stopped, calls, blocks, block_of, cap_calls, cap_blocks, cap_slots
     if not listening:
         return b"", b""
-    set_transition_hook(NULL, NULL)
+    remove_transition_hook(_on_transition, NULL)
     set_freed_hook(NULL)
     try:
         return logs()

@@ -13,7 +13,7 @@ from .render import Canvas, Column, Text, clean, grade
 from .report_workload import workload_facts
 from .units import amount, bytes_text, count, counted, number, percent, seconds, work
 
-__all__ = ["SORT_KEYS", "View", "render_report"]
+__all__ = ["SORT_KEYS", "TABLES", "View", "render_report"]
 
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {"data_s": "waiting for a DataLoader", "recompute_s": "computing forward passes again in backward"}
@@ -29,6 +29,7 @@ _SORT: dict[str, Callable[[dict[str, Any]], Any]] = {
     "name": lambda row: str(row.get("name") or row.get("path") or row.get("file") or ""),
 }
 SORT_KEYS = tuple(_SORT)
+TABLES = ("module", "op", "line", "phase")
 
 
 @dataclass(frozen=True)

@@ -292,11 +292,19 @@ def _interpreter_state(argv: list[str], path: str) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        sys.argv, sys.stdout, sys.stderr = kept_argv, stdout, stderr
+        sys.argv, sys.stdout, sys.stderr = kept_argv, _open(stdout, 1), _open(stderr, 2)
         path_list[:] = kept_path
         sys.path = path_list
         if kept_main is not None:
             sys.modules["__main__"] = kept_main
+
+
+def _open(stream: Any, descriptor: int) -> Any:
+    """The stream; where the program has closed it, another one on its descriptor, which Python leaves open."""
+    if getattr(stream, "closed", False):
+        with contextlib.suppress(OSError):
+            return open(descriptor, "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+    return stream
 
 
 def _compiled(path: str) -> types.CodeType:

@@ -22,7 +22,13 @@ from . import cuda
 from .base import Executor
 
 OpObserver = Callable[[str, int, int, int, int, int], None]
-_op_observer: Callable[[int, int, int], None] | None = None
+_observer: OpObserver | None = None
+_op_observer: Callable[[int, int, int], None] | None = None  # the same, as an executor calls it
+
+
+def op_observer() -> OpObserver | None:
+    """Who observes the ops that run."""
+    return _observer
 
 
 def set_op_observer(observer: OpObserver | None) -> None:
@@ -30,7 +36,8 @@ def set_op_observer(observer: OpObserver | None) -> None:
 
     The ids are those of the moment of recording (`mindtorch._ext.context`), the times those of the run. None removes.
     """
-    global _op_observer
+    global _observer, _op_observer
+    _observer = observer
     if observer is None:
         _op_observer = None
         return

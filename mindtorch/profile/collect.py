@@ -116,6 +116,7 @@ class Profiler(Run):
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
     target: where the same calls are predicted for, beside what is measured.
     shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
+    whole: all that runs in the block is reported. Else what comes before the first call of a module is construction.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Profiler(Run):
         max_events: int = 1 << 20,
         target: Target | None = None,
         shapes: bool = False,
+        whole: bool = False,
     ) -> None:
-        super().__init__(STAGES[0], target, warmup, steps)
+        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps)
         self._begun_ns = begun_ns
         self._begun = 0  # the stage
         self._began: dict[str, int] = {}  # each of them, last
@@ -155,7 +157,13 @@ class Profiler(Run):
             raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
         self._used = True
         start = time.perf_counter_ns()
-        self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda *mark: None, 0))
+        # What the measuring of our own cost runs is none of the profiles' within which this one is made.
+        outer = [profiler for profiler in _active if profiler.collector.set_aside()]
+        try:
+            self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda *mark: None, 0))
+        finally:
+            for profiler in outer:
+                profiler.collector.resume()
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
@@ -167,10 +175,13 @@ class Profiler(Run):
         _active.add(self)
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
-        local.set_op_observer(collector.ran)
+        self._observer = local.op_observer()
+        local.set_op_observer(_both(self._observer, collector.ran))
         self._recorded = tensors.tape.n_recorded
         self.npu = NpuOps()
         collector.start(begun)
+        if self._stage != STAGES[0]:
+            self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(collector.compiling)
         self._profiler_watch = ProfilerWatch()
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
@@ -193,7 +204,7 @@ class Profiler(Run):
         self._profiler_watch.stop()
         self.torch_profiles = self._profiler_watch.started
         self.collector.__exit__(kind, error, trace)
-        local.set_op_observer(None)
+        local.set_op_observer(self._observer)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
         peak.say_roles()
@@ -352,6 +363,8 @@ class Profiler(Run):
         return [*own, *self._threads.items()]
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        if self.collector.started and not self.collector.enabled:
+            return  # what a profile within this one is made ready with; or all was seen that was asked for
         self.book.add(root, path)
         parameters, buffers = modules.held(root)
         for held in (*parameters, *buffers):
@@ -390,6 +403,18 @@ def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: 
     """(FLOPs, MACs) of one call, None without a formula; asked once per signature."""
     found = ops.count_flops(func, args, kwargs, out)
     return None if found is None else (found.flops, found.macs)
+
+
+def _both(first: local.OpObserver | None, second: local.OpObserver) -> local.OpObserver:
+    """Both are told: a profile within another one hides nothing from that."""
+    if first is None:
+        return second
+
+    def observe(*facts: Any) -> None:
+        first(*facts)
+        second(*facts)
+
+    return observe
 
 
 def _kind_of(name: str) -> str:

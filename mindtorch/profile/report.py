@@ -50,6 +50,8 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
     uncounted = _uncounted(profiler, op_rows)
     missing = sum(entry["calls"] for entry in uncounted)
     before = [stages[name] for name in ("import", "init") if name != main and name in stages]
+    early = [(row, _cost(profiler, row)) for stage in before for row in grouped(stage, SIG) if row[0]]
+    macs, early_macs = (sum(row[4] * cost[1] for row, cost in found if cost) for found in (op_rows, early))
     time_ns = sum(row[5] for row in rows)
     spent = time_ns + profiler.parts[main][1]
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
@@ -70,12 +72,13 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
             "import_s": _seconds(stages, "import", main) + collector.imported / 1e9,
             "compile_s": collector.compiled / 1e9,
             "init_s": _seconds(stages, "init", main),
-            "ops": sum(row[4] for stage in before for row in grouped(stage, SIG) if row[0]),
+            "ops": sum(row[4] for row, _ in early),
+            "macs": early_macs,
         },
         "totals": {
             "ops": sum(row[4] for row, _ in op_rows),
             "flops": sum(row[4] * cost[0] for row, cost in op_rows if cost),
-            "macs": sum(row[4] * cost[1] for row, cost in op_rows if cost),
+            "macs": macs,
             "params": params,
             "trainable_params": profiler.book.trainable(),
             "peak_bytes": profiler.parts[main][3],
@@ -96,7 +99,7 @@ def build_report(profiler: Profiler, **facts: Any) -> dict[str, Any]:
         "uncounted": uncounted,
         "unseen": _unseen(profiler),
         "assumed": [],
-        "warnings": _warnings(profiler, main, uncounted, by_phase),
+        "warnings": _warnings(profiler, main, uncounted, by_phase, macs, early_macs),
         "interrupted": profiler.interrupted,
         "exit_code": profiler.exit_code,
     }
@@ -286,7 +289,8 @@ def _uncounted(profiler: Profiler, op_rows: list[tuple[Row, Any]]) -> list[dict[
     return [{"name": name, "calls": calls, "self_s": ns / 1e9} for name, (calls, ns) in ordered]
 
 
-def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], rows: list[Row]) -> list[str]:
+def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], rows: list[Row], macs: int,
+              early_macs: int) -> list[str]:  # fmt: skip
     found = []
     if uncounted:
         calls = sum(entry["calls"] for entry in uncounted)
@@ -312,6 +316,9 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], ro
         more = f" and {len(profiler.children) - 5} more" if len(profiler.children) > 5 else ""
         found.append(f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
                      "genie profile in place of python, torchrun … --no-python genie profile SCRIPT")
+    if early_macs > (early_macs + macs) // 100:
+        found.append(f"{early_macs:,} multiply-adds (MACs) ran before the first call of a module and count as "
+                     "construction: they are not in the totals")
     if profiler.warmup and main == "warmup":
         found.append(f"the program ended within the {profiler.warmup} warm-up iterations; the report covers them")
     if profiler.frozen_ns:

@@ -146,6 +146,17 @@ def test_C8_json_on_stdout_is_nothing_but_json(here):
         assert word in done.stderr
 
 
+@pytest.mark.parametrize("end", ["sys.stdout.close()", "sys.stdout = None", "os.close(1)"])
+def test_C8_a_script_that_closes_stdout(here, end):
+    (here / "closes.py").write_text(f"import os, sys, torch\nprint(torch.ones(2).sum().item(), flush=True)\n{end}\n")
+    command = [sys.executable, "-m", "mindtorch.cli.main", "profile", "closes.py"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=120, check=False)
+    plain = subprocess.run([sys.executable, "closes.py"], cwd=here, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("2.0\n") and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert done.returncode == plain.returncode or end == "os.close(1)"
+    assert "genie profile" in done.stdout or end == "os.close(1)"
+
+
 def test_C8_script_that_raises(here):
     (here / "bad.py").write_text("import torch\n\ndef f():\n    torch.ones(2, 3) @ torch.ones(2, 3)\n\nf()\n")
     plain = subprocess.run([sys.executable, "bad.py"], capture_output=True, text=True)

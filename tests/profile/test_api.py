@@ -83,3 +83,58 @@ def test_C2_trainable_and_frozen_parameters(record, Net):
 
     report, _ = record(thaw)
     assert report["totals"]["trainable_params"] == net.head.weight.numel()
+
+
+def test_C2_all_of_the_block_is_reported():
+    """A script's beginning is construction; a block is what somebody asked for."""
+    layer, x = torch.nn.Linear(64, 8), torch.randn(64, 64)
+    with mindtorch.profile() as p:
+        for _ in range(10):
+            x = torch.tanh(x @ x)
+        layer(x)
+    report = p.report()
+    assert report["totals"]["macs"] == 10 * 64**3 + 64 * 64 * 8
+    assert report["totals"]["ops"] == 10 * 2 + 2 and report["startup"]["ops"] == 0
+    with mindtorch.profile(warmup=1) as p, torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    report = p.report()
+    assert report["steps"]["warmup"] == 1 and report["totals"]["macs"] == 2 * 64 * 64 * 8
+
+
+def test_C3_what_is_computed_before_the_first_module_is_told(record):
+    layer, x = torch.nn.Linear(64, 8), torch.randn(64, 64)
+    report, _ = record(lambda: layer(torch.tanh(x @ x)))
+    assert report["totals"]["macs"] == 64 * 64 * 8 and report["startup"]["macs"] == 64**3
+    assert any("262,144 multiply-adds (MACs) ran before the first call" in text for text in report["warnings"])
+    report, _ = record(lambda: layer(x + 1))
+    assert not any("construction" in text for text in report["warnings"])
+
+
+def test_C2_a_profile_within_a_profile():
+    layer, x = torch.nn.Linear(64, 8), torch.randn(64, 64)
+    layer(x)
+    with mindtorch.profile() as outer:
+        layer(x)
+        with mindtorch.profile() as inner:
+            layer(x)
+        layer(x)
+        lazy = torch.ones(4, device="remote_accelerator:0")
+        with mindtorch.profile() as of_lazy:
+            (lazy * 2).sum().item()
+        (lazy * 3).sum().item()
+    for profile, calls in ((outer, 3), (inner, 1)):
+        report = profile.report()
+        assert report["totals"]["macs"] == calls * 64 * 64 * 8
+        assert [(row["path"], row["calls"]) for row in report["modules"] if row["calls"]] == [("Linear", calls)]
+        assert report["model"]["name"] == "Linear"
+        assert sum(row["calls"] for row in report["ops"] if row["name"] == "aten::addmm") == calls
+    assert outer.report()["lazy"]["runs"] > of_lazy.report()["lazy"]["runs"] > 0
+
+
+@pytest.mark.parametrize("asked", [{"by": "bogus"}, {"sort": "bogus"}])
+def test_C8_a_table_that_there_is_not_is_refused(asked):
+    with mindtorch.profile() as p:
+        torch.ones(2) + 1
+    with pytest.raises(ValueError, match=r"expected (by|sort)= to be one of .*, got 'bogus'"):
+        p.show(**asked)
