@@ -1,4 +1,5 @@
-"""The tree that text and DOT show: phases, modules in the order they ran, ops; what repeats is there once.
+"""The tree that text and DOT show: phases, modules in the order they ran, ops; what repeats is there once, a loop's
+iterations included.
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
 aside. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from .graph import CLOSED, SOURCES, ComputationGraph, Node
 
 MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
+_BETWEEN = "other"  # the phase of what is none of a model's: preparing data, reading results
 _INDEX = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
@@ -22,7 +24,7 @@ class Twin(NamedTuple):
     shown: int
     stretch: Item
     number: int  # from 1 on
-    word: str  # ``@h.3`` or ``#2``
+    word: str  # ``@h.3``, ``#2``, of an iteration ``@2``
 
 
 Folded = dict[int, Twin]
@@ -120,9 +122,11 @@ class Folder:
         self.shapes: dict[Any, int] = {}
         self.folded: Folded = {}
 
-    def fold(self, root: Item) -> None:
+    def fold(self, root: Item, phase: str) -> None:
+        """What is below the root of a phase; the root itself then is like others of that phase, or not."""
         for item in reversed(_parents_first(root)):
             _hoist(item)
+        root.label = phase
         for item in reversed(_parents_first(root)):
             if item.node is not None:
                 node = item.node
@@ -132,15 +136,16 @@ class Folder:
                     item.shape = self._number(node.op)
                 continue
             item.ids = [node for child in item.children for node in child.ids]
-            item.children = self._repeats(item.children)
+            item.children = self.repeats(item.children)
             label = _without_number(item.label)
             item.exact = item.shape = self._number((label, tuple((c.exact, c.repeated) for c in item.children)))
 
     def _number(self, key: Any) -> int:
         return self.shapes.setdefault(key, len(self.shapes))
 
-    def _repeats(self, items: list[Item]) -> list[Item]:
-        keys = [item.shape for item in items]
+    def repeats(self, items: list[Item], sign: str = "#") -> list[Item]:
+        """The same with each stretch that comes several times in a row as one item; sign: before its number."""
+        keys = [(item.shape, item.repeated) for item in items]
         later = [0] * len(items)  # where the same line comes next
         seen: dict[Any, int] = {}
         for i in range(len(items) - 1, -1, -1):
@@ -167,16 +172,16 @@ class Folder:
                 found.append(items[i])
                 i += 1
                 continue
-            found.append(self._join(runs))
+            found.append(self._join(runs, sign))
             i += best * times
         return found
 
-    def _join(self, runs: list[list[Item]]) -> Item:
+    def _join(self, runs: list[list[Item]], sign: str) -> Item:
         first, last = runs[0], runs[-1]
         joined = first[0] if len(first) == 1 else Item()
         named = [len(run) == 1 and run[0].label not in ("", first[0].label) for run in runs]
-        labels = [run[0].label if name else f"#{number}" for number, (run, name) in enumerate(zip(runs, named), 1)]
-        joined.words = [first[0].label if any(named) else "#1", *labels[1:]]
+        labels = [run[0].label if name else f"{sign}{number}" for number, (run, name) in enumerate(zip(runs, named), 1)]
+        joined.words = [first[0].label if any(named) else f"{sign}1", *labels[1:]]
         ids = [node for item in first for node in item.ids]
         joined_ids = list(ids)
         for number, run in enumerate(runs[1:], 1):
@@ -208,11 +213,28 @@ def _is_upkeep(node: Node) -> bool:
 
 
 def fold(graph: ComputationGraph) -> tuple[list[tuple[str, Item]], Folded]:
-    """`grow`, with what repeats folded; and the twins of all nodes that are not shown."""
-    sections = grow(graph)
-    folded: Folded = {}
-    for _, root in sections:
-        folder = Folder()
-        folder.fold(root)
-        folded |= folder.folded
-    return sections, folded
+    """`grow`, with what repeats folded; and the twins of all nodes that are not shown.
+
+    What repeats across phases are the iterations of a loop: one section, with the phases of the first one within it.
+    """
+    folder = Folder()
+    items: list[Item] = []
+    phases: set[Item] = set()  # those that stay one item
+    for phase, root in grow(graph):
+        folder.fold(root, phase)
+        if phase == _BETWEEN:  # a loop may begin or end within it
+            items += root.children
+        else:
+            items.append(root)
+            phases.add(root)
+    sections: list[tuple[str, Item]] = []
+    for item in folder.repeats(items, "@"):
+        if item in phases:
+            sections.append((item.label, item))
+            continue
+        name = "iterations" if any(child in phases for child in item.children) else _BETWEEN
+        if name != _BETWEEN or not sections or sections[-1][0] != _BETWEEN:
+            sections.append((name, Item()))
+        sections[-1][1].children.append(item)
+        sections[-1][1].ids += item.ids
+    return sections, folder.folded

@@ -2,7 +2,8 @@
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
 aside. The numbers shown (``%12``) are node ids, of the first repetition where a stretch is folded; what a later one
-made is ``%12@h.3``, what %12 is in h.3, or ``%12#2``, what it is the second time.
+made is ``%12@h.3``, what %12 is in h.3, or ``%12#2``, what it is the second time; in the third iteration of a loop, it
+is ``%12@3``.
 """
 
 from __future__ import annotations

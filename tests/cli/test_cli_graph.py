@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -140,16 +141,18 @@ def test_C6_depth_and_module_in_text_json_and_dot(here, device):
 
 @pytest.mark.parametrize("device", [(), ("--device", "meta")])
 def test_C6_steps_end_the_graph_not_the_program(here, device):
-    def phases(*options: str) -> list[str]:
+    def phases(*options: str) -> tuple[int, list[str]]:
+        """How many iterations there are, and the phases of the one that is shown."""
         result = genie(*options, *device, "loop.py")
         assert result.exit_code == 0 and result.stdout.startswith("done\n"), result.output
-        found = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("── ")]
-        return [phase for phase in found if phase != "other"]
+        found = re.findall(r"^(?:── |├─ |└─ )(forward|backward|optimizer)\b", result.stdout, re.MULTILINE)
+        times = re.search(r"^(\d+) × these", result.stdout, re.MULTILINE)
+        return int(times[1]) if times else 1, found
 
     whole = ["forward", "backward", "optimizer"]
-    assert phases() == whole * 4
+    assert phases() == (4, whole)
     for steps in (1, 3, 4):
-        assert phases("--steps", str(steps)) == whole * steps
+        assert phases("--steps", str(steps)) == (steps, whole)
     graph = json.loads(genie("--steps", "2", "--json", "-", *device, "loop.py").stdout)
     assert graph["left_out"] == {"after_steps": 2}
     assert sum("cli" in node.get("source", [""])[0] for node in graph["nodes"]) == 0, "nothing of the command's own"

@@ -1,0 +1,83 @@
+"""SPEC C6: the iterations of a loop are shown once, and nothing that is named is hidden."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.graph import ComputationGraph, capture
+from mindtorch.graph.dot import Drawing
+from mindtorch.graph.fold import fold
+from mindtorch.graph.text import _name
+
+
+def trained(steps: int, kind: str = "SGD", size: Callable[[int], int] = lambda step: 4, read: bool = False,
+            drawn: bool = False) -> ComputationGraph:  # fmt: skip
+    with capture() as graph:
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1)
+        x, y = torch.ones(4, 8), torch.ones(4, 1)
+        for step in range(steps):
+            if drawn:
+                x, y = torch.randn(size(step), 8), torch.rand(size(step), 1)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(x), y)
+            loss.backward()
+            optimizer.step()
+            if read:
+                loss.item()
+        (loss * net[2].bias + net[0].weight.sum()).tolist()
+    return graph
+
+
+def sound(graph: ComputationGraph) -> None:
+    """Every name in the text is one that a line has, no two nodes have the same; every read is in the picture."""
+    text = graph.to_text(200)
+    lines = set(re.findall(r"^[│├└─ ]*%(\d+) ", text, re.MULTILINE))
+    assert set(re.findall(r"%(\d+)", text)) == lines
+    _, folded = fold(graph)
+    names = [_name(node.id, folded) for node in graph.nodes]
+    assert len(set(names)) == len(names)
+    assert sum(map(len, Drawing(graph).edges().values())) == len(graph.edges)
+    drawn = re.findall(r"^ +n(\d+) \[label", graph.to_dot(), re.MULTILINE)
+    assert len(set(drawn)) == len(drawn) and lines <= set(drawn)
+
+
+def headings(graph: ComputationGraph) -> list[str]:
+    return re.findall(r"^── (\w+) ─", graph.to_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_C6_iterations_of_a_loop_are_shown_once(read: bool, drawn: bool) -> None:
+    graph = trained(10, read=read, drawn=drawn)
+    text = graph.to_text(120)
+    assert f"\n10 × these {3 + read + 2 * drawn}:\n" in text and headings(graph) == ["other", "iterations", "other"]
+    assert text.count(" mse_loss(") == 1 == text.count("─ forward") and "optimizer" in text
+    loss = re.search(r"%(\d+) mse_loss\(", text)
+    assert loss is not None and f"mul(%{loss[1]}@10, " in text  # of the last one
+    assert re.search(r"mul\(%\d+@10, %\d+#4@10\)", text)  # the fourth of the parameters
+    sound(graph)
+
+
+def test_C6_an_iteration_that_differs_is_shown() -> None:
+    graph = trained(10, "Adam")  # the first one makes the optimizer's state
+    assert headings(graph)[:4] == ["other", "forward", "backward", "optimizer"]
+    assert "\n9 × these 3:\n" in graph.to_text()
+    sound(graph)
+    graph = trained(6, size=lambda step: 4 + step % 2, drawn=True)
+    assert "\n3 × these 10:\n" in graph.to_text()
+    sound(graph)
+    graph = trained(6, size=lambda step: 4 + step, drawn=True)
+    assert "iterations" not in headings(graph) and graph.to_text().count(" mse_loss(") == 6
+    sound(graph)
+
+
+def test_C6_one_step_is_no_loop() -> None:
+    graph = trained(1)
+    assert headings(graph) == ["other", "forward", "backward", "optimizer", "other"]
+    sound(graph)
