@@ -148,7 +148,7 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
                 _ledger.note("aten::lift_fresh")
             return meta.as_meta(made.detach(), index)
     if made.layout is not torch.strided or made.is_quantized:
-        return made  # stays torch's own, as what ops on such tensors give
+        return intercept.labelled(made, index)  # stays torch's own, as what ops on such tensors give
     with Unseen():
         return tensors.from_plain(made.detach(), index)
 

@@ -169,8 +169,10 @@ def _gradient(args: tuple, kwargs: dict) -> Any:
 
 def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
-    if _core.get_handle(target) is None or _core.get_handle(found) is not None or found.layout is not torch.strided:
+    if _core.get_handle(target) is None or _core.get_handle(found) is not None:
         return found
+    if found.layout is not torch.strided:
+        return intercept.labelled(found, _core.device_index(target))
     if found.requires_grad or found.is_nested or inside.wrapped(found):
         return found
     return _core.hold(found, _core.device_index(target), None, True)

@@ -37,6 +37,7 @@ from . import (
     predict,
     processes,
     slot,
+    sparse,
     tensors,
     tracing,
     transforms,
@@ -322,7 +323,8 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
                                memory_format=memory_format)
     if predict.stays_torchs_own(self):
         # As what operations make of this kind. A copy, as every move.
-        return _torch_to(self, tensors.executor().device, dtype or self.dtype, copy=True)
+        moved = _torch_to(self, tensors.executor().device, dtype or self.dtype, copy=True)
+        return sparse.label(moved, tensors.index_of(target))
     plain = tensors.to_plain(self, "cpu", "to") if lazy else self
     if dtype is not None or memory_format is not torch.preserve_format:
         plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)

@@ -45,8 +45,8 @@ from .predict import (
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
 __all__ = [
-    "describe", "infer", "lift", "mixed_devices", "note_fallback", "on_record",
-    "run_eagerly", "run_whole", "set_runtime", "show_log",
+    "describe", "infer", "labelled", "lift", "mixed_devices", "note_fallback", "on_record",
+    "run_eagerly", "run_whole", "set_label", "set_runtime", "show_log",
 ]
 # Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
 # depend on state that is not part of the call.
@@ -71,6 +71,20 @@ def set_runtime(runtime: Any) -> None:
     """Install what materializes values for ops that run eagerly (called once, by mindtorch.tensors)."""
     global _runtime
     _runtime = runtime
+
+
+_label: Any = None
+
+
+def set_label(label: Any) -> None:
+    """Install what lets sparse tensors know that they are on the device (called once, by mindtorch.sparse)."""
+    global _label
+    _label = label
+
+
+def labelled(t: torch.Tensor, place: int) -> Any:
+    """``t``, which is on the device ``place`` and torch's own; if it is sparse, it knows."""
+    return t if place < 0 else _label(t, place)
 
 
 # ---- describe --------------------------------------------------------------------------------------------------------
@@ -270,6 +284,9 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         collect(a, position in info.writes, inputs, written)
     for key, a in kwargs.items():
         collect(a, key in info.writes, inputs, written)
+    for t in tensors_in([*args, *kwargs.values()]):
+        if getattr(type(t), "_settle", None) is not None:
+            t._settle()  # type: ignore[attr-defined]
     note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
     index = _core.device_index(inputs[0]) if inputs else 0
@@ -394,7 +411,8 @@ class _Wrapper:
             if id(out) in self.same:
                 return self.same[id(out)]
             if out.device != self.device or out.layout is not torch.strided or out.is_nested or out.is_quantized:
-                return out  # meta, another device, sparse, nested, quantized: stays torch's own
+                # Meta, another device, nested, quantized: stays torch's own. So does what is sparse, with its place.
+                return labelled(out, self.place)
             key = _storage_key(out)
             lazy = _core.hold(out, self.place, self.roots.get(key), False)
             self.roots.setdefault(key, lazy)

@@ -1,0 +1,165 @@
+"""Sparse tensors on the device (SPEC L3, L7, L8): they know where they are, and so does what they give."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+
+LAZY = "remote_accelerator:0"
+Same = Callable[..., None]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def coo(d: str) -> Any:
+    matrix = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0], [0.0, 0.0, 4.0]])
+    return matrix.to_sparse().to(d)
+
+
+def csr(d: str) -> Any:
+    return coo("cpu").to_sparse_csr().to(d)
+
+
+def dense(d: str) -> torch.Tensor:
+    return torch.arange(9.0).view(3, 3).to(d)
+
+
+CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "to_dense": lambda s, x: s.to_dense(),
+    "matmul": lambda s, x: s @ x,
+    "matmul of a vector": lambda s, x: s @ x[0],
+    "matmul from the left": lambda s, x: x @ s,
+    "matmul of two": lambda s, x: (s @ s).to_dense(),
+    "sparse.mm": lambda s, x: torch.sparse.mm(s, x),
+    "sparse.addmm": lambda s, x: torch.sparse.addmm(x, s, x),
+    "add": lambda s, x: (s + s).to_dense() + x,
+    "add to a dense one": lambda s, x: x + s,
+    "subtract": lambda s, x: (s - s * 2).to_dense(),
+    "multiply": lambda s, x: (s * 2).to_dense() * x,
+    "multiply by a dense one": lambda s, x: (s * x).to_dense(),
+    "divide": lambda s, x: (s / 2).to_dense(),
+    "values": lambda s, x: s.values() * x[0, 1],
+    "transpose": lambda s, x: s.t().to_dense(),
+    "clone": lambda s, x: s.clone().to_dense(),
+    "relu": lambda s, x: torch.relu(s).to_dense(),
+    "sqrt": lambda s, x: s.sqrt().to_dense(),
+    "mask": lambda s, x: x.sparse_mask(s).to_dense(),
+    "sparsify": lambda s, x: x.to_sparse().to_dense(),
+    "zeros_like": lambda s, x: torch.zeros_like(s).to_dense(),
+    "to another dtype": lambda s, x: s.to(torch.float64).to_dense(),
+    "to a device and dtype": lambda s, x: s.to(x.device, torch.float64).to_dense(),
+    "double": lambda s, x: s.double().to_dense(),
+    "sum": lambda s, x: s.sum() + x.sum(),
+    "a number": lambda s, x: x * s.sum().item(),
+    "in place": lambda s, x: s.clone().mul_(3).to_dense(),
+    "detached": lambda s, x: s.detach().to_dense() + x,
+    "copy": lambda s, x: copy.copy(s).to_dense() + x,
+    "parts written": lambda s, x: (s.values().mul_(2), s.to_dense())[1],
+    "parts written and let go": lambda s, x: (s.detach().values().add_(1), s @ x)[1],
+    "layout": lambda s, x: s.to_sparse_csc().to_dense(),
+    "stacked with dense": lambda s, x: torch.stack([s.to_dense(), x]),
+}
+ONLY_COO: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "deepcopy": lambda s, x: copy.deepcopy(s).to_dense() + x,
+    "coalesced": lambda s, x: s.coalesce().indices() + x.long()[:2, :1],
+    "_values": lambda s, x: (s._values().mul_(2), s.to_dense())[1],
+    "_indices": lambda s, x: s._indices() + x.long()[:2, :1],
+    "sum of rows": lambda s, x: torch.sparse.sum(s, 1).to_dense() + x[0],
+    "softmax": lambda s, x: torch.sparse.softmax(s, 1).to_dense() + x,
+    "select": lambda s, x: s[1].to_dense() + x[1],
+    "index_select": lambda s, x: s.index_select(0, x.long()[0, :2]).to_dense(),
+    "cat": lambda s, x: torch.cat([s, s]).to_dense()[:3] + x,
+    "made of parts": lambda s, x: torch.sparse_coo_tensor(s._indices(), s._values() * x[0, 1], (3, 3)).to_dense(),
+    "made there": lambda s, x: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (3, 3), device=x.device) @ x,
+    "new": lambda s, x: s.new(s._indices(), s._values() * 2, s.size()).to_dense() + x,
+}
+
+
+def of(d: str, a: Any) -> None:
+    for t in a if isinstance(a, (tuple, list)) else (a,):
+        assert str(t.device) == d
+
+
+@pytest.mark.parametrize(("name", "make"), [*((n, coo) for n in (CALLS | ONLY_COO)), *((n, csr) for n in CALLS)])
+def test_L8_what_sparse_tensors_give_is_on_the_device(
+        name: str, make: Callable[[str], Any], same_as_eager: Same) -> None:
+    call = (CALLS | ONLY_COO)[name]
+
+    def program(d: str) -> object:
+        s, x = make(d), dense(d) * 1
+        if make is coo and name.startswith(("values", "parts")):
+            s = s.coalesce()
+        try:
+            out = call(s, x)
+        except (RuntimeError, NotImplementedError) as error:  # not for this layout
+            return type(error) is RuntimeError, str(error).split("'")[0][:30]
+        of(d, out)
+        return out
+
+    same_as_eager(program)
+
+
+def test_L3_a_sparse_tensor_knows_its_device() -> None:
+    s = coo("cpu").to("remote_accelerator:1")
+    assert str(s.device) == "remote_accelerator:1" and s.get_device() == 1 and not s.is_cpu and s.is_sparse
+    assert isinstance(s, torch.Tensor) and s.to(s.device) is s and s.to("remote_accelerator:1", torch.float32) is s
+    for moved in (s.cpu(), s.to("cpu"), s.to(torch.device("cpu")), s.to(torch.ones(1)), s.to(device="cpu")):
+        assert type(moved) is torch.Tensor and moved.device.type == "cpu"
+        assert torch.equal(moved.to_dense(), coo("cpu").to_dense())
+    assert str(s.to(LAZY).device) == str((s.to(LAZY) * 2).device) == LAZY
+    assert repr(s).startswith("tensor(indices=") and "device='remote_accelerator:1'" in repr(s)
+    file = io.BytesIO()
+    torch.save({"s": s}, file)
+    file.seek(0)
+    assert torch.load(file)["s"].device.type == "cpu"
+
+
+def test_L7_gradients_through_sparse_tensors(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        values, x = torch.tensor([1.0, 2.0]).to(d).requires_grad_(), dense(d).requires_grad_()
+        s = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]).to(d), values, (3, 3))
+        leaf = coo(d).requires_grad_()
+        ((s @ x).to_dense() if s.layout is not torch.sparse_coo else (s @ x)).square().sum().backward()
+        (torch.sparse.mm(leaf, x) * x).sum().backward()
+        leaf.to_dense().sum().backward()
+        of(d, (leaf.grad, values.grad, x.grad))
+        return values.grad, x.grad, leaf.grad.to_dense()
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.SparseAdam(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.Adagrad(p),
+], ids=["SparseAdam", "SGD", "Adagrad"])
+def test_L7_sparse_gradients_train_an_embedding(make: Callable[..., Any], same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        torch.manual_seed(0)
+        embedding = nn.Embedding(5, 3, sparse=True).to(d)
+        optimizer = make(embedding.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            embedding(torch.tensor([1, 2, 2 + step % 2]).to(d)).square().sum().backward()
+            assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse
+            of(d, embedding.weight.grad)
+            optimizer.step()
+        return embedding.weight, embedding.weight.grad.to_dense()  # type: ignore[union-attr]
+
+    same_as_eager(program)
+
+
+def test_L8_a_sparse_tensor_of_the_device_stays_what_it_is_in_modules() -> None:
+    module = nn.Module()
+    module.register_buffer("adjacency", coo("cpu"))
+    module.to(LAZY)
+    assert isinstance(module.adjacency @ torch.ones(3, 2, device=LAZY), mindtorch.LazyTensor)
+    assert str(module.adjacency.device) == LAZY and module.state_dict()["adjacency"] is not None
+    module.cpu()
+    assert module.adjacency.device.type == "cpu" and type(module.adjacency) is torch.Tensor
+    assert str(copy.deepcopy(module.to(LAZY)).adjacency.device) == LAZY
