@@ -5,9 +5,7 @@ So it runs now, on the values, as it would on the CPU (where torch has no backwa
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,46 +14,48 @@ from torch.utils._pytree import tree_map_only
 from . import tensors
 from ._ext import lazy as _core
 from .errors import LazyTensorError
+from .lazy_device import DEVICE_TYPE
 
-__all__ = ["restore", "stand_in"]
-_replaced: list[tuple[Any, Any]] = []
+__all__ = ["restore", "run", "stand_in"]
+_validates: list[tuple[Any, types.CodeType]] = []
 
 
 def stand_in(module: Any) -> None:
-    """Let ``torch.nn.attention.flex_attention.flex_attention`` take tensors of ours; earlier names of it do not."""
-    original = module.flex_attention
-    _replaced.append((module, original))
-    module.flex_attention = _flexible(original, module)
+    """Let ``flex_attention`` take tensors of ours, by whatever name the program has it: no function is exchanged.
+
+    Torch's check of the device gets one more name to compare with; what torch compiles after it comes to `run`: see
+    tracing.
+    """
+    check = module._validate_device
+    names = frozenset({"cuda", "cpu", "xpu", "hpu", "mps"})
+    constants = tuple(c | {DEVICE_TYPE} if c == names else c for c in check.__code__.co_consts)
+    if constants == check.__code__.co_consts:
+        raise LazyTensorError("[flex_attention] expected torch to compare device types with a set of names")
+    _validates.append((check, check.__code__))
+    check.__code__ = check.__code__.replace(co_consts=constants)
+    for cls in tensors.TYPES:  # where the program has told torch not to compile
+        module.flex_attention_hop.python_key_table.setdefault(cls, run)
 
 
 def restore() -> None:
-    """Put torch's own function back."""
-    while _replaced:
-        module, original = _replaced.pop()
-        module.flex_attention = original
+    """Leave torch's check as it was."""
+    while _validates:
+        check, code = _validates.pop()
+        check.__code__ = code
 
 
-def _flexible(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def flex_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _core.get_handle(query) is None:
-            return original(query, key, value, *args, **kwargs)
-        index = _core.device_index(query)
-        if index < 0:
-            raise LazyTensorError("[flex_attention] expected tensors with values, got tensors without data")
-        query, key, value = (_on_values(t) for t in (query, key, value))
-        args = tuple(_on_values(a) for a in args)
-        kwargs = {name: _on_values(a) for name, a in kwargs.items()}
-        # Uncompiled: Dynamo looks up by name what our copies of the program's functions have under another value.
-        compiles = module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
-        module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-        try:
-            out = original(query, key, value, *args, **kwargs)
-        finally:
-            module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = compiles
-        return tree_map_only(torch.Tensor, lambda t: tensors.from_plain(t, index), out)
+def run(*args: Any) -> Any:
+    """``flex_attention_hop(query, ...)`` of lazy tensors: uncompiled, since Dynamo looks up by name what our copies of
+    the program's functions have under another value."""
+    from torch.nn.attention import flex_attention as module
 
-    return flex_attention
+    index = _core.device_index(args[0])
+    if index < 0:
+        raise LazyTensorError("[flex_attention] expected tensors with values, got tensors without data")
+    args = tuple(_on_values(a) for a in args)
+    module._validate_device(*args[:3])
+    out = module.flex_attention_hop(*args)
+    return tree_map_only(torch.Tensor, lambda t: tensors.from_plain(t, index), out)
 
 
 def _on_values(a: Any) -> Any:
@@ -64,10 +64,8 @@ def _on_values(a: Any) -> Any:
         return a if _core.get_handle(a) is None else tensors.to_plain(a, "cpu", "flex_attention")
     if isinstance(a, types.FunctionType):
         return _function_on_values(a)
-    if hasattr(a, "mask_mod") and hasattr(a, "as_tuple"):  # a BlockMask
-        moved = a.to("cpu")
-        moved.mask_mod = _on_values(a.mask_mod)
-        return moved
+    if isinstance(a, tuple):  # a mask of blocks
+        return tuple(_on_values(item) for item in a)
     return a
 
 

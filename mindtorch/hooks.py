@@ -110,11 +110,9 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for owner, name, stand_in in (
-        *classes.patches(), *uninitialized.patches(), *tracing.patches(), *transforms.patches(),
-        *wrappers.patches(),
-    ):
-        _patch(owner, name, stand_in)
+    for patching in (classes, uninitialized, tracing, transforms, wrappers):
+        for owner, name, stand_in in patching.patches():
+            _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
     _patch(torch.random, "manual_seed", _manual_seed)
     _patch(torch, "manual_seed", _manual_seed)

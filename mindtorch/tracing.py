@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from . import attention
 from .errors import UnsupportedOperationError
 from .modules import is_ours
 from .npu.tensor import is_npu
@@ -71,9 +72,16 @@ def _compiling(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         _tell_dynamo()
-        return original(*args, **kwargs)
+        made = original(*args, **kwargs)
+        inner = getattr(args[0] if args else None, "__name__", "") == "_flex_attention_hop_wrapper"
+        return _unless_ours(made) if inner else made
 
     return compile
+
+
+def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch's flex_attention compiles by itself: a whole graph, which calls on tensors of ours are no part of."""
+    return lambda *args: (attention.run if is_ours(args[0]) else compiled)(*args)
 
 
 @functools.cache
