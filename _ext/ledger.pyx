@@ -105,6 +105,8 @@ cdef uint32_t cap_slots = 0
 cdef Script** scripts = NULL         # by sig; NULL = none
 cdef uint32_t cap_scripts = 0
 cdef list names = ["aten::detach"]   # of calls that no tape knows; the first is NAME_DETACH
+cdef dict numbers = {"aten::detach": 0}
+cdef uint32_t making = 0            # LedgerCall.sig of the call whose results come to life now; 0: of none
 cdef uint64_t live[129]             # bytes now, by place: -1 is at 1; the sum at 0
 cdef uint64_t most[129]             # the most that ever were, or since reset_peak()
 cdef bint short_of_memory = False   # something could not be noted
@@ -165,15 +167,48 @@ cdef void note_name(uint32_t name) noexcept:
 
 def note(str name):
     """Log a call that is not recorded, because it makes no tensor: ``aten::_local_scalar_dense``."""
-    cdef Py_ssize_t i
-    if not listening:
-        return
-    for i in range(len(names)):
-        if <str>names[i] == name:
-            note_name(<uint32_t>i)
+    if listening:
+        note_name(_number(name))
+
+
+cdef uint32_t _number(str name) except? ALIVE:
+    at = numbers.get(name)
+    if at is None:
+        at = numbers[name] = len(names)
+        names.append(name)
+    return at
+
+
+cdef class Making:
+    """``with Making(name):`` logs a call that is not recorded: what comes to life in the block, it made.
+
+    Unless the block raises: then there was no such call.
+    """
+    cdef str name
+    cdef uint32_t before, at
+    cdef bint on
+
+    def __cinit__(self, str name):
+        self.name = name
+
+    def __enter__(self):
+        global making
+        cdef uint32_t number
+        self.on = listening and not stopped
+        if self.on:
+            number = _number(self.name)
+            self.before, self.at = making, n_calls
+            note_name(number)
+            making = NAMED + number
+
+    def __exit__(self, kind, error, trace):
+        global making
+        if not self.on:
             return
-    names.append(name)
-    note_name(<uint32_t>len(names) - 1)
+        making = self.before
+        if kind is not None and self.at < n_calls:
+            calls[self.at].sig = 0
+            calls[self.at].phase |= HELD
 
 
 def named(sig):
@@ -190,8 +225,9 @@ cdef void note_memory(uint32_t slot, uint32_t meta) noexcept:
         note_freed(slot)
     if not stopped:
         module, location, phase = current_module(), current_location(), current_phase()
-        _note(0, module, location, HELD + phase)
-        _note_block(slot, meta, 0, module, location, phase)
+        if not making:
+            _note(0, module, location, HELD + phase)
+        _note_block(slot, meta, making, module, location, phase)
 
 
 cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t module, uint32_t location,
@@ -404,10 +440,10 @@ def _ignore(kind, at, which):
 def open(Tape main_tape, handler):
     """Begin new logs of that tape. `handler(kind, calls so far, which)` is told of outermost modules and phases: see
     `Collector`."""
-    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth
+    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making
     if listening:
         raise RuntimeError("[ledger] one is open already")
-    n_calls = n_blocks = depth = 0
+    n_calls = n_blocks = depth = making = 0
     memset(live, 0, sizeof(live))
     memset(most, 0, sizeof(most))
     memset(ended, 0, sizeof(ended))

@@ -4,8 +4,10 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) noexcept
     void PyErr_SetObject(PyObject* kind, PyObject* value) noexcept
+    Py_ssize_t Py_REFCNT(PyObject* o) noexcept
 
 cdef enum:
+    CO_OPTIMIZED = 1
     CO_VARARGS = 4
 
 
@@ -14,24 +16,35 @@ def by_signal_handler(BaseException error):
 
     A handler is told which frame it interrupted, and that is the frame below its own: nothing else is called like that.
     """
-    cdef object link = error.__traceback__, frame, code, known, value
-    cdef Py_ssize_t n
+    cdef object link = error.__traceback__, frame
     while link is not None:
         frame = link.tb_frame
-        if frame.f_back is not None:
-            code = frame.f_code
-            known = frame.f_locals
-            n = code.co_argcount
-            for name in code.co_varnames[:n]:
-                if known.get(name) is frame.f_back:
-                    return True
-            if code.co_flags & CO_VARARGS:
-                n += code.co_kwonlyargcount
-                for value in known.get(code.co_varnames[n], ()):
-                    if value is frame.f_back:
-                        return True
+        if frame.f_back is not None and _handles(frame):
+            return True
         link = link.tb_next
     return False
+
+
+cdef bint _handles(object frame) except -1:
+    """Was one of the frame's arguments the frame below it?"""
+    cdef object code = frame.f_code, known, value
+    cdef Py_ssize_t n = code.co_argcount
+    cdef bint found = False
+    if not n and not code.co_flags & CO_VARARGS:
+        return False
+    known = frame.f_locals
+    for name in code.co_varnames[:n]:
+        if known.get(name) is frame.f_back:
+            found = True
+    if code.co_flags & CO_VARARGS:
+        n += code.co_kwonlyargcount
+        for value in known.get(code.co_varnames[n], ()):
+            if value is frame.f_back:
+                found = True
+    # Until Python 3.12 a frame keeps the copy, and with it what its variables were, the error among them: a cycle.
+    if code.co_flags & CO_OPTIMIZED and type(known) is dict and Py_REFCNT(<PyObject*>known) == 2:
+        known.clear()
+    return found
 
 
 cdef bint interrupts(object error) except -1:

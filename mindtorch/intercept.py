@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import os
 import threading
 import types
@@ -225,36 +226,36 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
     At the dispatch level such tensors come from C++ (scalars, indices it made) or were let through by the device
     check at the function level. Tensors the op writes stay as they are: the op must then run eagerly.
     """
-    found = False
     device = 0
     for t in tensors_in([*args, *(kwargs or {}).values()]):
         device = place_of(t.device) if torchs_meta(t) else _core.device_index(t) if _core.get_handle(t) else device
         if device < 0:
             break  # any meta operand: the call is a meta one (SPEC D4)
+    new_args = tuple(_turned(a, i in info.writes, device) for i, a in enumerate(args))
+    new_kwargs = None if kwargs is None else {k: _turned(a, k in info.writes, device) for k, a in kwargs.items()}
+    same = all(map(operator.is_, new_args, args)) and (
+        new_kwargs is None or all(a is new_kwargs[k] for k, a in kwargs.items()))  # type: ignore[union-attr]
+    return None if same else (new_args, new_kwargs)
 
-    def turn(a: Any, write: bool) -> Any:
-        nonlocal found
-        if isinstance(a, torch.Tensor):
-            if device < 0 and not write and not a.is_sparse and (
-                _core.get_handle(a) is None or _core.device_index(a) != device
-            ):
-                found = True
-                return as_meta(a, device)
-            if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
-                return a
-            if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
-                return a
-            found = True
-            with quiet():
-                value = a.detach().clone().to(_runtime.device())
-            return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
-        if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-            return type(a)(turn(item, write) for item in a)
-        return a
 
-    new_args = tuple(turn(a, i in info.writes) for i, a in enumerate(args))
-    new_kwargs = None if kwargs is None else {k: turn(a, k in info.writes) for k, a in kwargs.items()}
-    return (new_args, new_kwargs) if found else None
+def _turned(a: Any, write: bool, device: int) -> Any:
+    """An argument with lazy constants for its plain CPU tensors; itself when there are none."""
+    if isinstance(a, torch.Tensor):
+        if device < 0 and not write and not a.is_sparse and (
+            _core.get_handle(a) is None or _core.device_index(a) != device
+        ):
+            return as_meta(a, device)
+        if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
+            return a
+        if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
+            return a
+        with quiet():
+            value = a.detach().clone().to(_runtime.device())
+        return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        items = [_turned(item, write, device) for item in a]
+        return a if all(map(operator.is_, items, a)) else type(a)(items)
+    return a
 
 
 def note_fallback(name: str) -> None:
@@ -329,9 +330,9 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
             raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") \
                 from error
         except Exception as error:  # noqa: BLE001 - raised below
-            failure = error
             if index < 0 and depends and not by_signal_handler(error):
                 refuse(info.name)
+            failure = error
     if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
         for t in before:
             _core.may_require_grad(_core.get_handle(t))
@@ -341,7 +342,10 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         wrapper.check_storage(t, storages)
         wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            failure = None  # it knows this frame, and this frame it: what both hold would wait for the collector
     if info.name == "aten::_pack_padded_sequence":
         return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
     return wrapper.wrap(out)

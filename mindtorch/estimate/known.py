@@ -309,16 +309,17 @@ _names: dict[Any, str] = {}
 
 
 def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
-    """`_run`, noted in the ledger."""
+    """`_run`, noted in the ledger, which is told that what comes to life meanwhile is the call's."""
+    if not isinstance(info.func, torch._ops.OpOverload):
+        return _run(info, args, kwargs, inputs, without_data)
     key = (info.func, torch.is_grad_enabled(), *(_core.meta_of(_core.get_handle(t)) for t in inputs),
            repr(_constants([args, kwargs])))
-    found = None if key in _names else (info.func, _plain(args), _plain(kwargs))
-    out = _run(info, args, kwargs, inputs, without_data)
-    if isinstance(info.func, torch._ops.OpOverload):
-        if found is not None:
-            name = f"{info.name} ({len(_names)})"
-            _names[key], ran[name] = name, (*found, _plain(out))
-        _ledger.note(_names[key])
+    name = _names.setdefault(key, f"{info.name} ({len(_names)})")
+    found = None if name in ran else (info.func, _plain(args), _plain(kwargs))  # as they are before the call
+    with _ledger.Making(name):
+        out = _run(info, args, kwargs, inputs, without_data)
+    if found is not None:
+        ran[name] = (*found, _plain(out))
     return out
 
 
@@ -368,9 +369,12 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
             refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
     elements = sum(t.numel() for t in missing)
     if elements > assumptions.MOST_ASSUMED:
-        if refused is None or isinstance(refused, NoDataError):
-            raise assumptions.too_large(info.name, elements)
-        raise refused
+        try:
+            if refused is None or isinstance(refused, NoDataError):
+                raise assumptions.too_large(info.name, elements)
+            raise refused
+        finally:
+            refused = None
     with predict.quiet():
         values = [
             assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)
@@ -381,6 +385,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         if refused is not None and not by_signal_handler(error):
             raise refused from None
         raise
+    finally:
+        refused = None  # it knows this frame, and this frame it: the tensors here would live until the collector runs
 
 
 def _with_workspace(args: tuple, out: Any) -> Any:
@@ -413,26 +419,31 @@ def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: 
     same = {id(v): t for t, v in zip(inputs, values, strict=True)}
     same.update((id(v), t) for t, v in zip(inputs, values, strict=True) if id(t) in written)  # of two names, this one
     same.update((id(a), a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
-    keys = {v.untyped_storage()._cdata: t for t, v in zip(inputs, values, strict=True)}
+    roots = {v.untyped_storage()._cdata: t for t, v in zip(inputs, values, strict=True)}
 
-    def wrap(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if id(item) in same:
-                return same[id(item)]
-            if item.layout is not torch.strided or item.is_quantized or item.is_nested:
-                return item  # stays torch's own
-            base = keys.get(item.untyped_storage()._cdata)
-            if base is not None and not item.is_meta:
-                return _core.hold(item, place, base, False)
-            if not exact and item.dtype.is_floating_point:
-                return _core.hold(item, place, None, False)
-            return adopt(item, place, computed=True, no_grad=False)
-        if isinstance(item, (tuple, list)):
-            items = [wrap(i) for i in item]
-            return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
-        return item
+    return _handed_out(out, place, same, roots, exact)
 
-    return wrap(out)
+
+def _handed_out(item: Any, place: int, same: dict[int, Any], roots: dict[int, Any], exact: bool) -> Any:
+    """What the op gave on plain tensors, as tensors without data.
+
+    same: what stands for a plain tensor, by its id. roots: what has the storage, by the storage's address.
+    """
+    if isinstance(item, torch.Tensor):
+        if id(item) in same:
+            return same[id(item)]
+        if item.layout is not torch.strided or item.is_quantized or item.is_nested:
+            return item  # stays torch's own
+        base = roots.get(item.untyped_storage()._cdata)
+        if base is not None and not item.is_meta:
+            return _core.hold(item, place, base, False)
+        if not exact and item.dtype.is_floating_point:
+            return _core.hold(item, place, None, False)
+        return adopt(item, place, computed=True, no_grad=False)
+    if isinstance(item, (tuple, list)):
+        items = [_handed_out(i, place, same, roots, exact) for i in item]
+        return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
+    return item
 
 
 class _Answers:

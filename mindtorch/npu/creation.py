@@ -88,14 +88,14 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
 
 def _stand_ins(args: tuple, like: bool) -> tuple:
     """Tensor arguments as plain ones: of ``*_like`` on meta, for its sizes; else numbers and data, on the CPU."""
+    return tuple(_stand_in(a, like) for a in args)
 
-    def plain(a: Any) -> Any:
-        if type(a) in (list, tuple):
-            return type(a)(plain(item) for item in a)
-        if not isinstance(a, torch.Tensor):
-            return a
-        if like:
-            return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
-        return a.detach().cpu() if is_npu(a) or isinstance(a, tensors.LazyTensor) else a
 
-    return tuple(plain(a) for a in args)
+def _stand_in(a: Any, like: bool) -> Any:
+    if type(a) in (list, tuple):
+        return type(a)(_stand_in(item, like) for item in a)
+    if not isinstance(a, torch.Tensor):
+        return a
+    if like:
+        return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=_META)
+    return a.detach().cpu() if is_npu(a) or isinstance(a, tensors.LazyTensor) else a
