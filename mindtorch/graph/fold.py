@@ -2,7 +2,7 @@
 iterations included.
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
-aside. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
+aside. Of single ops in a row, only those are that do the same: to the same tensors, or each to what the one before gave. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
 of those it is like.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from .. import ops
 from .graph import CLOSED, SOURCES, ComputationGraph, Node
 
 MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
@@ -168,6 +169,8 @@ class Folder:
                     best, times = period, n
                 j = later[j]
             runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
+            if best == 1 and items[i].node is not None and not items[i].label:
+                times = _alike(items[i : i + times])
             if times < 2 or (times == 2 and any(a.exact != b.exact for a, b in zip(*runs))):
                 found.append(items[i])
                 i += 1
@@ -200,6 +203,29 @@ class Folder:
         joined.repeated = len(runs)
         joined.ids = joined_ids
         return joined
+
+
+def _alike(items: list[Item]) -> int:
+    """How many ops from the first on are one call, made again with the same tensors, or with what it just gave."""
+    nodes = [item.node for item in items if item.node is not None]
+    count = 1
+    while count < len(nodes) and _again(nodes[count - 1], nodes[count]):
+        count += 1
+    return count
+
+
+def _again(node: Node, later: Node) -> bool:
+    if _is_upkeep(node):
+        return True
+    sources = [source for source, _ in node.inputs]
+    follows = [source for source, _ in later.inputs]
+    if len(sources) != len(follows):
+        return False
+    if not all(then in (before, node.id) for before, then in zip(sources, follows)):
+        return False
+    row = ops.row(node.op)
+    looks = row is not None and row.tag == "view"  # at one part of a tensor after the other
+    return looks or (node.args, node.kwargs) == (later.args, later.kwargs)
 
 
 def _without_number(label: str) -> tuple[str, bool]:
