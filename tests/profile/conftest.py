@@ -7,6 +7,13 @@ import pytest
 import torch
 
 from mindtorch.profile import Profiler
+from mindtorch.semantics import modules
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that other tests left alive would count in a profile, as those do that a program made before it."""
+    monkeypatch.setattr(modules, "_roots", [])
 
 
 class Attention(torch.nn.Module):
