@@ -146,7 +146,7 @@ def test_C6_steps_end_the_graph_not_the_program(here, device):
         result = genie(*options, *device, "loop.py")
         assert result.exit_code == 0 and result.stdout.startswith("done\n"), result.output
         found = re.findall(r"^(?:── |├─ |└─ )(forward|backward|optimizer)\b", result.stdout, re.MULTILINE)
-        times = re.search(r"^(\d+) × these", result.stdout, re.MULTILINE)
+        times = re.search(r"^── iterations ─+\n(\d+) × these", result.stdout, re.MULTILINE)
         return int(times[1]) if times else 1, found
 
     whole = ["forward", "backward", "optimizer"]
