@@ -109,6 +109,7 @@ cdef dict numbers = {"aten::detach": 0}
 cdef uint32_t making = 0            # LedgerCall.sig of the call whose results come to life now; 0: of none
 cdef uint64_t live[129]             # bytes now, by place: -1 is at 1; the sum at 0
 cdef uint64_t most[129]             # the most that ever were, or since reset_peak()
+cdef uint64_t grain[129]            # by place: what live counts a storage's bytes in; 0: as many as there are
 cdef bint short_of_memory = False   # something could not be noted
 cdef bint stopped = False           # storages that die are still noted, new calls are not
 cdef uint32_t depth = 0
@@ -269,9 +270,16 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
     b.mark = 0
     b.outlived = 1                  # until it dies too early
     n_blocks += 1
+    nbytes = _taken(b)
     _add(0, nbytes)
     _add(-place, nbytes)
     return n_blocks
+
+
+cdef inline uint64_t _taken(const Block* b) noexcept:
+    """What the device's allocator hands out for it."""
+    cdef uint64_t of = grain[-b.place]
+    return (b.nbytes + of - 1) // of * of if of else b.nbytes
 
 
 cdef inline void _add(int at, uint64_t nbytes) noexcept:
@@ -292,8 +300,8 @@ cdef inline void _end_block(uint32_t at) noexcept:
     b.died = n_calls
     if made_in != NO_STRETCH and not stopped:
         b.outlived = ended[<int> made_in] >= b.born
-    live[0] -= b.nbytes
-    live[-b.place] -= b.nbytes
+    live[0] -= _taken(b)
+    live[-b.place] -= _taken(b)
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------
@@ -510,6 +518,12 @@ def hold(Handle h):
         slot = tape.slot(h.slot).root
         if slot == h.slot and (slot >= cap_slots or not block_of[slot]):
             note_memory(slot, h.meta)
+
+
+def round_to(int place, uint64_t nbytes):
+    """Count what lives at a place in multiples of this many bytes, as the allocator there does."""
+    _check(place)
+    grain[-place] = nbytes
 
 
 def live_bytes(int place=0):

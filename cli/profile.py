@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -241,7 +242,8 @@ def _estimate(
     before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-    estimator = Estimator(target=chosen, warmup=0 if told else before, steps=steps, assume=assume)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # as many as ranks that torchrun starts here
+    estimator = Estimator(target=chosen, devices=devices, warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
     if program.is_model and outcome.error is not None and not outcome.interrupted:

@@ -24,9 +24,8 @@ from ._ext.signals import by_signal_handler
 from .backward import on_values
 from .config import unsupported
 from .errors import UnsupportedOperationError
-from .lazy_device import place_of
 from .meta import as_meta, refuse
-from .mixing import mixed_devices, no_ordinary_cpu_tensor, torchs_meta
+from .mixing import common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
 from .predict import (
     RULES,
     collect,
@@ -226,11 +225,7 @@ def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
     At the dispatch level such tensors come from C++ (scalars, indices it made) or were let through by the device
     check at the function level. Tensors the op writes stay as they are: the op must then run eagerly.
     """
-    device = 0
-    for t in tensors_in([*args, *(kwargs or {}).values()]):
-        device = place_of(t.device) if torchs_meta(t) else _core.device_index(t) if _core.get_handle(t) else device
-        if device < 0:
-            break  # any meta operand: the call is a meta one (SPEC D4)
+    device = common_place(info, args, kwargs or {})
     new_args = tuple(_turned(a, i in info.writes, device) for i, a in enumerate(args))
     new_kwargs = None if kwargs is None else {k: _turned(a, k in info.writes, device) for k, a in kwargs.items()}
     same = all(map(operator.is_, new_args, args)) and (
@@ -270,6 +265,7 @@ def note_fallback(name: str) -> None:
 def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
     if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
+        mixed_devices(info, args, kwargs)
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
     if meta.knowing is not None:
         inputs = list(lazy_in([*args, *kwargs.values()]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ._ext import ledger
 from .devices import device as mindtorch_device
 
 DEVICE_TYPE = "remote_accelerator"
@@ -28,13 +30,29 @@ def torch_device(index: int) -> Any:
 DATALESS: list[Any] = [torch.device("meta")]
 #: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
 BELOW: list[torch.device] = [torch.device("meta")]
+#: Bytes that torch's allocator of such devices hands out at a time.
+GRAIN = {"cuda": 512}
 _everywhere = False
+_cudas: int | None = None
+_current_cuda: Callable[[], int] = int  # 0
 
 
-def set_dataless_everywhere(on: bool) -> None:
-    """While on (estimates, SPEC C4), no device holds data: ``cpu``, ``cuda:0`` … are places like ``meta``."""
-    global _everywhere
-    _everywhere = on
+def set_dataless_everywhere(on: bool, cudas: int | None = None, current: Callable[[], int] = int) -> None:
+    """While on (estimates, SPEC C4), no device holds data: ``cpu``, ``cuda:0`` … are places like ``meta``.
+
+    cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
+    current: which one it has chosen.
+    """
+    global _everywhere, _cudas, _current_cuda
+    _everywhere, _cudas, _current_cuda = on, cudas, current
+
+
+def check_cuda(index: int) -> int:
+    """``index``, unless an estimate was told that there are fewer CUDA devices: then torch's error."""
+    if _cudas is not None and not 0 <= index < _cudas:
+        raise torch.AcceleratorError(
+            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {_cudas} device(s)")
+    return index
 
 
 def dataless_everywhere() -> bool:
@@ -56,11 +74,14 @@ def place_of(device: Any, anywhere: bool = False) -> int:
     if kind != "meta" and not anywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
-        index = 0
+        index = _current_cuda() if kind == "cuda" else 0
+    if _cudas is not None and kind == "cuda":
+        check_cuda(index or 0)
     wanted = _device(kind, index)
     if wanted not in DATALESS:
         BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
         DATALESS.append(wanted)
+        ledger.round_to(-len(DATALESS), GRAIN.get(kind, 0))
     return -1 - DATALESS.index(wanted)
 
 

@@ -142,7 +142,21 @@ class MetaTensor(RecordedTensor):
     def tolist(self) -> Any:
         return value_of(self, "tolist").tolist()
 
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        if knowing is None or not (dtype is None or isinstance(dtype, (str, type))):
+            return super().type(dtype, non_blocking, **kwargs)
+        if dtype is None:
+            name: str = super().type()
+            return name if self.is_cpu else f"torch.{self.device.type}.{name.rpartition('.')[2]}"
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        kind, _, last = name.removeprefix("torch.").rpartition(".")
+        made = super().type(f"torch.{last}")
+        return made.to(kind or "cpu") if (kind or "cpu") != self.device.type else made
+
     def numpy(self, *, force: bool = False) -> Any:
+        if knowing is not None and not force and not (self.is_cpu or self.is_meta):
+            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                            "tensor to host memory first.")
         # torch refuses tensors that require grad, in its own words
         return value_of(self, "numpy").detach().requires_grad_(self.requires_grad).numpy(force=force)
 

@@ -13,9 +13,10 @@ import torch
 
 from ._ext import lazy as _core
 from .inside import wrapped
+from .lazy_device import dataless_everywhere, device_at, place_of
 from .predict import tensors_in
 
-__all__ = ["mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
+__all__ = ["common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 
 # Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
 _ANYWHERE = frozenset({
@@ -44,7 +45,7 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     kwargs = kwargs or {}
     if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
         return
-    if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
+    if any(torchs_meta(t) or (_core.device_index(t) < 0 and t.is_meta) for t in tensors_in([*args, *kwargs.values()])):
         return  # what meets a meta tensor becomes one
     if name in _INDEXED:
         _check_index(info, args, kwargs)
@@ -55,9 +56,28 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free})
 
 
+def common_place(info: Any, args: tuple, kwargs: dict) -> int:
+    """Where a call runs: on meta if any operand is there, else where the first is that does not join others; of the
+    places of tensors without data, if there are any, else a device's index."""
+    found = [(t, place_of(t.device) if torchs_meta(t) else _core.device_index(t))
+             for t in tensors_in([*args, *kwargs.values()]) if torchs_meta(t) or _core.get_handle(t) is not None]
+    dataless = [(t, place) for t, place in found if place < 0]
+    if not dataless:
+        return found[-1][1] if found else 0
+    meta = [place for t, place in dataless if t.is_meta]
+    if meta:
+        return meta[0]
+    name = info.name.removeprefix("aten::")
+    for t, place in dataless if name not in _ANYWHERE and 0 not in info.writes else ():
+        if t.dim() or not t.is_cpu:
+            return place
+    return dataless[0][1]
+
+
 def _check(info: Any, operands: dict[Any, Any]) -> None:
     # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
-    made_below = isinstance(info.func, torch._ops.OpOverload) or (
+    # In an estimate, autograd's C++ hands out zeros like that, too.
+    made_below = isinstance(info.func, torch._ops.OpOverload) or dataless_everywhere() or (
         torch._C._functorch.peek_interpreter_stack() is not None)
     first = ""
     for key, a in operands.items():
@@ -116,7 +136,7 @@ def _refuse_index(info: Any, target: torch.Tensor, index: torch.Tensor) -> NoRet
 
 
 def _place(t: torch.Tensor) -> str:
-    return f"remote_accelerator:{_core.device_index(t)}" if _core.get_handle(t) is not None else str(t.device)
+    return str(t.device) if _core.get_handle(t) is None else str(device_at(_core.device_index(t)))
 
 
 def no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:

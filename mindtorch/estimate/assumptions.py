@@ -51,6 +51,13 @@ def full(t: torch.Tensor, op: str, note: bool = True) -> torch.Tensor:
     return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 
+def duration(op: str) -> float:
+    """Milliseconds that nobody measured: the assumption, or 1 where that is none, as programs divide by them."""
+    value = float(_number) or 1.0
+    _note(op, (), torch.float32, value)
+    return value
+
+
 def _value(dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return bool(_number)

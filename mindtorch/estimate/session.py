@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
 from ..meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from . import files, known, saved, written
-from .accelerator import Accelerator, answers
+from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
 
@@ -43,8 +43,9 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         tensors.in_use()
         _core.keep_calls(True)  # what is reported afterwards names them
         stack.callback(_core.keep_calls, False)
-        set_dataless_everywhere(True)
+        set_dataless_everywhere(True, None if accelerator is None else accelerator.count, current_device)
         stack.callback(set_dataless_everywhere, False)
+        stack.callback(set_current, 0)
         _hooks.route_everything(torch._C._is_torch_function_all_disabled)
         stack.callback(_hooks.route_everything, None)
         stack.enter_context(known.knowing(assume))

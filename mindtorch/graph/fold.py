@@ -2,9 +2,9 @@
 iterations included.
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
-aside. Of single ops in a row, only those are that do the same: to the same tensors, or each to what the one before gave.
-A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which of
-those it is like.
+aside. Of single ops in a row, only those are that do the same: to the same tensors, or each to what the one before it
+gave. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
+of those it is like.
 """
 
 from __future__ import annotations

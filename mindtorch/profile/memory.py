@@ -14,7 +14,7 @@ import numpy as np
 
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch.lazy_device import DATALESS
+from mindtorch.lazy_device import DATALESS, GRAIN
 from mindtorch.profile import peak, scratch
 from mindtorch.profile.names import Names
 from mindtorch.profile.peak import CATEGORIES
@@ -24,7 +24,6 @@ _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", 
                    ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
 _CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
 ENTERED = 0x100  # in a call's phase: it is none, but a module that is entered; as in _ext/ledger.pyx
-_ROUND = {"cuda": 512}  # bytes that torch's allocator of such a device hands out at a time
 
 
 class Memory:
@@ -44,7 +43,7 @@ class Memory:
         self.others: dict[str, int] = {}  # label → most bytes live there
         for label in (*(str(k) for k in np.unique(kinds) if k != self.device), self.device):
             self.blocks = found[kinds == label]
-            grain = _ROUND.get(label.partition(":")[0], 1)
+            grain = GRAIN.get(label.partition(":")[0], 1)
             self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
             n = len(self.calls)
             self.born = np.minimum(self.blocks["born"], n).astype(np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 import mindtorch
 from mindtorch.errors import NoDataError, UsageError
 from mindtorch.estimate.accelerator import Accelerator
+from mindtorch.estimate.assumptions import assumed
 from mindtorch.estimate.session import estimating
 
 GPU = Accelerator("Test GPU", 10**9, 2)
@@ -87,7 +87,8 @@ def test_C4_questions_about_cuda_are_answered(session: None) -> None:
         start.record()
         end.record()
     torch.cuda.synchronize()
-    assert math.isnan(start.elapsed_time(end))  # unknown, and nothing to divide by zero with
+    assert int(start.elapsed_time(end)) == 1  # unknown, and nothing to divide by zero with
+    assert [(row["op"], row["value"]) for row in assumed()] == [("elapsed_time", 1.0)]
     torch.cuda.manual_seed_all(0)
     assert torch.randn(3, generator=torch.Generator("cuda")).shape == (3,)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3)), 4, num_workers=2,
@@ -142,9 +143,10 @@ def test_C4_memory_is_answered_per_device(session: None) -> None:
     ledger.open(tape, lambda kind, at: None)
     try:
         host, device, other = torch.zeros(10**6), torch.zeros(1000, device="cuda"), torch.zeros(10, device="cuda:1")
-        assert torch.cuda.memory_allocated() == 4000 and torch.cuda.memory_allocated(1) == other.nbytes
+        assert torch.cuda.memory_allocated() == 4096  # as torch's allocator gives it out
+        assert torch.cuda.memory_allocated(1) == 512 > other.nbytes
         del device
-        assert torch.cuda.max_memory_allocated() == 4000 and torch.cuda.memory_allocated() == 0
+        assert torch.cuda.max_memory_allocated() == 4096 and torch.cuda.memory_allocated() == 0
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() == 0 and host.nbytes == 4 * 10**6
     finally:
