@@ -242,7 +242,8 @@ def _estimate(
     before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-    devices = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # as many as ranks that torchrun starts here
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # that torchrun starts here: each takes a device of its own
+    devices = int(ranks) if ranks.isdecimal() else 1
     estimator = Estimator(target=chosen, devices=devices, warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
