@@ -1,0 +1,65 @@
+"""What a profile is told of torch's own doings meanwhile: compiling, and a profiler that the program starts itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def compiled_frames() -> int:
+    """How many functions Dynamo has compiled so far, without importing it."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+
+
+class CompileWatch:
+    """Calls ``compiling(True)`` and ``compiling(False)`` around each compilation, once Dynamo is there."""
+
+    def __init__(self, compiling: Callable[[bool], None]) -> None:
+        self._compiling = compiling
+        self._handler: Any = None
+        self.look()
+
+    def look(self) -> None:
+        """Dynamo may have been imported in the meantime; it takes too long to import it for this."""
+        callback = sys.modules.get("torch._dynamo.callback")
+        if self._handler is None and (handler := getattr(callback, "callback_handler", None)) is not None:
+            self._handler = handler
+            handler.register_start_callback(self._begin)
+            handler.register_end_callback(self._end)
+
+    def stop(self) -> None:
+        if self._handler is not None:
+            handler = self._handler
+            for callbacks, own in ((handler.start_callbacks, self._begin), (handler.end_callbacks, self._end)):
+                if own in callbacks:  # the program may have cleared them
+                    callbacks.remove(own)
+
+    def _begin(self, _: Any) -> None:
+        self._compiling(True)
+
+    def _end(self, _: Any) -> None:
+        self._compiling(False)
+
+
+class ProfilerWatch:
+    """Counts how often the program starts torch's own profiler, or has it send ranges to NVTX or ITT: ``started``."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        place: Any = torch.autograd.profiler
+        self._original = original = place._enable_profiler
+
+        def enable(*args: Any, **kwargs: Any) -> Any:
+            self.started += 1
+            return original(*args, **kwargs)
+
+        self._replacement = place._enable_profiler = enable
+
+    def stop(self) -> None:
+        place: Any = torch.autograd.profiler
+        if place._enable_profiler is self._replacement:
+            place._enable_profiler = self._original
