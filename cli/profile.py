@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindtorch.ranks import Rank, merge
+from mindtorch.ranks import Rank, local_ranks, merge
 from mindtorch.workload import DTYPES, Request
 
 from .output import OUTPUT, OutputFile
@@ -242,9 +241,8 @@ def _estimate(
     before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # that torchrun starts here: each takes a device of its own
-    devices = int(ranks) if ranks.isdecimal() else 1
-    estimator = Estimator(target=chosen, devices=devices, warmup=0 if told else before, steps=steps, assume=assume)
+    estimator = Estimator(
+        target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume)
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
     if program.is_model and outcome.error is not None and not outcome.interrupted:

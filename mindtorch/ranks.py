@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Rank", "merge"]
+__all__ = ["Rank", "local_ranks", "merge"]
 
 # Fields of a row that are the largest of the ranks'; other numbers are summed.
 _LARGEST = frozenset({"peak_bytes", "depth", "line", "params", "self_params", "trainable_params", "max_s"})
@@ -17,6 +17,12 @@ _TABLES = {
     "phases": ("name",), "modules": ("path",), "ops": ("name",), "uncounted": ("name",), "threads": ("name",),
     "lines": ("file", "line", "function"), "unseen": ("what",), "labels": ("name",),
 }  # fmt: skip
+
+
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks torchrun starts on this machine, each with a device of its own; 1 for a process on its own."""
+    said = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(said) if said.isdecimal() else 1
 
 
 @dataclass(frozen=True)

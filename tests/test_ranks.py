@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindtorch.ranks import Rank, merge
+from mindtorch.ranks import Rank, local_ranks, merge
 
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -51,3 +51,8 @@ def test_C2_merged_ranks_sum_up():
 def test_C2_only_whole_runs_are_merged(reports):
     with pytest.raises(ValueError, match="expected every rank of one run"):
         merge(reports)
+
+
+@pytest.mark.parametrize(("said", "count"), [({"LOCAL_WORLD_SIZE": "4"}, 4), ({}, 1), ({"LOCAL_WORLD_SIZE": "x"}, 1)])
+def test_C4_an_estimate_has_a_device_for_each_rank_here(said, count):
+    assert local_ranks(said) == count
