@@ -166,7 +166,7 @@ cdef void _split(Memory *memory, Piece *piece, size_t size) noexcept nogil:
     piece.size = size
     piece.lane.pieces[piece.large] += 1
     memory.count += 1
-    _insert(other)
+    _merge(memory, other)  # what follows it may have become free since the piece was taken
 
 
 # Taking and giving.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import threading
 
 import pytest
@@ -305,3 +306,55 @@ def test_N3_empty_cache_waits_for_what_is_queued(empty, library):
         del block
     empty.empty_cache()  # the library remembers what is freed while queued work uses it
     assert library.violations() == []
+
+
+# Threads that are interrupted at the worst moments.
+
+PAUSES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+int pthread_mutex_unlock(pthread_mutex_t *mutex) {
+    static int (*next)(pthread_mutex_t *);
+    Dl_info from;
+    if (!next) next = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    int code = next(mutex);
+    if (dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "/memory.")) usleep(100);
+    return code;
+}
+"""
+
+
+def test_N2_neighbours_that_become_free_while_a_piece_is_taken_are_merged(in_npu_process, tmp_path):
+    """Every segment can be given back in the end, also where threads pause after any lock they let go."""
+    source, pauses = tmp_path / "pauses.c", tmp_path / "pauses.so"
+    source.write_text(PAUSES)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", pauses, source, "-ldl"], check=True)
+    said = in_npu_process(
+        """
+        import random, threading
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+
+        stream = npu.Stream(0)
+
+        def run(seed):
+            choices, held = random.Random(seed), [None] * 3
+            with stream:
+                for _ in range(100):
+                    held[choices.randrange(3)] = blocks.allocate(0, choices.choice((512, 2048, 8192)))
+
+        for turn in range(20):
+            threads = [threading.Thread(target=run, args=(100 * turn + i,)) for i in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            npu.empty_cache(0)
+            print(npu.memory_allocated(0), npu.memory_reserved(0))
+        """,
+        LD_PRELOAD=str(pauses),
+    )
+    assert said.splitlines() == ["0 0"] * 20
