@@ -25,8 +25,13 @@ class Collector:
     sig_ops: list[Op | None]
     sig_flops: list[tuple[int, int] | None]
     sig_works: list[Any]
-    def keep_apart(self, function_modes: Callable[[], int], functions_seen: Callable[[], bool],
-                   no_functions: Callable[[], Any], below_autograd: Callable[[], bool]) -> None: ...
+    def keep_apart(
+        self,
+        function_modes: Callable[[], int],
+        functions_seen: Callable[[], bool],
+        no_functions: Callable[[], Any],
+        below_autograd: Callable[[], bool],
+    ) -> None: ...
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     enabled: bool
     other_thread: bool

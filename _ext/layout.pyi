@@ -1,6 +1,7 @@
 from typing import Any, final
 
 def init(torch_module: Any) -> None: ...
+
 @final
 class Meta:
     @property

@@ -8,8 +8,15 @@ _Meta = tuple[Any, Any, tuple[int, ...] | None, int, int]
 _Record = tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]]
 
 def init(
-    *, main_tape: Tape, base: type, fast: type, dataless: type, slotted: type, dataless_places: list[Any],
-    maker: Any, torch: Any
+    *,
+    main_tape: Tape,
+    base: type,
+    fast: type,
+    dataless: type,
+    slotted: type,
+    dataless_places: list[Any],
+    maker: Any,
+    torch: Any,
 ) -> int: ...
 def get_handle(t: Any) -> Any: ...
 def canonical(size: Any, stride: tuple[int, ...]) -> tuple[int, ...] | None: ...

@@ -101,8 +101,14 @@ def llama(device: str, small: bool) -> Made:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width = 64 if small else 1024
-    config = LlamaConfig(vocab_size=1000 if small else 32000, hidden_size=width, intermediate_size=3 * width,
-                         num_hidden_layers=2 if small else 12, num_attention_heads=8, num_key_value_heads=2)
+    config = LlamaConfig(
+        vocab_size=1000 if small else 32000,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=2 if small else 12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
     model = LlamaForCausalLM(config).eval().to(torch.float32 if small else torch.bfloat16).to(device)
     ids = torch.randint(1000, (2, 16)).to(device)
     options = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "pad_token_id": 0}
@@ -111,12 +117,17 @@ def llama(device: str, small: bool) -> Made:
 
 def checkpointed(device: str, small: bool) -> Made:
     width = 32 if small else 1024
-    blocks = (nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
-              for _ in range(8))
+    blocks = (
+        nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+        for _ in range(8)
+    )
     model = nn.Sequential(*blocks).to(device)
     x = torch.randn(64 if small else 4096, width).to(device).requires_grad_()
-    return _training(model, torch.optim.AdamW(model.parameters()),
-                     lambda: checkpoint_sequential(model, 4, x, use_reentrant=False).square().mean())
+    return _training(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        lambda: checkpoint_sequential(model, 4, x, use_reentrant=False).square().mean(),
+    )
 
 
 PROGRAMS: dict[str, Make] = {
@@ -242,16 +253,28 @@ def main() -> None:
         flops = 2 * totals["macs"]  # as FlopCounterMode counts: products alone
         slower, off = ours["seconds"] / theirs["seconds"], guess["totals"]["time_s"] / theirs["seconds"]
         print(f"{name}: {same_bits(make, args.device, args.small)}")
-        print(f"  step     {theirs['seconds'] * 1e3:.2f} ms, profiled {ours['seconds'] * 1e3:.2f} ms (x{slower:.2f}), "
-              f"estimated {guess['totals']['time_s'] * 1e3:.2f} ms (x{off:.2f})")
+        print(
+            f"  step     {theirs['seconds'] * 1e3:.2f} ms, profiled {ours['seconds'] * 1e3:.2f} ms (x{slower:.2f}), "
+            f"estimated {guess['totals']['time_s'] * 1e3:.2f} ms (x{off:.2f})"
+        )
         print(f"  FLOPs    {theirs['flops']:,}, profiled {flops:,}, estimated {2 * guess['totals']['macs']:,}")
-        print(f"  calls    {sum(theirs['calls'].values())} by torch.profiler, profiled {sum(calls.values())}, "
-              f"oftener than its (ours, its): {more or 'none'}")
+        print(
+            f"  calls    {sum(theirs['calls'].values())} by torch.profiler, profiled {sum(calls.values())}, "
+            f"oftener than its (ours, its): {more or 'none'}"
+        )
         if "peak" in theirs:
-            peaks = (theirs["peak"], theirs["workspaces"], totals["peak_bytes"], guess["totals"]["peak_bytes"],
-                     theirs["reserved"], theirs["driver"])
-            print("  peak     {:.2f} MB allocated ({:.2f} of it cuBLAS's), profiled {:.2f}, estimated {:.2f}; reserved "
-                  "{:.2f}, driver {:.2f}".format(*(nbytes / MB for nbytes in peaks)))
+            peaks = (
+                theirs["peak"],
+                theirs["workspaces"],
+                totals["peak_bytes"],
+                guess["totals"]["peak_bytes"],
+                theirs["reserved"],
+                theirs["driver"],
+            )
+            print(
+                "  peak     {:.2f} MB allocated ({:.2f} of it cuBLAS's), profiled {:.2f}, estimated {:.2f}; reserved "
+                "{:.2f}, driver {:.2f}".format(*(nbytes / MB for nbytes in peaks))
+            )
         wrong += "peak" in theirs and flops != theirs["flops"]  # on the CPU FlopCounterMode leaves out attention
     if wrong:
         raise SystemExit(1)

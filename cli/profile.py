@@ -242,7 +242,8 @@ def _estimate(
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
     estimator = Estimator(
-        target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume)
+        target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume
+    )
     with estimator:
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
     if program.is_model and outcome.error is not None and not outcome.interrupted:

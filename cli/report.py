@@ -170,6 +170,7 @@ def _on_npus(npu: dict[str, Any]) -> str:
     text += f": {', '.join(names)}{' …' if len(npu['staged']) > 4 else ''}" if names else ""
     return f"{text} · peak {peaks}"
 
+
 def _predicted_column(report: dict[str, Any]) -> list[Column]:
     """The times on a target, beside what was measured, where one was asked for."""
     if report.get("mode") == "estimate":

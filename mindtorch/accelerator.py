@@ -17,9 +17,22 @@ from . import tensors
 __all__ = ["install"]
 
 _INTEGERS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
-_DTYPES = (torch.bool, *_INTEGERS, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex32,
-           torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
-           torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+_DTYPES = (
+    torch.bool,
+    *_INTEGERS,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
 
 
 def install(module: Any) -> None:
@@ -51,11 +64,20 @@ def install(module: Any) -> None:
         """There is one stream, and no cache."""
 
     answers = {
-        "getDeviceIndex": get_device_index, "setDeviceIndex": set_device_index, "exchangeDevice": exchange,
-        "maybeExchangeDevice": exchange, "getDeviceCapability": capability, "getMemoryInfo": memory_info,
-        "synchronizeDevice": module.synchronize, "setStream": nothing,
-        "isAllocatorInitialized": lambda: False, "emptyCache": nothing, "emptyHostCache": nothing,
-        "getDeviceStats": lambda index: {}, "resetAccumulatedStats": nothing, "resetPeakStats": nothing,
+        "getDeviceIndex": get_device_index,
+        "setDeviceIndex": set_device_index,
+        "exchangeDevice": exchange,
+        "maybeExchangeDevice": exchange,
+        "getDeviceCapability": capability,
+        "getMemoryInfo": memory_info,
+        "synchronizeDevice": module.synchronize,
+        "setStream": nothing,
+        "isAllocatorInitialized": lambda: False,
+        "emptyCache": nothing,
+        "emptyHostCache": nothing,
+        "getDeviceStats": lambda index: {},
+        "resetAccumulatedStats": nothing,
+        "resetPeakStats": nothing,
     }
     for name, answer in answers.items():
         setattr(torch._C, f"_accelerator_{name}", answer)

@@ -28,6 +28,7 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
         acc *= max(n, 1)
     return tuple(reversed(stride))
 
+
 def overlapping(size: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
     """Do elements of such a tensor certainly share memory, as those of an expanded one do?"""
     return stride is not None and any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True)) and 0 not in size

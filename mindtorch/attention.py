@@ -73,11 +73,19 @@ def _function_on_values(function: types.FunctionType) -> types.FunctionType:
     inside = function.__closure__ or ()
     cells = [_on_values(cell.cell_contents) for cell in inside]
     known = function.__globals__
-    named = {name: _on_values(known[name]) for name in function.__code__.co_names
-             if isinstance(known.get(name), torch.Tensor)}
+    named = {
+        name: _on_values(known[name])
+        for name in function.__code__.co_names
+        if isinstance(known.get(name), torch.Tensor)
+    }
     if all(new is cell.cell_contents for new, cell in zip(cells, inside, strict=True)) and not named:
         return function
-    made = types.FunctionType(function.__code__, {**known, **named} if named else known, function.__name__,
-                              function.__defaults__, tuple(types.CellType(new) for new in cells))
+    made = types.FunctionType(
+        function.__code__,
+        {**known, **named} if named else known,
+        function.__name__,
+        function.__defaults__,
+        tuple(types.CellType(new) for new in cells),
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     return made

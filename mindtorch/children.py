@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_PYTHON = re.compile(r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|(ba|da|z)?sh)(\s|$)"
-                     r"|\.(py|sh)(\s|$)")
+_PYTHON = re.compile(
+    r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|(ba|da|z)?sh)(\s|$)"
+    r"|\.(py|sh)(\s|$)"
+)
 # What starts processes to compile in: nothing of the program's runs there.
 _COMPILERS = tuple(os.path.join("torch", *name.split("/")) for name in ("_inductor/", "_dynamo/", "utils/cpp_ext"))
 

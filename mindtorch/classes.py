@@ -76,8 +76,9 @@ class Family:
 def family(base: Any, parameter: Any) -> Any:
     """Make a family of two classes; returns the class of what calls return."""
     base._family = Family(base, parameter)
-    fast: Any = RecordedMeta(base.__name__, (Slotted, base), {"__slots__": (), "__module__": base.__module__,
-                                                              "__doc__": base.__doc__})
+    fast: Any = RecordedMeta(
+        base.__name__, (Slotted, base), {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__}
+    )
     for cls, plain in ((base, torch.Tensor), (fast, torch.Tensor), (parameter, _Parameter)):
         _plain[id(cls)] = (cls, plain)
     _made[torch.Tensor, base._family, True] = fast
@@ -329,8 +330,10 @@ def own_state(t: torch.Tensor) -> Any:
     """The state of the program's own that goes with a copy: attributes, or what its ``__getstate__`` says."""
     state = torch._utils._get_obj_state(t)
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # (attributes, slots)
-        kept = ({k: v for k, v in (state[0] or {}).items() if k not in _OURS},
-                {k: v for k, v in state[1].items() if k not in _OURS})
+        kept = (
+            {k: v for k, v in (state[0] or {}).items() if k not in _OURS},
+            {k: v for k, v in state[1].items() if k not in _OURS},
+        )
         return kept if kept[1] else kept[0]
     return {k: v for k, v in state.items() if k not in _OURS} if isinstance(state, dict) else state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import intercept, tensors, triggers
+from . import eager, tensors, triggers
 from ._ext import context as _context
 from ._ext import intercept as _intercept
 from .npu import staging
@@ -16,16 +16,23 @@ def _totals() -> dict[str, Any]:
     c = tensors.tape.counters()
     whole, dispatched = _intercept.counts()
     return {
-        "ops_recorded": c["recorded"], "ops_executed": c["executed"], "ops_dropped": c["dropped"],
-        "ops_fallback": sum(intercept.fallback_counts.values()), "recorded_whole": whole,
-        "recorded_at_dispatch": dispatched, "segments": triggers.segments,
+        "ops_recorded": c["recorded"],
+        "ops_executed": c["executed"],
+        "ops_dropped": c["dropped"],
+        "ops_fallback": sum(eager.fallback_counts.values()),
+        "recorded_whole": whole,
+        "recorded_at_dispatch": dispatched,
+        "segments": triggers.segments,
     }
 
 
 def _by_key() -> dict[str, dict[str, int]]:
     return {
-        "triggers": triggers.reasons, "trigger_lines": triggers.lines(), "fallbacks": intercept.fallback_counts,
-        "npu_native": staging.native_counts, "npu_staged": staging.staged_counts,
+        "triggers": triggers.reasons,
+        "trigger_lines": triggers.lines(),
+        "fallbacks": eager.fallback_counts,
+        "npu_native": staging.native_counts,
+        "npu_staged": staging.staged_counts,
     }
 
 
@@ -50,8 +57,11 @@ def stats() -> dict[str, Any]:
     c = tensors.tape.counters()
     held = c["bytes_held"] + _context.table_bytes()
     out.update(
-        ops_pending=c["pending"], values=c["values"], bytes_held=held,
-        bytes_per_op=held / c["pending"] if c["pending"] else 0.0, record_bytes=c["record_bytes"],
+        ops_pending=c["pending"],
+        values=c["values"],
+        bytes_held=held,
+        bytes_per_op=held / c["pending"] if c["pending"] else 0.0,
+        record_bytes=c["record_bytes"],
     )
     return out
 

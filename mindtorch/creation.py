@@ -9,7 +9,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from . import generators, inside, intercept, meta, predict, tensors, transforms
+from . import eager, generators, inside, meta, predict, tensors, transforms
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -19,15 +19,54 @@ from .lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours,
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
 RECORDED = (
-    "empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "rand", "randn", "randint", "randperm",
-    "normal", "arange", "range", "linspace", "logspace", "eye", "scalar_tensor", "tril_indices", "triu_indices",
-    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+    "empty",
+    "empty_strided",
+    "empty_permuted",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "arange",
+    "range",
+    "linspace",
+    "logspace",
+    "eye",
+    "scalar_tensor",
+    "tril_indices",
+    "triu_indices",
+    "bartlett_window",
+    "blackman_window",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
 )
 FROM_DATA = ("tensor", "as_tensor", "asarray")
-EAGER = (*FROM_DATA, "complex", "from_file", "frombuffer", "sparse_coo_tensor", "sparse_csr_tensor",
-         "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor", "empty_quantized",
-         "_empty_affine_quantized", "_empty_per_channel_affine_quantized")
+EAGER = (
+    *FROM_DATA,
+    "complex",
+    "from_file",
+    "frombuffer",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "sparse_csc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_bsc_tensor",
+    "sparse_compressed_tensor",
+    "empty_quantized",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+)
 NESTED = ("nested_tensor", "as_nested_tensor")
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
@@ -118,7 +157,7 @@ def _default_device(func: Callable[..., Any], args: tuple) -> Any:
 
 def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     if func.__name__ in RECORDED:
-        intercept.note_fallback(f"aten::{func.__name__}")
+        eager.note_fallback(f"aten::{func.__name__}")
     lazy = next((a for a in args if _core.get_handle(a) is not None), None)
     if lazy is not None and func.__name__ in FROM_DATA:
         dtype = kwargs.get("dtype") or lazy.dtype
@@ -133,6 +172,7 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return known
     sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through
     if index >= 0:
+
         def plain(a: Any) -> Any:
             if _core.get_handle(a) is None:
                 return a
@@ -148,7 +188,7 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
                 _ledger.note("aten::lift_fresh")
             return meta.as_meta(made.detach(), index)
     if made.layout is not torch.strided or made.is_quantized:
-        return intercept.labelled(made, index)  # stays torch's own, as what ops on such tensors give
+        return eager.labelled(made, index)  # stays torch's own, as what ops on such tensors give
     with Unseen():
         return tensors.from_plain(made.detach(), index)
 

@@ -76,12 +76,16 @@ TABLE = (
     Setting("_set_default_tensor_type", _default_dtype, lambda t: t.dtype, shapes=True),
     _plain("set_num_threads"),
     Setting("set_flush_denormal", _flushes_denormal, lambda mode: mode),
-    Setting("_set_deterministic_algorithms", _deterministic, lambda mode, warn_only=False: (mode, warn_only),
-            shapes=True),
+    Setting(
+        "_set_deterministic_algorithms", _deterministic, lambda mode, warn_only=False: (mode, warn_only), shapes=True
+    ),
     _plain("_set_deterministic_fill_uninitialized_memory"),
     Setting("_set_check_sparse_tensor_invariants", torch._C._check_sparse_tensor_invariants, shapes=True),
-    Setting("_set_fp32_precision_setter", lambda backend, op, _precision: torch._C._get_fp32_precision_getter(
-        backend, op), lambda _backend, _op, precision: precision),
+    Setting(
+        "_set_fp32_precision_setter",
+        lambda backend, op, _precision: torch._C._get_fp32_precision_getter(backend, op),
+        lambda _backend, _op, precision: precision,
+    ),
     Setting("_set_float32_matmul_precision"),
     _plain("_set_mkldnn_enabled", shapes=True),
     _plain("_set_mkldnn_deterministic"),
@@ -90,26 +94,46 @@ TABLE = (
     _plain("_set_qengine", shapes=True),
     _plain("_set_cpu_allow_fp16_reduced_precision_reduction"),
     _plain("_set_math_sdp_allow_fp16_bf16_reduction"),
-    *(Setting(f"_set_sdp_use_{kind}", cuda=True) for kind in (
-        "flash", "math", "mem_efficient", "cudnn", "overrideable", "fa3")),
+    *(
+        Setting(f"_set_sdp_use_{kind}", cuda=True)
+        for kind in ("flash", "math", "mem_efficient", "cudnn", "overrideable", "fa3")
+    ),
     Setting("_set_sdp_priority_order", cuda=True),
     *(_plain(f"_set_cudnn_{name}", cuda=True) for name in ("enabled", "benchmark", "deterministic")),
     *(Setting(f"_set_cudnn_{name}", cuda=True) for name in ("allow_tf32", "depthwise_kernel")),
-    *(Setting(f"_set_cublas_allow_{name}", cuda=True) for name in (
-        "tf32", "fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")),
+    *(
+        Setting(f"_set_cublas_allow_{name}", cuda=True)
+        for name in (
+            "tf32",
+            "fp16_accumulation",
+            "fp16_reduced_precision_reduction",
+            "bf16_reduced_precision_reduction",
+        )
+    ),
     *(Setting(f"_set_{name}_preferred_backend", cuda=True) for name in ("blas", "linalg", "rocm_fa")),
     Setting("_set_sm_carveout_experimental", cuda=True),
     Setting("_set_miopen_immediate", cuda=True),
-    *(Setting(f"_cuda_{name}", cuda=True) for name in (
-        "set_cudnn_benchmark_limit", "setCublasWorkspaceSize", "setCublasLtWorkspaceSize", "tunableop_enable",
-        "tunableop_tuning_enable", "tunableop_read_file")),
+    *(
+        Setting(f"_cuda_{name}", cuda=True)
+        for name in (
+            "set_cudnn_benchmark_limit",
+            "setCublasWorkspaceSize",
+            "setCublasLtWorkspaceSize",
+            "tunableop_enable",
+            "tunableop_tuning_enable",
+            "tunableop_read_file",
+        )
+    ),
 )
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, stand-in) of each of these functions, wherever torch keeps it."""
-    stand_ins = {id(original): _stand_in(setting, original) for setting in TABLE
-                 if (original := getattr(torch._C, setting.setter, None)) is not None}
+    stand_ins = {
+        id(original): _stand_in(setting, original)
+        for setting in TABLE
+        if (original := getattr(torch._C, setting.setter, None)) is not None
+    }
     # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like.
     places = [(owner, name) for owner in (torch._C, torch) for name in vars(owner)]
     modules = [type(m) for name, m in sys.modules.items() if name.startswith("torch.backends")]

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import inside, intercept, meta, predict
+from . import eager, inside, meta, predict
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
 from ._ext import lazy as _core
@@ -97,8 +97,9 @@ def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -
     return rows.new_full((count, *rows.shape[1:]), padding).index_copy(0, at, rows)
 
 
-def _pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0,
-                  padding_side: str = "right") -> Any:
+def _pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Any:
     if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
         return NotImplemented  # torch says what is wrong
     longest, batch = max(len(t) for t in sequences), len(sequences)
@@ -110,15 +111,18 @@ def _pad_sequence(sequences: Any, batch_first: bool = False, padding_value: floa
     return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
 
 
-def _pad_packed_sequence(data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float,
-                         total_length: int) -> Any:
+def _pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
     if _core.get_handle(data) is None:
         return NotImplemented
     sizes = batch_sizes.tolist()
     longest, batch = len(sizes), sizes[0]
     if 0 < total_length < longest:
-        raise RuntimeError("Expected total_length to be at least the length of the longest sequence in input, but got "
-                           f"total_length={total_length} and max sequence length being {longest}")
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {longest}"
+        )
     length = max(total_length, longest)
     places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
     padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
@@ -172,7 +176,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     if _core.get_handle(target) is None or _core.get_handle(found) is not None:
         return found
     if found.layout is not torch.strided:
-        return intercept.labelled(found, _core.device_index(target))
+        return eager.labelled(found, _core.device_index(target))
     if found.requires_grad or found.is_nested or inside.wrapped(found):
         return found
     return _core.hold(found, _core.device_index(target), None, True)
@@ -227,7 +231,7 @@ def _element_wise(name: str) -> Handler:
             raise RuntimeError(f"[{name}] expected tensors that do not require grad: use tensor.detach().{name}()")
         if any(_core.get_handle(t) is None for t in (target, *others)):
             raise RuntimeError(f"[{name}] expected all tensors to be on the same device")
-        return intercept.run_eagerly(info, (target, *others, function), {})
+        return eager.run_eagerly(info, (target, *others, function), {})
 
     return handler
 
@@ -235,8 +239,20 @@ def _element_wise(name: str) -> Handler:
 def shape_only() -> list[Any]:
     """(overload, OpInfo) of the ops that ask a tensor for its shape and dtype only: they do not wait for its value."""
     found = []
-    for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-                 "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"):
+    for name in (
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+    ):
         packet = getattr(torch.ops.aten, name)
         for overload in (getattr(packet, o) for o in packet.overloads()):
             arguments = overload._schema.arguments
@@ -394,5 +410,7 @@ def table() -> dict[Any, Handler]:
 
 
 _ELEMENT_WISE = {name: getattr(_base, name) for name in ("apply_", "map_", "map2_")}
-_LIKE = tuple(getattr(torch._C._VariableFunctions, f"{name}_like") for name in (
-    "empty", "zeros", "ones", "full", "rand", "randn", "randint"))
+_LIKE = tuple(
+    getattr(torch._C._VariableFunctions, f"{name}_like")
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
+)

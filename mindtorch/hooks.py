@@ -16,7 +16,6 @@ import torch.nn.modules.module
 import torch.utils.dlpack
 from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
-from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import handle_torch_function
 from torch.utils import _device as _torch_device
@@ -38,6 +37,7 @@ from . import (
     processes,
     slot,
     sparse,
+    stand_ins,
     tensors,
     tracing,
     transforms,
@@ -55,7 +55,6 @@ from .modules import assign_data, is_ours, swap_tensors
 from .npu import creation as npu_creation
 from .npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
 from .npu import moves as npu_moves
-from .npu import random as npu_random
 from .npu.tensor import NpuTensor, is_npu
 
 log = logging.getLogger("mindtorch")
@@ -97,35 +96,27 @@ def enable() -> None:
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
-        for name in _AUTOCAST:
+        for name in stand_ins.AUTOCAST:
             _hook(getattr(torch._C, name), _hooks.NameHook("cpu"))
     _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
     torch.serialization._package_registry.insert(0, files.package)
     processes.install()
     # Else make_fx takes what it computes from a lazy input for a constant.
     _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensors.TYPES))
-    for owner in (torch, torch.utils.dlpack):
-        _patch(owner, "to_dlpack", _to_dlpack)
     _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for patching in (classes, uninitialized, tracing, transforms, wrappers):
+    for patching in (classes, uninitialized, tracing, transforms, wrappers, stand_ins):
         for owner, name, stand_in in patching.patches():
             _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
-    _patch(torch.random, "manual_seed", _manual_seed)
-    _patch(torch, "manual_seed", _manual_seed)
     for owner, name, stand_in in flags.patches():
         _patch(owner, name, stand_in)
     flags.note()
-    _patch(torch.amp.autocast_mode.autocast, "__init__", _autocast_init)
-    _patch(torch.overrides, "has_torch_function", _has_torch_function)
-    _patch(_CrossEntropyOptions, "_adjust", _adjust_cross_entropy)
     if not hasattr(torch, tensors.DEVICE_TYPE):
         # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
         _patch(torch, tensors.DEVICE_TYPE, slot.module)
-    _patch(torch, "get_device_module", _get_device_module)
     if config.register_device() == "always" or config.enable_aten_impl():
         slot.claim()
     if config.enable_aten_impl():
@@ -183,10 +174,21 @@ def _register_aten() -> None:
         return
     _library = torch.library.Library("aten", "IMPL")
     overloads = {
-        "empty.memory_format": torch.empty, "empty_strided": torch.empty_strided, "randn": torch.randn,
-        "rand": torch.rand, "zeros": torch.zeros, "ones": torch.ones, "full": torch.full, "arange": torch.arange,
-        "arange.start": torch.arange, "arange.start_step": torch.arange, "linspace": torch.linspace,
-        "eye": torch.eye, "eye.m": torch.eye, "randint": torch.randint, "randint.low": torch.randint,
+        "empty.memory_format": torch.empty,
+        "empty_strided": torch.empty_strided,
+        "randn": torch.randn,
+        "rand": torch.rand,
+        "zeros": torch.zeros,
+        "ones": torch.ones,
+        "full": torch.full,
+        "arange": torch.arange,
+        "arange.start": torch.arange,
+        "arange.start_step": torch.arange,
+        "linspace": torch.linspace,
+        "eye": torch.eye,
+        "eye.m": torch.eye,
+        "randint": torch.randint,
+        "randint.low": torch.randint,
         "randperm": torch.randperm,
     }
     for name, func in overloads.items():
@@ -212,15 +214,9 @@ _functions = torch._C._VariableFunctions
 _base: Any = torch._C.TensorBase
 _torch_to: Any = _base.to  # its twin, once that is hooked
 _torch_rebuild_tensor = torch._utils._rebuild_tensor
-_torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_module_to = torch.nn.Module.to
 _torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
-_torch_manual_seed = torch.random.manual_seed
-_torch_get_device_module = torch.get_device_module
-_torch_has_function = torch.overrides.has_torch_function
-_torch_adjust = _CrossEntropyOptions._adjust
-_torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
@@ -317,8 +313,9 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if lazy and not tensors.is_ours(target):
-        return tensors.to_plain(self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking,
-                               memory_format=memory_format)
+        return tensors.to_plain(
+            self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
+        )
     if predict.stays_torchs_own(self):
         # As what operations make of this kind. A copy, as every move.
         moved = _torch_to(self, tensors.executor().device, dtype or self.dtype, copy=True)
@@ -364,9 +361,11 @@ def _new_hook(name: str) -> Any:
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
         if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
             kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
-        if device is not None and (tensors.is_ours(device) or npu_moves.names_npu(device) or (
-            not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks()
-        )):
+        if device is not None and (
+            tensors.is_ours(device)
+            or npu_moves.names_npu(device)
+            or (not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks())
+        ):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
@@ -378,8 +377,7 @@ def _new_hook(name: str) -> Any:
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
-            return _create(_hooks.original(factory), args,
-                           {"dtype": self.dtype, **kwargs, "device": self.device})
+            return _create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)
@@ -433,61 +431,6 @@ def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> Pack
 @functools.wraps(_torch_module_apply)
 def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
     return uninitialized.apply(self, fn, recurse, _torch_module_apply)
-
-
-@functools.wraps(_torch_to_dlpack)
-def _to_dlpack(self: torch.Tensor) -> Any:
-    if is_npu(self):
-        self.__dlpack__()  # raises
-    return _torch_to_dlpack(tensors._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
-
-
-@functools.wraps(_torch_manual_seed)
-def _manual_seed(seed: Any) -> torch.Generator:
-    generator = _torch_manual_seed(seed)
-    creation.manual_seed_all(generator.initial_seed())
-    npu_random.manual_seed_all(generator.initial_seed())
-    return generator
-
-
-@functools.wraps(_torch_get_device_module)
-def _get_device_module(device: Any = None) -> Any:
-    if npu_moves.names_npu(device):
-        return npu
-    # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
-    nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
-    return _torch_get_device_module("cpu" if nobody else device)
-
-
-# ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.
-_AUTOCAST = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
-             "_is_autocast_available")
-
-
-@functools.wraps(_torch_autocast_init)
-def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or dataless_everywhere()
-    _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
-
-
-@functools.wraps(_torch_adjust)
-def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
-    where = tensors.executor().device if device is not None and tensors.is_ours(device) else device
-    return _torch_adjust(self, *args, device=where, **kwargs)
-
-
-@functools.wraps(_torch_has_function)
-def _has_torch_function(relevant_args: Any) -> bool:
-    # nn.TransformerEncoderLayer and nn.MultiheadAttention ask this before they take the fused path that eager takes.
-    if not _torch_has_function(relevant_args):
-        return False
-    return not all(_core.get_handle(a) is not None for a in relevant_args if type(a) not in _PLAIN and
-                   isinstance(a, torch.Tensor)) or bool(torch._C._len_torch_function_stack())
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

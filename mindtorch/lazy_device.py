@@ -51,7 +51,8 @@ def check_cuda(index: int) -> int:
     """``index``, unless an estimate was told that there are fewer CUDA devices: then torch's error."""
     if _cudas is not None and not 0 <= index < _cudas:
         raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {_cudas} device(s)")
+            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {_cudas} device(s)"
+        )
     return index
 
 

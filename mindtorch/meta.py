@@ -155,8 +155,10 @@ class MetaTensor(RecordedTensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if knowing is not None and not force and not (self.is_cpu or self.is_meta):
-            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
-                            "tensor to host memory first.")
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
         # torch refuses tensors that require grad, in its own words
         return value_of(self, "numpy").detach().requires_grad_(self.requires_grad).numpy(force=force)
 
@@ -212,8 +214,9 @@ class MetaTensor(RecordedTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Saved as torch's own meta tensor, so that it loads without us.
         with torch._C.DisableTorchFunction():
-            plain: torch.Tensor = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype,
-                                                      device=self.device if self.is_meta else "meta")
+            plain: torch.Tensor = torch.empty_strided(
+                self.shape, self.stride(), dtype=self.dtype, device=self.device if self.is_meta else "meta"
+            )
         return classes.as_saved(self, plain).__reduce_ex__(protocol)
 
     # ---- other devices (SPEC M4) -------------------------------------------------------------------------------------

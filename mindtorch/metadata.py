@@ -61,8 +61,16 @@ class TensorMetadata:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as a plain dict."""
-        names = ("operation_type", "tensor_shape", "dtype", "device_hint", "module_path", "execution_phase",
-                 "source_line", "workload_hints")
+        names = (
+            "operation_type",
+            "tensor_shape",
+            "dtype",
+            "device_hint",
+            "module_path",
+            "execution_phase",
+            "source_line",
+            "workload_hints",
+        )
         return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:

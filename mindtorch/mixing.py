@@ -19,11 +19,29 @@ from .predict import tensors_in
 __all__ = ["common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 
 # Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
-_ANYWHERE = frozenset({
-    "copy_", "_foreach_copy_", "fill_", "to", "type_as", "module_load", "set_data", "data", "grad",
-    "requires_grad_", "retain_grad_", "view_as", "reshape_as", "expand_as", "resize_as_", "broadcast_tensors",
-    "is_same_size", "is_set_to", "result_type",
-})
+_ANYWHERE = frozenset(
+    {
+        "copy_",
+        "_foreach_copy_",
+        "fill_",
+        "to",
+        "type_as",
+        "module_load",
+        "set_data",
+        "data",
+        "grad",
+        "requires_grad_",
+        "retain_grad_",
+        "view_as",
+        "reshape_as",
+        "expand_as",
+        "resize_as_",
+        "broadcast_tensors",
+        "is_same_size",
+        "is_set_to",
+        "result_type",
+    }
+)
 # Arguments, by position or name, that may be elsewhere: torch wants lengths and splits on the CPU.
 _FREE: dict[str, frozenset[int | str]] = {
     "ctc_loss": frozenset({2, 3, "input_lengths", "target_lengths"}),
@@ -32,8 +50,9 @@ _FREE: dict[str, frozenset[int | str]] = {
     "tensor_split": frozenset({1, "indices", "indices_or_sections", "tensor_indices_or_sections"}),
     "backward": frozenset({"inputs"}),
     "_nested_view_from_jagged": frozenset({5, 6, "min_seqlen", "max_seqlen"}),  # whose sizes are the numbers
-    **dict.fromkeys(("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"),
-                    frozenset({3, "scalars"})),
+    **dict.fromkeys(
+        ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"), frozenset({3, "scalars"})
+    ),
 }
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
@@ -59,8 +78,11 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
 def common_place(info: Any, args: tuple, kwargs: dict) -> int:
     """Where a call runs: on meta if any operand is there, else where the first is that does not join others; of the
     places of tensors without data, if there are any, else a device's index."""
-    found = [(t, place_of(t.device) if torchs_meta(t) else _core.device_index(t))
-             for t in tensors_in([*args, *kwargs.values()]) if torchs_meta(t) or _core.get_handle(t) is not None]
+    found = [
+        (t, place_of(t.device) if torchs_meta(t) else _core.device_index(t))
+        for t in tensors_in([*args, *kwargs.values()])
+        if torchs_meta(t) or _core.get_handle(t) is not None
+    ]
     dataless = [(t, place) for t, place in found if place < 0]
     if not dataless:
         return found[-1][1] if found else 0
@@ -77,8 +99,11 @@ def common_place(info: Any, args: tuple, kwargs: dict) -> int:
 def _check(info: Any, operands: dict[Any, Any]) -> None:
     # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
     # In an estimate, autograd's C++ hands out zeros like that, too.
-    made_below = isinstance(info.func, torch._ops.OpOverload) or dataless_everywhere() or (
-        torch._C._functorch.peek_interpreter_stack() is not None)
+    made_below = (
+        isinstance(info.func, torch._ops.OpOverload)
+        or dataless_everywhere()
+        or (torch._C._functorch.peek_interpreter_stack() is not None)
+    )
     first = ""
     for key, a in operands.items():
         for t in a if isinstance(a, (tuple, list)) else (a,):

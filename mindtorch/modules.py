@@ -20,8 +20,9 @@ from .npu.tensor import as_npu, is_npu
 _torch_swap_tensors = torch.utils.swap_tensors
 
 
-def apply_to_module(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool,
-                    original: Callable[..., Any]) -> torch.nn.Module:
+def apply_to_module(
+    module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool, original: Callable[..., Any]
+) -> torch.nn.Module:
     """``Module._apply`` that also works when ``fn`` takes parameters to or from the lazy device.
 
     Torch would assign ``param.data`` across tensor types there, which corrupts both. Here the parameter object
@@ -150,8 +151,9 @@ def swap_tensors(t1: Any, t2: Any) -> None:
                 "make sure you are not holding references to the tensor in other places."
             )
     cls, old_class = (
-        classes.class_for(classes.plain_class(type(new)), getattr(type(new), "_family", None),
-                          classes.is_slotted(type(t)))
+        classes.class_for(
+            classes.plain_class(type(new)), getattr(type(new), "_family", None), classes.is_slotted(type(t))
+        )
         for t, new in ((t1, t2), (t2, t1))
     )
     handle, old_handle = _core.get_handle(t2), _core.get_handle(t1)

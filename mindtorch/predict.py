@@ -86,10 +86,25 @@ MOST_KNOWN = 1 << 16
 #: The same for floats that come from constants alone (linspace, rates): far fewer are ever read by a program.
 MOST_KNOWN_FLOATS = 1 << 12
 #: Calls that do not look at the content of their first input.
-BLIND = frozenset(f"aten::{name}" for name in (
-    "empty_like", "zeros_like", "ones_like", "full_like", "randint_like", "new_empty", "new_empty_strided",
-    "new_zeros", "new_ones", "new_full", "zero_", "fill_", "copy_", "random_",
-))
+BLIND = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "randint_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "zero_",
+        "fill_",
+        "copy_",
+        "random_",
+    )
+)
 #: Calls whose result may follow from one of their inputs alone: what the elements of that one all have to be.
 ABSORBING = {
     **dict.fromkeys(("aten::__and__", "aten::bitwise_and", "aten::logical_and"), False),
@@ -117,14 +132,28 @@ def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
     return numel <= MOST_KNOWN_FLOATS and not random if dtype.is_floating_point else numel <= MOST_KNOWN
 
 
-_COMPUTED = frozenset({
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
-    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-})
+_COMPUTED = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
 
 
-def _infer_once(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool,
-                caught: Caught) -> Any:
+def _infer_once(
+    info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool, caught: Caught
+) -> Any:
     """_infer. What is the same for every float among the arguments, and warns of nothing, is found out once."""
     if device is not None or not check or info.random or not (info.pointwise or info.bumps):
         return _infer(info, args, kwargs, dispatch, device, check)
@@ -197,8 +226,9 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
     return spec if trial.passes(info, args, kwargs, facts, spec, predicted) else None
 
 
-def _predicted(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool,
-               device: int | None) -> Any:
+def _predicted(
+    info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool, device: int | None
+) -> Any:
     """What the call would return (see _infer) if our tensors among the arguments were as these facts say.
 
     facts: for each of them (dtype, size, stride or None if contiguous, storage offset, device index, bits).
@@ -252,11 +282,15 @@ def _resizes(info: Any, margs: tuple, mkwargs: dict[str, Any]) -> bool:
     outs = {k: a for k, a in mkwargs.items() if k == "out" or (has_others and k in info.writes)}
     if not any(t.numel() for t in tensors_in([*outs.values()])):
         return False
-    fresh = {k: a.new_empty(0) if isinstance(a, torch.Tensor) else type(a)(t.new_empty(0) for t in a)
-             for k, a in outs.items()}
+    fresh = {
+        k: a.new_empty(0) if isinstance(a, torch.Tensor) else type(a)(t.new_empty(0) for t in a)
+        for k, a in outs.items()
+    }
     info.call(*margs, **{**mkwargs, **fresh})
-    return any(t.numel() and t.shape != new.shape
-               for t, new in zip(tensors_in([*outs.values()]), tensors_in([*fresh.values()]), strict=True))
+    return any(
+        t.numel() and t.shape != new.shape
+        for t, new in zip(tensors_in([*outs.values()]), tensors_in([*fresh.values()]), strict=True)
+    )
 
 
 def _asked_for(info: Any, out: Any, args: tuple) -> Any:
@@ -283,12 +317,19 @@ def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: 
     if result is None:
         return None
     device = facts[0][4] if facts else 0
-    outs = [(dtype, torch.Size(shape), None if stride == contiguous(shape) else stride, 0, device)
-            for shape, stride, dtype in result]
+    outs = [
+        (dtype, torch.Size(shape), None if stride == contiguous(shape) else stride, 0, device)
+        for shape, stride, dtype in result
+    ]
     single = len(outs) == 1
     kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
-    return outs, [-1] * len(outs), None if single else (kind, *range(len(outs))), written, (
-        SIG_WRITES if any(written) else 0)
+    return (
+        outs,
+        [-1] * len(outs),
+        None if single else (kind, *range(len(outs))),
+        written,
+        (SIG_WRITES if any(written) else 0),
+    )
 
 
 def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispatch: bool, device: int) -> Any:
@@ -314,8 +355,16 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
             return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
         codes.append(len(outs))
         alias.append(shared)
-        outs.append((item.dtype, item.shape, _core.canonical(item.shape, item.stride()), item.storage_offset(),
-                     device, _core.view_bits(item)))
+        outs.append(
+            (
+                item.dtype,
+                item.shape,
+                _core.canonical(item.shape, item.stride()),
+                item.storage_offset(),
+                device,
+                _core.view_bits(item),
+            )
+        )
     flags = SIG_WRITES if any(written) else 0
     if info.random and device >= 0:
         flags |= SIG_RANDOM
@@ -375,5 +424,3 @@ def check_movable(t: torch.Tensor, kind: str) -> None:
     if stays_torchs_own(t):
         layout = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
         raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
-
-

@@ -35,12 +35,24 @@ def _reduce(t: Any) -> Any:
     # By value: torch sends a plain tensor as a file descriptor of its storage, which must then outlive the message.
     plain = t.detach().cpu().resolve_conj().resolve_neg()
     data = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _rebuild, (data, plain.dtype, tuple(plain.shape), plain.stride(), t.requires_grad,
-                      isinstance(t, torch.nn.Parameter))
+    return _rebuild, (
+        data,
+        plain.dtype,
+        tuple(plain.shape),
+        plain.stride(),
+        t.requires_grad,
+        isinstance(t, torch.nn.Parameter),
+    )
 
 
-def _rebuild(data: numpy.ndarray, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...],
-             requires_grad: bool, parameter: bool) -> torch.Tensor:
+def _rebuild(
+    data: numpy.ndarray,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+) -> torch.Tensor:
     out = torch.empty_strided(size, stride, dtype=dtype)
     if data.size:
         out.copy_(torch.from_numpy(data.copy()).view(dtype).reshape(size))

@@ -40,8 +40,11 @@ def copies(args: tuple, kwargs: dict, facts: list[tuple], most: int) -> Iterator
             if None in small:
                 return  # elements that share memory: what the kernel does with them may depend on how
             if sum(math.prod(f[1]) for f in small if f is not None) <= most:
-                yield (tuple(_resized(a, new) for a in args), {k: _resized(a, new) for k, a in kwargs.items()},
-                       [f for f in small if f is not None])
+                yield (
+                    tuple(_resized(a, new) for a in args),
+                    {k: _resized(a, new) for k, a in kwargs.items()},
+                    [f for f in small if f is not None],
+                )
 
 
 def _mapping(sizes: list[int], kept: tuple[int, ...], multiples: bool) -> dict[int, int] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import intercept, tensors
+from . import eager, tensors
 from ._ext import lazy as _core
 from .arguments import tensors_in, to_options
 from .lazy_device import index_of, is_ours, torch_device
@@ -83,8 +83,10 @@ class SparseTensor(torch.Tensor):
     def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Torch's old constructor, which reads indices and values in C++: optimizers call it."""
         self._settle()
-        given = (tensors.to_plain(a, tensors.executor().device, "new") if _core.get_handle(a) is not None else a
-                 for a in args)
+        given = (
+            tensors.to_plain(a, tensors.executor().device, "new") if _core.get_handle(a) is not None else a
+            for a in args
+        )
         with torch._C.DisableTorchFunctionSubclass():
             return label(_base.new(self, *given, **kwargs), self._index)
 
@@ -138,4 +140,4 @@ def _on_device(out: Any, source: SparseTensor, part: bool) -> Any:
     return held
 
 
-intercept.set_label(label)
+eager.set_label(label)

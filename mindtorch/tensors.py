@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import classes, config, handlers, inside, intercept, meta, predict, triggers
+from . import classes, config, eager, handlers, inside, intercept, meta, predict, triggers
 from ._ext import hooks as _hooks
 from ._ext import intercept as _intercept
 from ._ext import intern as _intern
@@ -235,8 +235,9 @@ def _run(segment: Any, reason: str) -> None:
         triggers.run(tape, executor(), segment, reason)
 
 
-def materialize(tensors: Sequence[Any], reason: str, written: Sequence[Any] = (),
-                generator: int | None = None) -> list[Any]:
+def materialize(
+    tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), generator: int | None = None
+) -> list[Any]:
     """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``.
 
     ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
@@ -391,15 +392,24 @@ def from_plain(t: torch.Tensor, index: int) -> Any:
     return _upload(t, index)
 
 
-def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blocking: bool = False,
-             memory_format: Any = torch.preserve_format) -> torch.Tensor:
+def to_plain(
+    t: Any,
+    device: Any,
+    reason: str,
+    *,
+    dtype: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = torch.preserve_format,
+) -> torch.Tensor:
     """A plain tensor on ``device`` with the value of lazy ``t``; differentiable."""
     if torch.device(device).type == "meta":
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
     if torch._C._functorch.is_functionaltensor(t):
-        return inside.below_functionalization(lambda t: to_plain(
-            t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format), t)
+        return inside.below_functionalization(
+            lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
+            t,
+        )
     if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
         out = _ToPlain.apply(t, reason)
     else:
@@ -411,31 +421,47 @@ def to_plain(t: Any, device: Any, reason: str, *, dtype: Any = None, non_blockin
 
 # ---- wiring ----------------------------------------------------------------------------------------------------------
 _BINARY = {
-    "__add__": torch.Tensor.add, "__sub__": torch.Tensor.sub, "__mul__": torch.Tensor.mul,
-    "__truediv__": torch.Tensor.div, "__matmul__": torch.Tensor.matmul,
-    "__lt__": torch.Tensor.lt, "__le__": torch.Tensor.le, "__gt__": torch.Tensor.gt, "__ge__": torch.Tensor.ge,
-    "__eq__": torch.Tensor.eq, "__ne__": torch.Tensor.ne,
-    "__and__": torch.Tensor.bitwise_and, "__or__": torch.Tensor.bitwise_or, "__xor__": torch.Tensor.bitwise_xor,
+    "__add__": torch.Tensor.add,
+    "__sub__": torch.Tensor.sub,
+    "__mul__": torch.Tensor.mul,
+    "__truediv__": torch.Tensor.div,
+    "__matmul__": torch.Tensor.matmul,
+    "__lt__": torch.Tensor.lt,
+    "__le__": torch.Tensor.le,
+    "__gt__": torch.Tensor.gt,
+    "__ge__": torch.Tensor.ge,
+    "__eq__": torch.Tensor.eq,
+    "__ne__": torch.Tensor.ne,
+    "__and__": torch.Tensor.bitwise_and,
+    "__or__": torch.Tensor.bitwise_or,
+    "__xor__": torch.Tensor.bitwise_xor,
 }
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
 def _install() -> _tape.Tape:
-    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(),
-                      max_waiting=config.max_pending_bytes())
+    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
     main.on_limit = lambda: flush("limit")
     main.on_draws = lambda: draw("unread draws")
     dataless = meta._FastMetaTensor
-    offset = _core.init(main_tape=main, base=RecordedTensor, fast=_FastLazyTensor, dataless=dataless,
-                        slotted=classes.Slotted, dataless_places=BELOW, torch=torch,
-                        maker=_hooks.twin(torch.Tensor._make_wrapper_subclass))  # type: ignore[attr-defined]
+    offset = _core.init(
+        main_tape=main,
+        base=RecordedTensor,
+        fast=_FastLazyTensor,
+        dataless=dataless,
+        slotted=classes.Slotted,
+        dataless_places=BELOW,
+        torch=torch,
+        maker=_hooks.twin(torch.Tensor._make_wrapper_subclass),
+    )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
-    intercept.set_runtime(_Runtime)
+    eager.set_runtime(_Runtime)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]
-        _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler,
-                                                   copies=func is _base.type_as))
+        _intercept.register(
+            func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler, copies=func is _base.type_as)
+        )
     for name in show(LazyTensor):
         func = getattr(torch.Tensor, name)
         _intercept.register(func, _intern.OpInfo(func, f"torch::{name}", _intern.HANDLER, handler=answered_by(name)))

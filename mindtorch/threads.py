@@ -24,8 +24,9 @@ class ThreadWatch:
     name only; not those that C code starts, nor those that run already.
     """
 
-    def __init__(self, mode: TorchDispatchMode, begin: Callable[[Any], object] = id,
-                 end: Callable[[], object] = object) -> None:
+    def __init__(
+        self, mode: TorchDispatchMode, begin: Callable[[Any], object] = id, end: Callable[[], object] = object
+    ) -> None:
         self._mode, self._begin, self._end = mode, begin, end
         self._watching = False
 

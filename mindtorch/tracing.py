@@ -92,13 +92,16 @@ def _tell_dynamo() -> None:
     trace_rules.add(__package__)  # else it compiles our own Python code, which runs inside the program's calls
 
 
-_stand_ins = [(torch.jit._trace, "_trace_impl", _refusing(torch.jit._trace._trace_impl)),
-              *((owner, "trace_module", _refusing(torch.jit._trace.trace_module))
-                for owner in (torch.jit._trace, torch.jit)),
-              (torch, "compile", _compiling(torch.compile)),
-              (torch.export, "export", _exporting(torch.export.export)),
-              *((torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
-                for name in ("save", "save_to_buffer", "_save_for_lite_interpreter"))]
+_stand_ins = [
+    (torch.jit._trace, "_trace_impl", _refusing(torch.jit._trace._trace_impl)),
+    *((owner, "trace_module", _refusing(torch.jit._trace.trace_module)) for owner in (torch.jit._trace, torch.jit)),
+    (torch, "compile", _compiling(torch.compile)),
+    (torch.export, "export", _exporting(torch.export.export)),
+    *(
+        (torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
+        for name in ("save", "save_to_buffer", "_save_for_lite_interpreter")
+    ),
+]
 
 
 def patches() -> list[tuple[Any, str, Any]]:

@@ -21,7 +21,7 @@ from torch.autograd import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import intercept, tensors, wrappers
+from . import eager, tensors, wrappers
 from ._ext import intercept as _intercept
 from .inside import index_inside
 
@@ -32,8 +32,16 @@ _torch_flat_vmap = _torch_vmap._flat_vmap
 
 
 @functools.wraps(_torch_flat_vmap)
-def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any], args_spec: Any, out_dims: Any,
-              randomness: str, **kwargs: Any) -> Any:
+def flat_vmap(
+    func: Any,
+    batch_size: int,
+    flat_in_dims: Any,
+    flat_args: list[Any],
+    args_spec: Any,
+    out_dims: Any,
+    randomness: str,
+    **kwargs: Any,
+) -> Any:
     """Stand-in for ``torch._functorch.vmap._flat_vmap``, through which every vmap goes."""
     index = None
     if randomness != "error" and not torch.compiler.is_compiling():
@@ -44,8 +52,9 @@ def flat_vmap(func: Any, batch_size: int, flat_in_dims: Any, flat_args: list[Any
     with tensors.executor().rng(index):
         _intercept.draw_at_once(True)
         try:
-            return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness,
-                                    **kwargs)
+            return _torch_flat_vmap(
+                func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs
+            )
         finally:
             _intercept.draw_at_once(False)
 
@@ -64,7 +73,7 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     """What a random creation function makes inside a transform: vmap decides how many are drawn, or refuses."""
-    intercept.note_fallback(f"aten::{func.__name__}")
+    eager.note_fallback(f"aten::{func.__name__}")
     tensors.materialize([], func.__name__, generator=index)
     with torch._C.DisableTorchFunction(), tensors.executor().rng(index):
         return _lazy_inside(func(*args, device=_CPU, **kwargs), index)
@@ -118,7 +127,12 @@ def _older_vmap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable
 def patches() -> list[tuple[Any, str, Any]]:
     """(owner, name, stand-in) of what begins a transform; of the older vmap, wherever torch has a name for it."""
     gradcheck = importlib.import_module("torch.autograd.gradcheck")  # torch.autograd has a function of that name
-    begins = ((_torch_vmap, "_add_batch_dim"), (_transforms, "_wrap_for_grad"),
-              (_transforms, "_wrap_functional_tensor"))
-    return [*((owner, name, _wrapping(getattr(owner, name))) for owner, name in begins),
-            *((owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck))]
+    begins = (
+        (_torch_vmap, "_add_batch_dim"),
+        (_transforms, "_wrap_for_grad"),
+        (_transforms, "_wrap_functional_tensor"),
+    )
+    return [
+        *((owner, name, _wrapping(getattr(owner, name))) for owner, name in begins),
+        *((owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck)),
+    ]

@@ -97,8 +97,14 @@ def _passes_as_it_is(info: Any, args: tuple, kwargs: dict, facts: list[tuple], s
         dtype, size, _stride, offset, device, *_bits = spec[0][code]
         if not isinstance(item, torch.Tensor) or item.dtype is not dtype or (item.shape != size and not asked):
             return False
-        spec[0][code] = (dtype, item.shape, _core.canonical(item.shape, item.stride()), offset, device,
-                         _core.view_bits(item))
+        spec[0][code] = (
+            dtype,
+            item.shape,
+            _core.canonical(item.shape, item.stride()),
+            offset,
+            device,
+            _core.view_bits(item),
+        )
     return True
 
 
@@ -124,8 +130,9 @@ _verdicts: dict[tuple, _Verdict] = {}
 _MOST_REMEMBERED = 4096
 
 
-def _on_copies(info: Any, args: tuple, kwargs: dict, facts: list[tuple], spec: Any, predict: Predict,
-               large: bool) -> bool | None:
+def _on_copies(
+    info: Any, args: tuple, kwargs: dict, facts: list[tuple], spec: Any, predict: Predict, large: bool
+) -> bool | None:
     """Whether the kernel takes copies of the call as predicted; None if that is not known.
 
     A copy may be refused for its sizes (13 channels in 4 groups): then others are tried, which keep more of them. Of

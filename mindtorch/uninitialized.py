@@ -83,8 +83,9 @@ def patches() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool,
-          original: Callable[..., Any]) -> torch.nn.Module:
+def apply(
+    module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool, original: Callable[..., Any]
+) -> torch.nn.Module:
     """``Module._apply`` of any module: what has no shape yet is only told where it belongs."""
     moved: list[tuple[dict[str, Any], str, Any]] = []
     for owner in (module._parameters, module._buffers):

@@ -85,8 +85,14 @@ def _shown(found: warnings.WarningMessage) -> None:
         return
     # Filters are asked again: it is another line now.
     warnings.onceregistry.pop((str(found.message), found.category), None)  # type: ignore[attr-defined]
-    warnings.warn_explicit(found.message, found.category, caller.f_code.co_filename, caller.f_lineno,
-                           caller.f_globals.get("__name__"), caller.f_globals.setdefault("__warningregistry__", {}))
+    warnings.warn_explicit(
+        found.message,
+        found.category,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        caller.f_globals.get("__name__"),
+        caller.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def _caller(inside: Any) -> FrameType | None:

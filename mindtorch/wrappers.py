@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from . import intercept, tensors
+from . import eager, intercept, tensors
 from ._ext import hooks as _hooks
 from ._ext import intern as _intern
 from .inside import hides, index_inside
@@ -58,8 +58,10 @@ def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -
     """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
     made = original(*args, device="cpu", **kwargs)
     address = id(made)
-    _devices[address] = (weakref.ref(made, lambda _: _devices.pop(address, None)),
-                         tensors.torch_device(tensors.index_of(device)))
+    _devices[address] = (
+        weakref.ref(made, lambda _: _devices.pop(address, None)),
+        tensors.torch_device(tensors.index_of(device)),
+    )
     watch()
     return made
 
@@ -94,9 +96,14 @@ def _jagged(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = Non
     if info is None:
         known = intercept.describe(func, True)
         info = _jagged_infos[func] = _intern.OpInfo(
-            func, known.name, _intern.EAGER, random=known.random, writes=known.writes,
-            call=lambda *args, **kwargs: _torch_jagged(NestedTensor, func, (NestedTensor,), args, kwargs))
-    return intercept.run_eagerly(info, args, kwargs or {})
+            func,
+            known.name,
+            _intern.EAGER,
+            random=known.random,
+            writes=known.writes,
+            call=lambda *args, **kwargs: _torch_jagged(NestedTensor, func, (NestedTensor,), args, kwargs),
+        )
+    return eager.run_eagerly(info, args, kwargs or {})
 
 
 def patches() -> list[tuple[Any, str, Any]]:

@@ -42,17 +42,38 @@ _CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "compl
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
-    parser.addoption("--conformance", choices=("slice", "full"), default="slice",
-                     help="how much of torch's operator database to compare with eager (tests/conformance)")
-    parser.addoption("--strangers", choices=("slice", "full"), default="slice",
-                     help="how many strangers' programs to compare with what torch tells of them (tests/strangers)")
+    parser.addoption(
+        "--conformance",
+        choices=("slice", "full"),
+        default="slice",
+        help="how much of torch's operator database to compare with eager (tests/conformance)",
+    )
+    parser.addoption(
+        "--strangers",
+        choices=("slice", "full"),
+        default="slice",
+        help="how many strangers' programs to compare with what torch tells of them (tests/strangers)",
+    )
     parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
-    parser.addoption("--npu-load", choices=("slice", "full"), default="slice",
-                     help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)")
-    parser.addoption("--dtype", action="append", default=[], choices=_CONFORMANCE_DTYPES,
-                     help="compare in this dtype, instead of in the first that an operator takes; may be repeated")
-    parser.addoption("--sanitize", default=None, metavar="'PYTEST ARGUMENTS'",
-                     help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)")
+    parser.addoption(
+        "--npu-load",
+        choices=("slice", "full"),
+        default="slice",
+        help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)",
+    )
+    parser.addoption(
+        "--dtype",
+        action="append",
+        default=[],
+        choices=_CONFORMANCE_DTYPES,
+        help="compare in this dtype, instead of in the first that an operator takes; may be repeated",
+    )
+    parser.addoption(
+        "--sanitize",
+        default=None,
+        metavar="'PYTEST ARGUMENTS'",
+        help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +107,9 @@ def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", textwrap.dedent(code)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
-                              check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, check=False
+        )
         assert (done.returncode != 0) == fails, done.stderr
         return done
 

@@ -14,9 +14,16 @@ LAZY = "remote_accelerator:0"
 module: Any = torch.remote_accelerator  # type: ignore[attr-defined]
 # How the functions that need arguments are called.
 ARGUMENTS: dict[str, tuple] = {
-    "device": (0,), "device_of": (torch.ones(2, device=LAZY),), "set_device": (0,), "can_device_access_peer": (0, 0),
-    "manual_seed": (1,), "manual_seed_all": (1,), "set_sync_debug_mode": (0,), "set_stream": (None,),
-    "stream": (None,), "StreamContext": (None,),
+    "device": (0,),
+    "device_of": (torch.ones(2, device=LAZY),),
+    "set_device": (0,),
+    "can_device_access_peer": (0, 0),
+    "manual_seed": (1,),
+    "manual_seed_all": (1,),
+    "set_sync_debug_mode": (0,),
+    "set_stream": (None,),
+    "stream": (None,),
+    "StreamContext": (None,),
 }
 
 

@@ -46,8 +46,11 @@ def test_layout_every_row_that_is_named_exists() -> None:
 def test_layout_rows_that_are_kept_have_tests() -> None:
     tests = "".join(path.read_text() for path in SOURCES if ROOT / "tests" in path.parents)
     proved = set(re.findall(rf"\bdef test_({ROW})_", tests))
-    kept = [row for row, state in re.findall(rf"^\| ({ROW}) \|.*\| ([^|]+) \|$", SPEC, re.MULTILINE)
-            if state.startswith("yes")]
+    kept = [
+        row
+        for row, state in re.findall(rf"^\| ({ROW}) \|.*\| ([^|]+) \|$", SPEC, re.MULTILINE)
+        if state.startswith("yes")
+    ]
     assert kept and [row for row in kept if row not in proved] == []
 
 

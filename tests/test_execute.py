@@ -139,8 +139,17 @@ def test_L14_values_die_with_their_tensors() -> None:
 # ---- L15 -------------------------------------------------------------------------------------------------------------
 def test_L15_stats_is_a_plain_documented_dict() -> None:
     s = mindtorch.stats()
-    for key in ("ops_recorded", "ops_pending", "ops_executed", "ops_fallback", "segments", "triggers", "bytes_held",
-                "bytes_per_op", "record_bytes"):
+    for key in (
+        "ops_recorded",
+        "ops_pending",
+        "ops_executed",
+        "ops_fallback",
+        "segments",
+        "triggers",
+        "bytes_held",
+        "bytes_per_op",
+        "record_bytes",
+    ):
         assert key in s and key in (mindtorch.stats.__doc__ or ""), key
     assert type(s) is dict and 0 < s["record_bytes"] <= 64
     s["triggers"]["made up"] = 1

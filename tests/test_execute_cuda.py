@@ -118,7 +118,8 @@ def test_R1_attentions_stand_ins_are_attention(dtype: torch.dtype, masked: bool,
     args, options = (q, k, v, 0.0, not masked), {"attn_mask": mask, "scale": 0.3}
     expected = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args, **options)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, *expected, 0.0, not masked, **options)
+        grad, q, k, v, *expected, 0.0, not masked, **options
+    )
     with torch.inference_mode(inference), torch._C._AutoDispatchBelowAutograd():
         out, logsumexp = cuda.attention(*args, **options)  # type: ignore[arg-type]
         found = cuda.attention_backward(grad, q, k, v, out, logsumexp, 0.0, not masked, **options)  # type: ignore[arg-type]
@@ -127,4 +128,7 @@ def test_R1_attentions_stand_ins_are_attention(dtype: torch.dtype, masked: bool,
     assert all(torch.equal(a, b) for a, b in zip(found, gradients, strict=True))
     assert not any(t.requires_grad for t in (out, *found))
     assert (logsumexp.shape, logsumexp.stride(), logsumexp.dtype) == (
-        expected[1].shape, expected[1].stride(), expected[1].dtype)
+        expected[1].shape,
+        expected[1].stride(),
+        expected[1].dtype,
+    )

@@ -71,8 +71,10 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 WAYS = {
     "imported": (["{program}", "{out}", "import mindtorch"], NAMES),
     "disabled": (["{program}", "{out}", "import mindtorch; mindtorch.disable()"], LOADED),
-    "imported but off": (["{program}", "{out}", "import os; os.environ['GENIE_AUTO_ENABLE'] = '0'; import mindtorch"],
-                         LOADED),
+    "imported but off": (
+        ["{program}", "{out}", "import os; os.environ['GENIE_AUTO_ENABLE'] = '0'; import mindtorch"],
+        LOADED,
+    ),
     "profiled": (["-c", GENIE, "profile", "{program}", "{out}"], MEASURING),
 }
 

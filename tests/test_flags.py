@@ -28,8 +28,13 @@ def as_it_was() -> Iterator[None]:
 
 
 def put_back() -> Iterator[None]:
-    kept = (torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
-            backends.mkldnn.enabled, backends.quantized.engine)
+    kept = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        backends.mkldnn.enabled,
+        backends.quantized.engine,
+    )
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -116,9 +121,14 @@ def default_dtypes(d: str) -> object:
 
 def filled_memory(d: str) -> object:
     torch.use_deterministic_algorithms(True)
-    made = [torch.empty(5, device=d), torch.empty(3, dtype=torch.int32, device=d),
-            torch.empty_like(torch.ones(2, device=d)), torch.zeros(2, device=d).resize_(4)[2:],
-            torch.ones(2, device=d).new_empty(3), torch.empty_strided((2, 2), (1, 2), device=d)]
+    made = [
+        torch.empty(5, device=d),
+        torch.empty(3, dtype=torch.int32, device=d),
+        torch.empty_like(torch.ones(2, device=d)),
+        torch.zeros(2, device=d).resize_(4)[2:],
+        torch.ones(2, device=d).new_empty(3),
+        torch.empty_strided((2, 2), (1, 2), device=d),
+    ]
     torch.use_deterministic_algorithms(False)
     return made
 
@@ -133,8 +143,15 @@ def backward_under_another_setting(d: str) -> object:
     return loss, x.grad, w.grad
 
 
-PROGRAMS = (convolutions, sums_of_threads, denormals, products, default_dtypes, filled_memory,
-            backward_under_another_setting)
+PROGRAMS = (
+    convolutions,
+    sums_of_threads,
+    denormals,
+    products,
+    default_dtypes,
+    filled_memory,
+    backward_under_another_setting,
+)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

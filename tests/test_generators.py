@@ -159,12 +159,20 @@ def test_L7_a_generator_of_the_programs_own_draws_the_cpus_numbers(same_as_eager
         assert g.manual_seed(11) is g and g.initial_seed() == 11 and str(g.device) == d
         x = torch.full((6,), 0.5, device=d)
         drawn = [
-            torch.rand(3, generator=g, device=d), torch.randn(2, 2, generator=g, device=d), torch.rand(2, device=d),
-            torch.randint(9, (4,), generator=g, device=d), torch.randperm(7, generator=g, device=d),
-            torch.normal(0.0, 1.0, (3,), generator=g, device=d), torch.normal(x, 1.0, generator=g),
-            torch.bernoulli(x, generator=g), torch.multinomial(x, 3, generator=g), torch.poisson(x, generator=g),
-            torch.empty(4, device=d).normal_(generator=g), torch.empty(4, device=d).uniform_(1, 2, generator=g),
-            torch.empty(4, device=d).random_(5, generator=g), torch.empty(4, device=d).exponential_(generator=g),
+            torch.rand(3, generator=g, device=d),
+            torch.randn(2, 2, generator=g, device=d),
+            torch.rand(2, device=d),
+            torch.randint(9, (4,), generator=g, device=d),
+            torch.randperm(7, generator=g, device=d),
+            torch.normal(0.0, 1.0, (3,), generator=g, device=d),
+            torch.normal(x, 1.0, generator=g),
+            torch.bernoulli(x, generator=g),
+            torch.multinomial(x, 3, generator=g),
+            torch.poisson(x, generator=g),
+            torch.empty(4, device=d).normal_(generator=g),
+            torch.empty(4, device=d).uniform_(1, 2, generator=g),
+            torch.empty(4, device=d).random_(5, generator=g),
+            torch.empty(4, device=d).exponential_(generator=g),
             torch.nn.init.kaiming_uniform_(torch.empty(3, 4, device=d), generator=g),
             torch.nn.init.trunc_normal_(torch.empty(5, device=d), generator=g),
         ]
@@ -199,8 +207,19 @@ DRAWS: dict[str, Callable[[torch.Tensor, torch.Generator], object]] = {
     "bernoulli": lambda x, g: torch.bernoulli(x, generator=g),
     "multinomial": lambda x, g: torch.multinomial(input=x, num_samples=1, generator=g),
     "poisson": lambda x, g: x.poisson(generator=g) if hasattr(x, "poisson") else torch.poisson(x, generator=g),
-    **{name: lambda x, g, name=name: getattr(x, name)(generator=g) for name in (  # type: ignore[misc]
-        "normal_", "uniform_", "random_", "exponential_", "cauchy_", "log_normal_", "bernoulli_", "bernoulli")},
+    **{
+        name: lambda x, g, name=name: getattr(x, name)(generator=g)
+        for name in (  # type: ignore[misc]
+            "normal_",
+            "uniform_",
+            "random_",
+            "exponential_",
+            "cauchy_",
+            "log_normal_",
+            "bernoulli_",
+            "bernoulli",
+        )
+    },
     "geometric_": lambda x, g: x.geometric_(0.5, generator=g),
     "init": lambda x, g: torch.nn.init.normal_(x, generator=g),
     "sampler": lambda x, g: next(iter(torch.utils.data.RandomSampler([1, 2], generator=g))),

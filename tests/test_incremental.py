@@ -154,10 +154,22 @@ def an_optimizer_step(d: str) -> Any:
 
 
 PROGRAMS: list[Callable[[str], Any]] = [
-    shared_input, diamond, several_outputs, write_before_the_read, write_after_an_earlier_reader,
-    a_later_write_does_not_run, write_through_a_view, write_to_the_base_of_a_view, views_of_views,
-    overwritten_completely, draws_take_turns, a_draw_in_place, a_value_that_was_drawn_is_not_drawn_again, out_argument,
-    gradients, an_optimizer_step,
+    shared_input,
+    diamond,
+    several_outputs,
+    write_before_the_read,
+    write_after_an_earlier_reader,
+    a_later_write_does_not_run,
+    write_through_a_view,
+    write_to_the_base_of_a_view,
+    views_of_views,
+    overwritten_completely,
+    draws_take_turns,
+    a_draw_in_place,
+    a_value_that_was_drawn_is_not_drawn_again,
+    out_argument,
+    gradients,
+    an_optimizer_step,
 ]
 
 
@@ -229,8 +241,9 @@ class Program:
             ins, reads, writes, draws, view = self.steps[number]
             if number in done:
                 continue
-            if not (number in values or writes & contents or (draws and rng)
-                    or (not view and overwritten & set(reads))):
+            if not (
+                number in values or writes & contents or (draws and rng) or (not view and overwritten & set(reads))
+            ):
                 continue
             out.add(number)
             values |= set(ins)

@@ -445,8 +445,9 @@ def test_L7_version_counters_follow_writes() -> None:
     lambda: nn.BatchNorm2d(4), lambda: nn.InstanceNorm2d(4, affine=True), lambda: nn.GroupNorm(2, 4),
     lambda: nn.LayerNorm(8), lambda: nn.Conv2d(4, 4, 3), lambda: nn.Linear(8, 8), lambda: nn.ConvTranspose2d(4, 4, 3),
 ])  # fmt: skip
-def test_L7_gradients_of_some_operands_only(make: Callable, wanted: str, train: bool, batch: int,
-                                            same_as_eager: Same) -> None:
+def test_L7_gradients_of_some_operands_only(
+    make: Callable, wanted: str, train: bool, batch: int, same_as_eager: Same
+) -> None:
     def program(d: str) -> object:
         torch.manual_seed(0)
         net, x = make().train(train).to(d), torch.linspace(-1, 1, batch * 256).view(batch, 4, 8, 8).to(d)

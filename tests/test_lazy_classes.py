@@ -92,9 +92,25 @@ def name(t: Any) -> str:
 def as_subclass(d: str) -> object:
     x = torch.arange(4.0, device=d)
     y = x.as_subclass(Sub)
-    made = [y, y + 1, 1 + y, x + y, torch.cat([x, y]), y.sum(), y.max(0).values, y[1:], -y, y == x, y.data,
-            y.new_zeros(2), torch.zeros_like(y), y.to(torch.float64), y.contiguous(), (y * 1).cpu(),
-            y.as_subclass(torch.Tensor)]
+    made = [
+        y,
+        y + 1,
+        1 + y,
+        x + y,
+        torch.cat([x, y]),
+        y.sum(),
+        y.max(0).values,
+        y[1:],
+        -y,
+        y == x,
+        y.data,
+        y.new_zeros(2),
+        torch.zeros_like(y),
+        y.to(torch.float64),
+        y.contiguous(),
+        (y * 1).cpu(),
+        y.as_subclass(torch.Tensor),
+    ]
     y += 1
     y[0] = 5
     return [(name(t), isinstance(t, Sub), t.tolist()) for t in made], x.tolist(), y[1].item(), [float(v) for v in y]
@@ -194,8 +210,12 @@ def made_by_its_class(d: str) -> object:
     with torch.no_grad():
         m.weight.fill_(1.0)
     p = nn.Parameter(torch.ones(2, device=d))
-    made: list[Any] = [type(p)(p.data * 2, requires_grad=False), type(m.weight)(m.weight.data),
-                       type(p.data)(p.data), nn.Parameter(p.data.cpu())]
+    made: list[Any] = [
+        type(p)(p.data * 2, requires_grad=False),
+        type(m.weight)(m.weight.data),
+        type(p.data)(p.data),
+        nn.Parameter(p.data.cpu()),
+    ]
     return [(name(t), t.requires_grad, isinstance(t, nn.Parameter), t.tolist()) for t in made]
 
 
@@ -258,13 +278,29 @@ def swapped(d: str) -> object:
 def mask_classes(d: str) -> object:
     """A class of torch's that takes attention's place, and is on no device."""
     q, k = torch.randn(1, 2, 3, 8).to(d), torch.randn(1, 2, 5, 8).to(d)
-    return [F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
-            for mask in (causal_lower_right(3, 5), causal_upper_left(3, 5))]
+    return [
+        F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+        for mask in (causal_lower_right(3, 5), causal_upper_left(3, 5))
+    ]
 
 
-PROGRAMS = [as_subclass, as_subclass_in_a_graph, make_subclass, like_monai, like_torchvision, attributes,
-            parameter_subclass, parameter_subclass_made_there, parameter_that_answers, made_by_its_class,
-            moved_by_its_class, parameters_made_there_keep_identity, data_assigned, swapped, mask_classes]
+PROGRAMS = [
+    as_subclass,
+    as_subclass_in_a_graph,
+    make_subclass,
+    like_monai,
+    like_torchvision,
+    attributes,
+    parameter_subclass,
+    parameter_subclass_made_there,
+    parameter_that_answers,
+    made_by_its_class,
+    moved_by_its_class,
+    parameters_made_there_keep_identity,
+    data_assigned,
+    swapped,
+    mask_classes,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

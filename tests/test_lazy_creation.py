@@ -428,8 +428,17 @@ def test_L2_function_modes_see_creation_once_and_nothing_of_the_engine(spec: obj
             seen.append((func, (kwargs or {}).get("device")))
             return func(*args, **(kwargs or {}))
 
-    for name, args in (("zeros", (2,)), ("randn", (2,)), ("tensor", ([1.0, 2.0],)), ("arange", (3,)), ("eye", (2,)),
-                       ("full", ((2,), 3.0)), ("empty", (2,)), ("linspace", (0, 1, 3)), ("rand", (2,))):
+    for name, args in (
+        ("zeros", (2,)),
+        ("randn", (2,)),
+        ("tensor", ([1.0, 2.0],)),
+        ("arange", (3,)),
+        ("eye", (2,)),
+        ("full", ((2,), 3.0)),
+        ("empty", (2,)),
+        ("linspace", (0, 1, 3)),
+        ("rand", (2,)),
+    ):
         seen: list[tuple[Any, object]] = []
         with Seen(), Seen():
             made = getattr(torch, name)(*args, device=spec)

@@ -381,10 +381,16 @@ def test_L7_a_fork_while_another_thread_runs_something(in_python: Callable[..., 
     assert in_python(code).stdout == "0\n"
 
 
-@pytest.mark.parametrize("call", [
-    torch.cholesky_inverse, torch.linalg.inv, lambda m: torch.linalg.solve(m, m),
-    lambda m: torch.linalg.cholesky(m - 1),
-], ids=["cholesky_inverse", "inv", "solve", "cholesky"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.cholesky_inverse,
+        torch.linalg.inv,
+        lambda m: torch.linalg.solve(m, m),
+        lambda m: torch.linalg.cholesky(m - 1),
+    ],
+    ids=["cholesky_inverse", "inv", "solve", "cholesky"],
+)
 def test_L9_what_linear_algebra_refuses_is_raised_at_the_call(call: Callable[..., object]) -> None:
     for d in ("cpu", LAZY):
         with pytest.raises(torch.linalg.LinAlgError):

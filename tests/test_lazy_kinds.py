@@ -46,8 +46,9 @@ def test_L7_jagged_tensors_are_made_of_lazy_ones(make: Callable[..., Any], same_
         nested = make(parts, layout=torch.jagged)
         whole, offsets = torch.arange(24.0, device=d).reshape(6, 4), torch.tensor([0, 2, 6], device=d)
         view = torch.nested.nested_tensor_from_jagged(whole, offsets)
-        narrow = torch.nested.narrow(whole[None], 1, torch.tensor([1], device=d), torch.tensor([3], device=d),
-                                     layout=torch.jagged)
+        narrow = torch.nested.narrow(
+            whole[None], 1, torch.tensor([1], device=d), torch.tensor([3], device=d), layout=torch.jagged
+        )
         made = [*nested.unbind(), *(nested * 2).unbind(), *view.unbind(), *narrow.unbind()]
         if make is torch.nested.as_nested_tensor:  # which keeps the graph
             leaves = [p.requires_grad_() for p in parts]
@@ -104,7 +105,8 @@ class Pair(torch.Tensor):
     @staticmethod
     def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, a.shape, a.stride(), a.storage_offset(), dtype=a.dtype, device=a.device, requires_grad=a.requires_grad)
+            cls, a.shape, a.stride(), a.storage_offset(), dtype=a.dtype, device=a.device, requires_grad=a.requires_grad
+        )
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a, self.b = a, b
@@ -159,7 +161,11 @@ def test_L8_modules_on_the_device_take_jagged_tensors(name: str, same_as_eager: 
         plain = torch.nested.nested_tensor([torch.ones(2, 4), torch.zeros(1, 4)], layout=torch.jagged)
         with torch.no_grad():
             again = module(plain.to(d)) @ torch.ones(out.shape[-1], 2, device=d)
-        return ([(t + 1).to(d) for t in (*out.unbind(), *again.unbind())], factor.grad, [p.grad for p in parts],
-                [p.grad for p in module.parameters()])
+        return (
+            [(t + 1).to(d) for t in (*out.unbind(), *again.unbind())],
+            factor.grad,
+            [p.grad for p in parts],
+            [p.grad for p in module.parameters()],
+        )
 
     same_as_eager(program)

@@ -77,7 +77,8 @@ CALLS: dict[str, Callable[[str], torch.Tensor]] = {
     "logaddexp of a row": lambda d: torch.logaddexp(_rows(d), _rows(d)[0]),
     "nll_loss": lambda d: F.nll_loss(_image(d), torch.zeros(2, 32, 32, dtype=torch.int64, device=d), reduction="none"),
     "nll_loss of permuted targets": lambda d: F.nll_loss(
-        _image(d), torch.zeros(2, 32, 32, dtype=torch.int64, device=d).mT, reduction="none"),
+        _image(d), torch.zeros(2, 32, 32, dtype=torch.int64, device=d).mT, reduction="none"
+    ),
     "poisson": lambda d: torch.poisson(_rows(d)),
     "normal": lambda d: torch.normal(_rows(d), _rows(d)),
     "normal of means": lambda d: torch.normal(_rows(d), 1.0),
@@ -152,9 +153,7 @@ def test_L3_strides_of_large_gradients(name: str, make: Callable[[str], torch.Te
     ((100, 1, 7), (7, 1, 1), (12, 1, 7), (7, 1, 1)),  # channels last with one channel
     ((100, 100), (1, 1), (12, 12), None),  # windows: elements that share memory
 ])  # fmt: skip
-def test_L9_copies_keep_the_order_of_strides(
-    size: tuple, stride: tuple, new: tuple, expected: tuple | None
-) -> None:
+def test_L9_copies_keep_the_order_of_strides(size: tuple, stride: tuple, new: tuple, expected: tuple | None) -> None:
     got = shrink.strides(size, stride, new)
     if expected is not None and None in expected:
         assert got is not None and got[1] == 0 and got[0] > 1

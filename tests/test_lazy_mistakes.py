@@ -152,8 +152,9 @@ MISTAKES: dict[str, Callable[[Inputs], object]] = {
     "conv2d of two dtypes": lambda m: F.conv2d(m.image, m.weight.double()),
     "conv2d with another bias": lambda m: F.conv2d(m.image, m.weight, m.x[0, :7]),
     "conv2d with a bias of another dtype": lambda m: F.conv2d(m.image, m.weight, m.double[0, :8]),
-    "conv2d with a kernel too large": lambda m: F.conv2d(m.image, m.x.reshape(1, 4, 100, 100).expand(1, 4, 100, 100),
-                                                         dilation=2),
+    "conv2d with a kernel too large": lambda m: F.conv2d(
+        m.image, m.x.reshape(1, 4, 100, 100).expand(1, 4, 100, 100), dilation=2
+    ),
     "conv_transpose2d with other channels": lambda m: F.conv_transpose2d(m.image, m.weight),
     "conv1d of an image": lambda m: F.conv1d(m.image, m.weight),
     "layer_norm of two dtypes": lambda m: F.layer_norm(m.x, (N,), m.double[0], m.double[0]),

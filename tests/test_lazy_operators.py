@@ -18,8 +18,12 @@ def test_L7_results_have_torchs_named_types(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.arange(12.0).reshape(3, 4).to(device)
         found = x.max(1), torch.topk(x, 2), torch.linalg.eigh(x @ x.T), x.sort()
-        assert [type(f) for f in found] == [torch.return_types.max, torch.return_types.topk,
-                                            torch.return_types.linalg_eigh, torch.return_types.sort]
+        assert [type(f) for f in found] == [
+            torch.return_types.max,
+            torch.return_types.topk,
+            torch.return_types.linalg_eigh,
+            torch.return_types.sort,
+        ]
         return found[0].values, found[1].indices, found[2].eigenvalues, found[3].values
 
     same_as_eager(program)
@@ -218,9 +222,22 @@ def test_L7_precision_chosen_by_device_name_is_that_of_the_executor(same_as_eage
 
 def _torchscripts_own() -> list[tuple[str, tuple]]:
     """Operators that have no kernel, only C++ code of TorchScript's, with arguments after the tensor."""
-    names = ["aten::sym_size", "aten::sym_stride", "aten::len.Tensor", "aten::is_non_overlapping_and_dense",
-             "prim::dtype", "prim::layout", "prim::itemsize", "prim::nbytes", "prim::requires_grad", "prim::is_sparse",
-             "prim::abs", "prim::data", "aten::cpu", "aten::_no_grad_fill_"]
+    names = [
+        "aten::sym_size",
+        "aten::sym_stride",
+        "aten::len.Tensor",
+        "aten::is_non_overlapping_and_dense",
+        "prim::dtype",
+        "prim::layout",
+        "prim::itemsize",
+        "prim::nbytes",
+        "prim::requires_grad",
+        "prim::is_sparse",
+        "prim::abs",
+        "prim::data",
+        "aten::cpu",
+        "aten::_no_grad_fill_",
+    ]
     assert not any(torch._C._dispatch_has_kernel(name) for name in names)
     return [(name, (2.0,) if name.endswith("fill_") else ()) for name in names]
 

@@ -90,8 +90,18 @@ def test_L7_views_of_parameters_in_inference_mode(same_as_eager: Same) -> None:
     def program(device: str) -> object:
         w = torch.randn(4, 6).to(device).requires_grad_()
         with torch.inference_mode():
-            views = (w.T, w.reshape(24), w.mT, w.flatten(), *w.chunk(2), *torch.tensor_split(w, 3), w.narrow(0, 1, 2),
-                     torch.broadcast_to(w, (2, 4, 6)), *torch.meshgrid(w[0], w[1], indexing="ij"), w.view_as(w))
+            views = (
+                w.T,
+                w.reshape(24),
+                w.mT,
+                w.flatten(),
+                *w.chunk(2),
+                *torch.tensor_split(w, 3),
+                w.narrow(0, 1, 2),
+                torch.broadcast_to(w, (2, 4, 6)),
+                *torch.meshgrid(w[0], w[1], indexing="ij"),
+                w.view_as(w),
+            )
         assert not any(v.is_inference() for v in views) and all(v.requires_grad for v in views)
         return views
 
@@ -117,8 +127,14 @@ def test_L7_composite_overloads_called_directly(same_as_eager: Same) -> None:
         torch.manual_seed(0)
         x, w = torch.randn(2, 3).to(device), torch.randn(4, 3).to(device).requires_grad_()
         ops = torch.ops.aten
-        return (ops.linear.default(x, w), ops.matmul.default(x, w.T), ops.flatten.using_ints(x),
-                *ops.chunk.default(x, 2), ops.reshape.default(x, [6]), ops.numpy_T.default(x))
+        return (
+            ops.linear.default(x, w),
+            ops.matmul.default(x, w.T),
+            ops.flatten.using_ints(x),
+            *ops.chunk.default(x, 2),
+            ops.reshape.default(x, [6]),
+            ops.numpy_T.default(x),
+        )
 
     same_as_eager(program)
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Flatten()), torch.randn(2, 3)

@@ -15,8 +15,9 @@ Same = Callable[..., None]
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("total_length", [None, 7])
 @pytest.mark.parametrize("grad", [False, True])
-def test_L7_packed_sequences(cell: type, batch_first: bool, total_length: int | None, grad: bool,
-                             same_as_eager: Same) -> None:
+def test_L7_packed_sequences(
+    cell: type, batch_first: bool, total_length: int | None, grad: bool, same_as_eager: Same
+) -> None:
     def program(device: str) -> object:
         net = cell(2, 3).to(device)
         sequences = [torch.randn(n, 2).to(device).requires_grad_(grad) for n in (3, 5, 2)]

@@ -89,7 +89,8 @@ def of(d: str, a: Any) -> None:
 
 @pytest.mark.parametrize(("name", "make"), [*((n, coo) for n in (CALLS | ONLY_COO)), *((n, csr) for n in CALLS)])
 def test_L8_what_sparse_tensors_give_is_on_the_device(
-        name: str, make: Callable[[str], Any], same_as_eager: Same) -> None:
+    name: str, make: Callable[[str], Any], same_as_eager: Same
+) -> None:
     call = (CALLS | ONLY_COO)[name]
 
     def program(d: str) -> object:
@@ -135,9 +136,15 @@ def test_L7_gradients_through_sparse_tensors(same_as_eager: Same) -> None:
     same_as_eager(program)
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.SparseAdam(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.Adagrad(p),
-], ids=["SparseAdam", "SGD", "Adagrad"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SparseAdam(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.Adagrad(p),
+    ],
+    ids=["SparseAdam", "SGD", "Adagrad"],
+)
 def test_L7_sparse_gradients_train_an_embedding(make: Callable[..., Any], same_as_eager: Same) -> None:
     def program(d: str) -> object:
         torch.manual_seed(0)

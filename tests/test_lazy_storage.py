@@ -103,7 +103,8 @@ SPARSE_AND_QUANTIZED: dict[str, Callable[[str], torch.Tensor]] = {
     "bsr": lambda d: torch.sparse_bsr_tensor([0, 1], [0], [[[1.0, 2.0], [3.0, 4.0]]], (2, 2), device=d),
     "bsc": lambda d: torch.sparse_bsc_tensor([0, 1], [0], [[[1.0, 2.0], [3.0, 4.0]]], (2, 2), device=d),
     "quantized": lambda d: torch._empty_affine_quantized(
-        [3], scale=0.5, zero_point=0, dtype=torch.quint8, device=d).fill_(1.0),
+        [3], scale=0.5, zero_point=0, dtype=torch.quint8, device=d
+    ).fill_(1.0),
 }
 
 
@@ -112,4 +113,5 @@ def test_L8_other_layouts_stay_torchs_own(name: str) -> None:
     got, expected = SPARSE_AND_QUANTIZED[name](LAZY), SPARSE_AND_QUANTIZED[name]("cpu")
     assert got.layout is expected.layout and got.dtype is expected.dtype
     assert (got.dequantize() if got.is_quantized else got.to_dense()).tolist() == (
-        (expected.dequantize() if expected.is_quantized else expected.to_dense()).tolist())
+        (expected.dequantize() if expected.is_quantized else expected.to_dense()).tolist()
+    )

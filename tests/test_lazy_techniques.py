@@ -388,8 +388,9 @@ def test_L7_flex_attention_with_functions_that_refer_to_tensors(
         documents = torch.arange(128, device=d) // 64
         mask = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (documents[i] == documents[j]), 1, 1, 128, 128, d)
         assert mask.kv_num_blocks.device == q.device
-        out, more = flex.flex_attention(q, k, v, lambda s, b, h, i, j: s + slopes[h] * (j - i), mask,
-                                        return_aux=flex.AuxRequest(lse=True))
+        out, more = flex.flex_attention(
+            q, k, v, lambda s, b, h, i, j: s + slopes[h] * (j - i), mask, return_aux=flex.AuxRequest(lse=True)
+        )
         assert out.device == more.lse.device == q.device
         return out, more.lse, flex.flex_attention(q, k, v)
 

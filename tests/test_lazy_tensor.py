@@ -351,7 +351,6 @@ def test_L7_a_whole_model_and_its_optimizer_are_saved(same_bits: Callable[..., N
     assert isinstance(fresh.state_dict()["state"][0]["exp_avg"], mindtorch.LazyTensor)
 
 
-
 def test_L7_deepcopy_and_copy(same_bits: Callable[..., None]) -> None:
     x = torch.randn(3, device=LAZY)
     y = copy.deepcopy(x)

@@ -47,9 +47,16 @@ def test_L7_a_program_traced_on_the_cpu_runs_lazily(same_as_eager: Same) -> None
     same_as_eager(program)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"size": (4,)}, {"size": (4,), "check_invariants": True}, {"device": None}, {"device": "where the values are"},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"size": (4,)},
+        {"size": (4,), "check_invariants": True},
+        {"device": None},
+        {"device": "where the values are"},
+    ],
+)
 @pytest.mark.parametrize("by_name", [False, True])
 def test_L8_sparse_tensors_of_lazy_ones(options: dict, by_name: bool, same_as_eager: Same) -> None:
     def program(device: str) -> object:
@@ -71,10 +78,13 @@ def test_L8_other_sparse_layouts_of_lazy_ones(named: bool, same_as_eager: Same) 
         ends, at = torch.tensor([0, 1, 2], device=device), torch.tensor([0, 1], device=device)
         values = torch.arange(2.0, device=device).requires_grad_()
         where = {"device": device} if named else {}
-        made = [torch.sparse_csr_tensor(ends, at, values, **where), torch.sparse_csc_tensor(ends, at, values, **where),
-                torch.sparse_bsr_tensor(ends, at, values.view(2, 1, 1), **where),
-                torch.sparse_bsc_tensor(ends, at, values.view(2, 1, 1), **where),
-                torch.sparse_compressed_tensor(ends, at, values, layout=torch.sparse_csr, **where)]
+        made = [
+            torch.sparse_csr_tensor(ends, at, values, **where),
+            torch.sparse_csc_tensor(ends, at, values, **where),
+            torch.sparse_bsr_tensor(ends, at, values.view(2, 1, 1), **where),
+            torch.sparse_bsc_tensor(ends, at, values.view(2, 1, 1), **where),
+            torch.sparse_compressed_tensor(ends, at, values, layout=torch.sparse_csr, **where),
+        ]
         return [(t.to_dense().tolist(), t.requires_grad) for t in made]
 
     same_as_eager(program)

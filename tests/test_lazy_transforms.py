@@ -178,11 +178,17 @@ def test_L7_batched_gradients(same_as_eager: Same) -> None:
     same_as_eager(program)
 
 
-@pytest.mark.parametrize("part", [
-    lambda x: x[1:] * 2, lambda x: x.narrow(1, 0, 2) * x.sum(), lambda x: x.select(0, 1) + 1,
-    lambda x: x.diagonal() * 3,
-    lambda x: x.as_strided((2, 2), (3, 1), 1) * 2,
-], ids=["slice", "narrow", "select", "diagonal", "as_strided"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x: x[1:] * 2,
+        lambda x: x.narrow(1, 0, 2) * x.sum(),
+        lambda x: x.select(0, 1) + 1,
+        lambda x: x.diagonal() * 3,
+        lambda x: x.as_strided((2, 2), (3, 1), 1) * 2,
+    ],
+    ids=["slice", "narrow", "select", "diagonal", "as_strided"],
+)
 def test_L7_batched_gradients_of_parts_are_on_the_device(part: Callable, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.randn(4, 3).to(device).requires_grad_()
@@ -242,9 +248,17 @@ def at_the_inputs_device(d: str) -> object:
 
     x, plain = torch.arange(6.0).view(3, 2).to(d), torch.arange(6.0).view(3, 2) + 1
     one, other = torch.arange(2.0).to(d), plain[1]
-    return (grad(f)(one, other), vmap(f)(x, plain), vmap(grad(f))(x, plain), jacrev(f)(one, other),
-            grad(f, argnums=1)(one, other).cpu(), vmap(grad(f, argnums=1))(x, plain).cpu(),
-            jvp(f, (one, other), (one, other)), jacfwd(f, argnums=1)(one, other).cpu(), hessian(f)(one, other))
+    return (
+        grad(f)(one, other),
+        vmap(f)(x, plain),
+        vmap(grad(f))(x, plain),
+        jacrev(f)(one, other),
+        grad(f, argnums=1)(one, other).cpu(),
+        vmap(grad(f, argnums=1))(x, plain).cpu(),
+        jvp(f, (one, other), (one, other)),
+        jacfwd(f, argnums=1)(one, other).cpu(),
+        hessian(f)(one, other),
+    )
 
 
 def test_L7_transforms_of_what_is_made_or_moved_to_the_inputs_device(same_as_eager: Callable[..., None]) -> None:

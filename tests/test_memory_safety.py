@@ -69,8 +69,9 @@ def sanitized(sanitizer: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         shutil.copy(ROOT / name, work)
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib", "--build-temp", "temp"]
     done = run(build, {"GENIE_BUILD": "asan"}, work, 1200)
-    assert done.returncode == 0, "\n".join(line for line in (done.stdout + done.stderr).splitlines()
-                                           if "error" in line.lower() and "__PYX_ERR" not in line)[-5000:]
+    assert done.returncode == 0, "\n".join(
+        line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower() and "__PYX_ERR" not in line
+    )[-5000:]
     return {**sanitizer, "PYTHONPATH": str(work / "lib")}
 
 
@@ -82,12 +83,25 @@ def reports(env: Mapping[str, str], folder: Path) -> tuple[dict[str, str], Calla
     return env, lambda: "".join(path.read_text(errors="replace") for path in sorted(folder.glob("report.*")))
 
 
-def test_L9_the_extension_under_sanitizers(sanitized: dict[str, str], request: pytest.FixtureRequest,
-                                           tmp_path: Path) -> None:
+def test_L9_the_extension_under_sanitizers(
+    sanitized: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     whole = request.config.getoption("--sanitize")
     chosen = shlex.split(whole) if whole else SLICE
-    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore",
-               f"--basetemp={tmp_path / 'inner'}", *chosen]
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+        f"--basetemp={tmp_path / 'inner'}",
+        *chosen,
+    ]
     env, reported = reports(sanitized, tmp_path)
     done = run(command, env, ROOT, 24 * 3600 if whole else 1800)
     printed = done.stdout[-5000:] + done.stderr[-5000:]
@@ -120,11 +134,31 @@ def test_L9_any_allocation_may_fail(compiler: list[str], tmp_path: Path) -> None
     """Each scenario with its first, second, … allocation failing: MemoryError or no error, and the engine works on."""
     library = tmp_path / "faults.so"
     source = ROOT / "tests" / "ext" / "faults.c"
-    built = run([*compiler, "-O1", "-g", "-fPIC", "-shared", "-I", sysconfig.get_path("include"), str(source),
-                 "-o", str(library), "-ldl"], {}, tmp_path, 300)
+    built = run(
+        [
+            *compiler,
+            "-O1",
+            "-g",
+            "-fPIC",
+            "-shared",
+            "-I",
+            sysconfig.get_path("include"),
+            str(source),
+            "-o",
+            str(library),
+            "-ldl",
+        ],
+        {},
+        tmp_path,
+        300,
+    )
     assert built.returncode == 0, built.stderr
-    done = run([sys.executable, "-X", "faulthandler", str(source.with_name("faults_run.py")), str(library)],
-               {"LD_PRELOAD": str(library)}, tmp_path, 1800)
+    done = run(
+        [sys.executable, "-X", "faulthandler", str(source.with_name("faults_run.py")), str(library)],
+        {"LD_PRELOAD": str(library)},
+        tmp_path,
+        1800,
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     counts = dict(re.findall(r"^(\w+): (\d+) allocations failed", done.stdout, re.MULTILINE))
     assert counts and all(int(n) > 0 for n in counts.values()), done.stdout

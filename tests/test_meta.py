@@ -77,7 +77,11 @@ def test_M2_creation(name: str, args: tuple, options: dict[str, Any], device: An
     expected = getattr(torch, name)(*args, **options)
     assert type(t).__name__ == "MetaTensor" and isinstance(t, mindtorch.MetaTensor) and isinstance(t, torch.Tensor)
     assert (t.shape, t.dtype, t.stride(), t.requires_grad) == (
-        expected.shape, expected.dtype, expected.stride(), expected.requires_grad)
+        expected.shape,
+        expected.dtype,
+        expected.stride(),
+        expected.requires_grad,
+    )
     assert str(t.device) == str(device) and t.is_meta and not t.is_cpu
 
 
@@ -196,8 +200,9 @@ def test_M3_gradients() -> None:
 
 
 def test_M3_a_training_step() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(),
-                                torch.nn.Linear(8 * 6 * 6, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 10)
+    )
     for module in model.modules():
         for name, p in list(module._parameters.items()):
             if p is not None:

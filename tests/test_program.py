@@ -444,7 +444,7 @@ def package(tmp_path):
                                    ["folder", "b"], ["-m", "pkg.wrong"]])  # fmt: skip
 def test_C1_modules_and_folders_run_as_python_runs_them(package, words):
     plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    as_module, rest = words[0] == "-m", words[words[0] == "-m":]
+    as_module, rest = words[0] == "-m", words[words[0] == "-m" :]
     program = f"Program.parse({rest[0]!r}, {rest[1:]!r}, as_module={as_module})"
     ours = subprocess.run([sys.executable, "-c", RUN.replace("Program.parse({!r})", program)], capture_output=True,
                           text=True, check=False)  # fmt: skip

@@ -46,8 +46,16 @@ def test_C2_merged_ranks_sum_up():
     assert [row["rank"] for row in merged["ranks"]] == [0, 1] and merged["warnings"] == ["same"]
 
 
-@pytest.mark.parametrize("reports", [[], [report(0)], [report(0), report(0)], [report(0), {**report(1), "rank": None}],
-                                     [report(0), {**report(1), "rank": {"rank": 1, "world_size": 2, "run": "other"}}]])
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [],
+        [report(0)],
+        [report(0), report(0)],
+        [report(0), {**report(1), "rank": None}],
+        [report(0), {**report(1), "rank": {"rank": 1, "world_size": 2, "run": "other"}}],
+    ],
+)
 def test_C2_only_whole_runs_are_merged(reports):
     with pytest.raises(ValueError, match="expected every rank of one run"):
         merge(reports)

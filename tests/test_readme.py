@@ -16,9 +16,13 @@ def command(word: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(("word", "end"), [
-    ("profile", "genie profile examples/gpt2.py"), ("test", "pytest -n 2 --dist worksteal"),
-])
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("profile", "genie profile examples/gpt2.py"),
+        ("test", "pytest -n 2 --dist worksteal"),
+    ],
+)
 def test_layout_readme_commands_are_one_line_from_nothing(word: str, end: str) -> None:
     line = command(word)
     assert line.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt ")

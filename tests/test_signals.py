@@ -49,8 +49,17 @@ SHAPES: dict[str, Callable[[BaseException], Any]] = {
     "partial": lambda error: functools.partial(Handler.method, Handler(error)),
     "lambda": lambda error: lambda number, frame: Handler(error)._deeper(),
 }
-ERRORS = (Alarm("out of time"), KeyboardInterrupt(), SystemExit(3), TimeoutError("late"), RuntimeError("enough"),
-          NotImplementedError("no"), ValueError("v"), MemoryError("m"), torch.OutOfMemoryError("o"))
+ERRORS = (
+    Alarm("out of time"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    TimeoutError("late"),
+    RuntimeError("enough"),
+    NotImplementedError("no"),
+    ValueError("v"),
+    MemoryError("m"),
+    torch.OutOfMemoryError("o"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +100,15 @@ def program(d: str, ringing: bool = True) -> torch.Tensor:
 
 
 READS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "item": torch.Tensor.item, "cpu": torch.Tensor.cpu, "print": repr, "tolist": torch.Tensor.tolist,
-    "numpy": torch.Tensor.numpy, "bool": bool, "flush": lambda t: mindtorch.flush("test"),
-    "to": lambda t: t.to("cpu"), "setting": lambda t: torch.set_default_dtype(torch.float64),
+    "item": torch.Tensor.item,
+    "cpu": torch.Tensor.cpu,
+    "print": repr,
+    "tolist": torch.Tensor.tolist,
+    "numpy": torch.Tensor.numpy,
+    "bool": bool,
+    "flush": lambda t: mindtorch.flush("test"),
+    "to": lambda t: t.to("cpu"),
+    "setting": lambda t: torch.set_default_dtype(torch.float64),
     "data dependent": lambda t: t.reshape(1).nonzero(),
 }
 
@@ -253,6 +268,7 @@ def struck(d: str) -> torch.Tensor:
 @pytest.mark.parametrize("delays", [range(1, 60), range(60, 900, 7)], ids=["early", "late"])
 def test_L9_wherever_a_timer_strikes_nothing_is_lost(delays: range) -> None:
     """Deadlines of a few microseconds to some milliseconds, in recording and in reading alike."""
+
     class Late(Exception):
         pass
 
@@ -296,7 +312,7 @@ def test_L9_wherever_a_timer_strikes_nothing_is_lost(delays: range) -> None:
 
 def test_C1_in_a_profiled_program(in_python: Callable[..., Any], tmp_path: Any) -> None:
     script = tmp_path / "alarmed.py"
-    script.write_text('''
+    script.write_text("""
 import signal, torch
 class Alarm(Exception): pass
 def handler(number, frame): raise Alarm
@@ -310,7 +326,7 @@ try:
     print("never")
 except Alarm:
     print("passed as it is")
-''')
+""")
     code = f"""
         import subprocess, sys
         done = subprocess.run([sys.executable, "-m", "mindtorch.cli.main", "profile", {str(script)!r}],

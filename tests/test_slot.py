@@ -31,7 +31,7 @@ USES = {
     "an event": "torch.Event('remote_accelerator')",
     "a stream": "torch.Stream('remote_accelerator:0')",
     "where a file is loaded": "b = io.BytesIO(); torch.save(torch.ones(2), b); b.seek(0); "
-                              "torch.load(b, map_location='remote_accelerator:0')",
+    "torch.load(b, map_location='remote_accelerator:0')",
 }
 
 
@@ -154,8 +154,17 @@ def test_L1_function_modes_see_torchs_functions_by_their_names() -> None:
         x.new_zeros(2)
         x.new_zeros(2, device="cpu")
         torch.asarray([1, 2])
-    expected = [torch.zeros, torch.zeros, torch.tensor, torch.zeros_like, torch.fft.fftfreq, torch.Tensor.to,
-                torch.Tensor.new_zeros, torch.Tensor.new_zeros, torch.asarray]
+    expected = [
+        torch.zeros,
+        torch.zeros,
+        torch.tensor,
+        torch.zeros_like,
+        torch.fft.fftfreq,
+        torch.Tensor.to,
+        torch.Tensor.new_zeros,
+        torch.Tensor.new_zeros,
+        torch.asarray,
+    ]
     assert [a is b for a, b in zip(seen.funcs, expected, strict=True)] == [True] * len(expected)
 
 

@@ -53,6 +53,10 @@ def test_lint_ruff() -> None:
     check("ruff", "check", "--no-cache", "--quiet", "--output-format=concise", ".")
 
 
+def test_lint_one_format() -> None:
+    check("ruff", "format", "--no-cache", "--quiet", "--check", ".")
+
+
 def test_lint_cython() -> None:
     check("cython_lint.cython_lint", *CYTHON)
 

@@ -86,9 +86,15 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     if accelerator is None:
         return shared
     properties = types.SimpleNamespace(
-        name=accelerator.name, total_memory=accelerator.memory_bytes, major=accelerator.capability[0],
-        minor=accelerator.capability[1], multi_processor_count=accelerator.processors,
-        warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
+        name=accelerator.name,
+        total_memory=accelerator.memory_bytes,
+        major=accelerator.capability[0],
+        minor=accelerator.capability[1],
+        multi_processor_count=accelerator.processors,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        is_integrated=False,
     )
 
     def live(device: Any = None) -> tuple[int, int]:
@@ -96,8 +102,12 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
 
     def memory_stats(device: Any = None) -> dict[str, int]:
         now, most = live(device)
-        return {"allocated_bytes.all.current": now, "allocated_bytes.all.peak": most,
-                "reserved_bytes.all.current": most, "reserved_bytes.all.peak": most}
+        return {
+            "allocated_bytes.all.current": now,
+            "allocated_bytes.all.peak": most,
+            "reserved_bytes.all.current": most,
+            "reserved_bytes.all.peak": most,
+        }
 
     said: dict[str, Any] = {
         "is_available": lambda: True,
@@ -161,8 +171,10 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     replaced += [(torch.cuda, name, _refusing(name)) for name in _REFUSED]
     replaced += [(torch.cuda.graphs, name, _refusing(name)) for name in ("CUDAGraph", "graph", "graph_pool_handle")]
     replaced.append((torch.cuda.graphs, "make_graphed_callables", said["make_graphed_callables"]))
-    nothing = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart",
-                             "deviceRangeEnd"), lambda *args: 0)
+    nothing = dict.fromkeys(
+        ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),
+        lambda *args: 0,
+    )
     replaced.append((torch.cuda.nvtx, "_nvtx", types.SimpleNamespace(**nothing)))
     replaced.append((torch.nn.parallel.comm, "scatter", _scatter))
     replaced += [(torch.cuda.profiler, name, lambda: None) for name in ("start", "stop")]
@@ -187,8 +199,9 @@ def _of_any_kind(said: dict[str, Any]) -> list[tuple[Any, str, Any]]:
         "device_index": _device,
         "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
         "Graph": _refusing("Graph"),
-        **{name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream",
-                                         "synchronize")},
+        **{
+            name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
+        },
     }
     return [
         *((torch.accelerator, name, answer) for name, answer in (memory | others).items()),
@@ -296,6 +309,12 @@ _torch_loader_init = torch.utils.data.DataLoader.__init__
 def _loader_init(self: Any, *args: Any, **kwargs: Any) -> None:
     # Workers are other processes: what they do would be seen by nobody.
     args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args
-    changed = {"num_workers": 0, "pin_memory": False, "prefetch_factor": None, "persistent_workers": False,
-               "multiprocessing_context": None, "timeout": 0}
+    changed = {
+        "num_workers": 0,
+        "pin_memory": False,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+        "multiprocessing_context": None,
+        "timeout": 0,
+    }
     _torch_loader_init(self, *args, **{k: changed.get(k, v) for k, v in kwargs.items()})

@@ -77,13 +77,20 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
         row = _assumed.get(key)
     if row is None:
         row = _assumed[key] = {
-            **sourceline.facts((file, line, function)), "op": op.removeprefix("aten::"), "shape": tuple(size),
-            "dtype": str(dtype).removeprefix("torch."), "value": value, "calls": 0,
+            **sourceline.facts((file, line, function)),
+            "op": op.removeprefix("aten::"),
+            "shape": tuple(size),
+            "dtype": str(dtype).removeprefix("torch."),
+            "value": value,
+            "calls": 0,
         }
     row["calls"] += 1
     if row["calls"] == _MANY:
-        warnings.warn(f"{file}:{line} has read an unknown value {_MANY} times; the program may never come to an end "
-                      f"with {value!r} there: --assume chooses another", stacklevel=2)
+        warnings.warn(
+            f"{file}:{line} has read an unknown value {_MANY} times; the program may never come to an end "
+            f"with {value!r} there: --assume chooses another",
+            stacklevel=2,
+        )
 
 
 def too_large(op: str, elements: int) -> NoDataError:

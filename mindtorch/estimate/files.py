@@ -33,8 +33,11 @@ def replacements() -> list[tuple[Any, str, Any]]:
         writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
         original = importlib.import_module("safetensors").safe_open
         opener = _opener(original)
-        found += [(module, "safe_open", opener) for module in list(sys.modules.values())  # who has it by name already
-                  if getattr(module, "__dict__", {}).get("safe_open") is original]
+        found += [
+            (module, "safe_open", opener)
+            for module in list(sys.modules.values())  # who has it by name already
+            if getattr(module, "__dict__", {}).get("safe_open") is original
+        ]
         # Whatever name a program has for `save_file`, it ends here; what reads the elements of a tensor, too.
         standing = {"serialize_file": _save_file, "serialize": _save_nothing, "_tobytes": _no_bytes}
         found += [(writer, name, instead) for name, instead in standing.items() if hasattr(writer, name)]

@@ -25,15 +25,24 @@ from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from .._ext.signals import by_signal_handler
 from ..errors import NoDataError
-from ..intercept import data_dependent
 from ..lazy_device import device_at, place_of
+from ..ops.schema import data_dependent
 from ..ops.scratch_rules import rnn_workspace
 from ..predict import ABSORBING, BLIND, concrete, lazy_in, little
 from . import assumptions
 from .assumptions import assumed
 
 __all__ = [
-    "adopt", "assumed", "contents", "create", "install", "knowing", "move", "read", "run", "uninstall",
+    "adopt",
+    "assumed",
+    "contents",
+    "create",
+    "install",
+    "knowing",
+    "move",
+    "read",
+    "run",
+    "uninstall",
 ]
 
 _CPU = torch.device("cpu")
@@ -243,8 +252,12 @@ def _absorb(by: bool, result: Any, values: list[torch.Tensor | None]) -> None:
 
 def _surrounded() -> bool:
     """Is there anything that must not see what is computed here?"""
-    return (torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled()
-            or torch.is_inference_mode_enabled() or torch._C._functorch.peek_interpreter_stack() is not None)
+    return (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch.is_inference_mode_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def _lose(call: int, info: Any, inputs: list[Any]) -> None:
@@ -312,8 +325,12 @@ def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: C
     """`_run`, noted in the ledger, which is told that what comes to life meanwhile is the call's."""
     if not isinstance(info.func, torch._ops.OpOverload):
         return _run(info, args, kwargs, inputs, without_data)
-    key = (info.func, torch.is_grad_enabled(), *(_core.meta_of(_core.get_handle(t)) for t in inputs),
-           repr(_constants([args, kwargs])))
+    key = (
+        info.func,
+        torch.is_grad_enabled(),
+        *(_core.meta_of(_core.get_handle(t)) for t in inputs),
+        repr(_constants([args, kwargs])),
+    )
     name = _names.setdefault(key, f"{info.name} ({len(_names)})")
     found = None if name in ran else (info.func, _plain(args), _plain(kwargs))  # as they are before the call
     with _ledger.Making(name):
@@ -399,8 +416,16 @@ def _with_workspace(args: tuple, out: Any) -> Any:
     return (*out[:3], _core.hold(made, place, None, True))
 
 
-def _on_values(info: Any, args: tuple, kwargs: dict, inputs: list[Any], values: list[torch.Tensor],
-               written: set[int], *, exact: bool) -> Any:
+def _on_values(
+    info: Any,
+    args: tuple,
+    kwargs: dict,
+    inputs: list[Any],
+    values: list[torch.Tensor],
+    written: set[int],
+    *,
+    exact: bool,
+) -> Any:
     """Run the op on plain tensors and hand out what it gives as tensors without data, little of it with values."""
     place = _core.device_index(inputs[0])
     shapes = [(v.shape, v.stride()) for v in values]

@@ -54,7 +54,11 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         for owner, name, value in (
-            *answers(accelerator), *files.replacements(), *saved.replacements(), *written.replacements(), *_foreach(),
+            *answers(accelerator),
+            *files.replacements(),
+            *saved.replacements(),
+            *written.replacements(),
+            *_foreach(),
             made,
         ):
             _replace(stack, owner, name, value)

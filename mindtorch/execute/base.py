@@ -19,8 +19,9 @@ class Executor(ABC):
     device: torch.device
 
     @abstractmethod
-    def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
-               outputs: Sequence[int] | None = None) -> None:
+    def submit(
+        self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
+    ) -> None:
         """Run ``segment`` (a ``mindtorch._ext.replay.Segment``) in program order.
 
         ``blobs``: values by slot that the executor does not hold yet. ``outputs``: slots whose values will be

@@ -29,8 +29,16 @@ def register() -> None:
             _library.impl(name, function, "CUDA")
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
-              attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """(output, logsumexp); only the backward below is handed the latter, and it needs none: full of NaN."""
     out = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     batch, heads, length, _dim = query.shape
@@ -38,9 +46,19 @@ def attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
     return out, query.new_full((batch, length, heads), float("nan"), dtype=dtype).transpose(1, 2)
 
 
-def attention_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-                       dropout_p: float, is_causal: bool, *, attn_mask: Tensor | None = None,
-                       scale: float | None = None) -> tuple[Tensor, ...]:
+def attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
     """Gradients of query, key and value: forward once more, for torch to undo with the kernel that goes with it."""
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_AUTOGRAD, False)  # a kernel is called below autograd

@@ -82,11 +82,19 @@ class LocalExecutor(Executor):
         self._states.update(kept)
 
     # ---- the four verbs ----------------------------------------------------------------------------------------------
-    def submit(self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None,
-               outputs: Sequence[int] | None = None) -> None:
+    def submit(
+        self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
+    ) -> None:
         with quiet(), without_what_was_said():
-            segment.run(self.device, _verify, _failure, torch._C._set_grad_enabled, self._default_generator(),
-                        self._states, _op_observer)
+            segment.run(
+                self.device,
+                _verify,
+                _failure,
+                torch._C._set_grad_enabled,
+                self._default_generator(),
+                self._states,
+                _op_observer,
+            )
 
     def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
         values = [_core.value(h) for h in ids]

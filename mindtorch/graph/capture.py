@@ -168,13 +168,27 @@ class Recorder(TorchDispatchMode):
             return graph._source_of(tensor)
         args, kwargs = _core.constants(handle.sig)
         call = Call(op, tuple(map(constant, args)), {k: constant(v) for k, v in kwargs.items()}, (output_of(tensor),))
-        node = graph._append(graph._intern_call(call), (), graph._module_by_id(handle.module),
-                             graph._place_by_id(handle.loc), handle.phase)
+        node = graph._append(
+            graph._intern_call(call),
+            (),
+            graph._module_by_id(handle.module),
+            graph._place_by_id(handle.loc),
+            handle.phase,
+        )
         graph._values.made(tensor, node, 0)
         return node, 0
 
-    def _note(self, known: Function, cargs: tuple, ckwargs: dict[str, Any], sources: list[tuple[int, int]],
-              inputs: list[torch.Tensor], args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    def _note(
+        self,
+        known: Function,
+        cargs: tuple,
+        ckwargs: dict[str, Any],
+        sources: list[tuple[int, int]],
+        inputs: list[torch.Tensor],
+        args: tuple,
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> None:
         graph = self.graph
         written = [t for key, value in (*enumerate(args), *kwargs.items()) if key in known.writes for t in _flat(value)]
         ids = {id(t) for t in written}
@@ -183,8 +197,13 @@ class Recorder(TorchDispatchMode):
             return  # a query: nothing flows
         outputs: tuple[Output, ...] = tuple(output_of(t) for t in (*fresh, *written))
         call = graph._intern_call(Call(known.name, cargs, ckwargs, outputs))
-        node = graph._append(call, sources, graph._module_by_id(_context.get_module()),
-                             graph._place_by_id(_context.get_location()), _context.get_phase())
+        node = graph._append(
+            call,
+            sources,
+            graph._module_by_id(_context.get_module()),
+            graph._place_by_id(_context.get_location()),
+            _context.get_phase(),
+        )
         values = graph._values
         for position, t in enumerate(written, len(fresh)):
             values.wrote(t, node, position)

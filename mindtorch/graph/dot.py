@@ -19,8 +19,12 @@ _HEAD = """digraph computation {
   node [shape=box, style="rounded", fontname="Helvetica", fontsize=10];
   edge [arrowsize=0.6, fontsize=8];
 """
-_STYLE = {"op": "", "input": ", shape=ellipse, style=filled, fillcolor=lightgrey",
-          "parameter": ', style="rounded,dashed"', "module": ", shape=component, style=filled, fillcolor=lightblue"}
+_STYLE = {
+    "op": "",
+    "input": ", shape=ellipse, style=filled, fillcolor=lightgrey",
+    "parameter": ', style="rounded,dashed"',
+    "module": ", shape=component, style=filled, fillcolor=lightblue",
+}
 
 MOST_PARALLEL = 4  # edges between the same two nodes; more are one
 

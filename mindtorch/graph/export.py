@@ -68,8 +68,14 @@ def to_networkx(graph: ComputationGraph) -> networkx.MultiDiGraph:
 
 
 def _head(graph: ComputationGraph) -> dict[str, Any]:
-    counts = {"nodes": len(graph), "ops": graph.count("op"), "inputs": graph.count("input"),
-              "parameters": graph.count("parameter"), "edges": len(graph.edges), "segments": len(graph.segments)}
+    counts = {
+        "nodes": len(graph),
+        "ops": graph.count("op"),
+        "inputs": graph.count("input"),
+        "parameters": graph.count("parameter"),
+        "edges": len(graph.edges),
+        "segments": len(graph.segments),
+    }
     left_out = {"left_out": graph.left_out} if graph.left_out else {}
     return {"schema_version": SCHEMA_VERSION, "counts": counts, **left_out}
 

@@ -191,8 +191,13 @@ class ComputationGraph:
         args = tuple(self._argument(value, sources) for value in inputs)
         named = {key: self._argument(value, sources) for key, value in (kwargs or {}).items()}
         call = Call(name, args, named, tuple(as_output(o) for o in outputs))
-        node = self._append(self._intern_call(call), sources, self._intern_module(module), self._intern_place(location),
-                            PHASES.index(phase))
+        node = self._append(
+            self._intern_call(call),
+            sources,
+            self._intern_module(module),
+            self._intern_place(location),
+            PHASES.index(phase),
+        )
         for position, value in enumerate(outputs):
             if isinstance(value, torch.Tensor):
                 self._values.made(value, node, position)
@@ -238,8 +243,15 @@ class ComputationGraph:
         return found
 
     # ---- columns -----------------------------------------------------------------------------------------------------
-    def _append(self, call: int, sources: Sequence[tuple[int, int]], module: int = 0, place: int = 0, phase: int = 0,
-                kind: int = 0) -> int:
+    def _append(
+        self,
+        call: int,
+        sources: Sequence[tuple[int, int]],
+        module: int = 0,
+        place: int = 0,
+        phase: int = 0,
+        kind: int = 0,
+    ) -> int:
         node = len(self._call)
         self._call.append(call)
         self._module.append(module)

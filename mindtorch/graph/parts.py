@@ -104,8 +104,20 @@ class View(Sequence[T], Generic[T]):
 
 
 # ---- values of arguments ---------------------------------------------------------------------------------------------
-_PLAIN = (int, float, complex, str, bool, type(None), type(Ellipsis), torch.dtype, torch.layout, torch.memory_format,
-          Hole, Opaque)
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bool,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    Hole,
+    Opaque,
+)
 
 
 def constant(value: Any) -> Any:

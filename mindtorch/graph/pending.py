@@ -128,8 +128,14 @@ class Builder:
         outputs = [_describe(_core.sig_output_meta(sig, k)) for k in range(n_out)]
         outputs += [_meta_output(metas[i]) for i in written]
         call = Call(info.name, tuple(_keep(a) for a in args), {k: _keep(v) for k, v in kwargs.items()}, tuple(outputs))
-        return Signature(self.graph._intern_call(call), metas, tuple(written), n_out, _core.sig_is_view(sig),
-                         _core.sig_generator(sig))
+        return Signature(
+            self.graph._intern_call(call),
+            metas,
+            tuple(written),
+            n_out,
+            _core.sig_is_view(sig),
+            _core.sig_generator(sig),
+        )
 
     def _publish(self, slot: int) -> None:
         """Let the graph find lazy tensors that exist now; handles made later may name other values."""
@@ -190,8 +196,14 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
             sources = [(number[s], k) for s, k in zip(whole._source[first:last], whole._output[first:last])]
             if node in names:
                 part._names[len(part)] = names[node]
-            part._append(whole._call[node], sources, whole._module[node], whole._place[node], whole._phase[node],
-                         whole._kind[node])
+            part._append(
+                whole._call[node],
+                sources,
+                whole._module[node],
+                whole._place[node],
+                whole._phase[node],
+                whole._kind[node],
+            )
     part._calls, part._known_calls = whole._calls, whole._known_calls
     part._modules, part._known_modules = whole._modules, whole._known_modules
     part._places, part._known_places = whole._places, whole._known_places

@@ -136,8 +136,13 @@ class _Part:
     def _copy(self, node: int) -> None:
         graph, made = self.graph, self.made
         sources = [self._place(source) for source in graph.nodes[node].inputs]
-        number = made._append(made._intern_call(graph._calls[graph._call[node]]), sources, self._module(node),
-                              made._intern_place(graph._places[graph._place[node]]), graph._phase[node])
+        number = made._append(
+            made._intern_call(graph._calls[graph._call[node]]),
+            sources,
+            self._module(node),
+            made._intern_place(graph._places[graph._place[node]]),
+            graph._phase[node],
+        )
         if node in graph._names:
             made._names[number] = graph._names[node]
         if node in self.reads:
@@ -159,8 +164,9 @@ class _Part:
         outputs = tuple(graph.nodes[node].outputs[output] for node, output in shown)
         facts = {"ops": len(members), **({"parameters": len(owned)} if owned else {})}
         call = Call(MODULE, tuple(map(Hole, range(len(sources)))), facts, outputs)
-        number = made._append(made._intern_call(call), sources, self._module(members[0]), 0,
-                              graph._phase[members[0]], CLOSED)
+        number = made._append(
+            made._intern_call(call), sources, self._module(members[0]), 0, graph._phase[members[0]], CLOSED
+        )
         for position, source in enumerate(shown):
             self.places[source] = number, position
 
@@ -173,8 +179,12 @@ class _Part:
             call = graph._calls[graph._call[node]]
             kind = graph._kind[node] or 1
             outputs: tuple[Output, ...] = call.outputs[output : output + 1]
-            number = made._append(made._intern_call(Call(call.op if not graph._kind[node] else DATA, (), {}, outputs)),
-                                  (), self._module(node), kind=kind)
+            number = made._append(
+                made._intern_call(Call(call.op if not graph._kind[node] else DATA, (), {}, outputs)),
+                (),
+                self._module(node),
+                kind=kind,
+            )
             if node in graph._names:
                 made._names[number] = graph._names[node]
             found = self.places[source] = number, 0

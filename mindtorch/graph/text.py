@@ -107,8 +107,12 @@ def to_text(graph: ComputationGraph, width: int = 80) -> str:
 
 def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     segments = graph.segments
-    counts = ((graph.count("op"), "op"), (len(graph.edges), "edge"), (graph.count("parameter"), "parameter"),
-              (graph.count("input"), "other input"))
+    counts = (
+        (graph.count("op"), "op"),
+        (len(graph.edges), "edge"),
+        (graph.count("parameter"), "parameter"),
+        (graph.count("input"), "other input"),
+    )
     yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
     if graph.left_out:
         yield _cut(left_out(graph), width)

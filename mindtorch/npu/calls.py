@@ -107,5 +107,3 @@ def make(calls: Calls, sizes: tuple[int, ...], code: int, strides: tuple[int, ..
     """A new tensor and its description."""
     made = calls.empty(sizes, TORCH[code], strides)
     return made, calls.describe(made)
-
-

@@ -28,11 +28,43 @@ _infos: dict[Any, tuple[Any, int]] = {}
 # Give plain tensors on purpose, or none that C++ could have made for us.
 _AS_IT_IS = frozenset({_VF._pack_padded_sequence})
 # Take tensors for numbers: sizes, which may be anywhere.
-_MAKE = frozenset({"zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
-                   "logspace", "eye", "normal", "range"})
-_TAKE_SIZES = _MAKE | {"repeat", "expand", "view", "reshape", "narrow", "new_zeros", "new_ones", "new_empty",
-                       "new_full", "unflatten", "tile", "broadcast_to", "resize_", "select", "roll", "flatten",
-                       "unfold"}
+_MAKE = frozenset(
+    {
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "arange",
+        "linspace",
+        "logspace",
+        "eye",
+        "normal",
+        "range",
+    }
+)
+_TAKE_SIZES = _MAKE | {
+    "repeat",
+    "expand",
+    "view",
+    "reshape",
+    "narrow",
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+    "unflatten",
+    "tile",
+    "broadcast_to",
+    "resize_",
+    "select",
+    "roll",
+    "flatten",
+    "unfold",
+}
 
 
 def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -229,8 +261,7 @@ def _is_set_to(args: tuple, kwargs: dict) -> Any:
 
 
 def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
-    through = (torch._C._nn.pad_sequence, torch._C._nn.one_hot, torch.sparse_coo_tensor,
-               torch.sparse_csr_tensor)
+    through = (torch._C._nn.pad_sequence, torch._C._nn.one_hot, torch.sparse_coo_tensor, torch.sparse_csr_tensor)
     likes = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
     return {
         _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
@@ -255,8 +286,10 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _VF.tensor_split: _split,
         **{func: _through_cpu(func) for func in through},
         **{getattr(_base, name): _element_wise(name) for name in ("apply_", "map_", "map2_")},
-        **{getattr(_base, name): _number(name) for name in ("__float__", "__int__", "__index__", "__bool__",
-                                                            "__complex__")},
+        **{
+            getattr(_base, name): _number(name)
+            for name in ("__float__", "__int__", "__index__", "__bool__", "__complex__")
+        },
         **{func: _like(func) for func in (getattr(_VF, f"{name}_like") for name in likes)},
     }
 
@@ -273,10 +306,12 @@ def install() -> None:
     cls.to = lambda self, *args, **kwargs: moves.to(self, args, kwargs)
     cls.cpu = lambda self, memory_format=torch.preserve_format: moves.to(self, ("cpu",), _given(memory_format))
     cls.cuda = lambda self, device="cuda", non_blocking=False, **kwargs: moves.to(
-        self, (torch.device("cuda", device) if isinstance(device, int) else device,), {"non_blocking": non_blocking})
+        self, (torch.device("cuda", device) if isinstance(device, int) else device,), {"non_blocking": non_blocking}
+    )
     cls.record_stream = lambda self, stream: block_of(self).record_stream(stream)
     cls.npu = lambda self, device=None, non_blocking=False, **kwargs: moves.to(
-        self, ("npu" if device is None else device,), {"non_blocking": non_blocking, **kwargs})
+        self, ("npu" if device is None else device,), {"non_blocking": non_blocking, **kwargs}
+    )
 
 
 def _given(memory_format: torch.memory_format) -> dict[str, Any]:

@@ -73,8 +73,14 @@ def _describe(func: Any) -> _Op:
     aliases = any(r.alias_info is not None for r in schema.returns)
     in_place = torch.Tag.inplace_view in func.tags or base == "aten::detach_"
     return _Op(
-        func, name, base, frozenset(writes), view=(aliases and not writes) or in_place, in_place=in_place,
-        composite=taken_apart(name, row), blind=base in BLIND and not writes,
+        func,
+        name,
+        base,
+        frozenset(writes),
+        view=(aliases and not writes) or in_place,
+        in_place=in_place,
+        composite=taken_apart(name, row),
+        blind=base in BLIND and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         bumps=bool(writes) and base.startswith("aten::_foreach_"),
     )
@@ -366,8 +372,9 @@ class _Stage:
                 return t
             root = (t, 0)
         t, first = root
-        return view_of(t, out.shape, out.stride(), out.storage_offset() + first // out.element_size(), out.dtype,
-                       view_bits(out))
+        return view_of(
+            t, out.shape, out.stride(), out.storage_offset() + first // out.element_size(), out.dtype, view_bits(out)
+        )
 
 
 _META = torch.device("meta")

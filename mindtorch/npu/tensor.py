@@ -92,8 +92,10 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
-                            "tensor to host memory first.")
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
         return self.detach().cpu().numpy(force=True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -182,8 +184,9 @@ def as_npu(out: torch.Tensor) -> NpuTensor:
         return _subclass(NpuTensor, out)
 
 
-def view_of(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype,
-            bits: int = 0) -> NpuTensor:
+def view_of(
+    t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype, bits: int = 0
+) -> NpuTensor:
     """A tensor of other sizes, strides, dtype and lazy bits (see `view_bits`) on the storage of ``t``."""
     aten = torch.ops.aten
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), NoGrad():

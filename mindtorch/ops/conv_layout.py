@@ -64,8 +64,11 @@ def _gradients(out: tuple[Any, ...], x: Any, w: Any, options: Sequence[Any]) -> 
     if made is None:
         return out
     grads = [g if g is None or g.dim() < 3 else _empty(g, made) for g in out]
-    if grads[1] is not None and w.dim() == 4 and w.is_contiguous(memory_format=made) and (
-        backend(x, w, None, options) in ("Slow2d", "SlowTranspose2d")
+    if (
+        grads[1] is not None
+        and w.dim() == 4
+        and w.is_contiguous(memory_format=made)
+        and (backend(x, w, None, options) in ("Slow2d", "SlowTranspose2d"))
     ):
         grads[1] = torch.empty_strided(w.shape, w.stride(), dtype=grads[1].dtype, device="meta")
     return tuple(grads)
@@ -78,8 +81,10 @@ def _memory_format(x: Any, w: Any, biased: list[int] | None, options: Sequence[A
     if len(x.shape) == 5 and backend(x, w, biased, options).startswith("Slow"):
         return torch.contiguous_format if backward else None
     if len(x.shape) == 3:  # made contiguous, and taken for an image with one row
-        like = [torch.empty(x.shape, device="meta").unsqueeze(2),
-                torch.empty_strided(w.shape, w.stride(), device="meta").unsqueeze(2)]
+        like = [
+            torch.empty(x.shape, device="meta").unsqueeze(2),
+            torch.empty_strided(w.shape, w.stride(), device="meta").unsqueeze(2),
+        ]
     else:
         like = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in (x, w)]
     # In two dimensions all kernels have one rule, which torch tells of oneDNN only where the data is not on a CPU.
@@ -88,6 +93,7 @@ def _memory_format(x: Any, w: Any, biased: list[int] | None, options: Sequence[A
 
 def _empty(like: Any, memory_format: torch.memory_format) -> Any:
     if like.dim() == 3:
-        return torch.empty(like.unsqueeze(2).shape, dtype=like.dtype, device="meta",
-                           memory_format=memory_format).squeeze(2)
+        return torch.empty(
+            like.unsqueeze(2).shape, dtype=like.dtype, device="meta", memory_format=memory_format
+        ).squeeze(2)
     return torch.empty(like.shape, dtype=like.dtype, device="meta", memory_format=memory_format)

@@ -210,18 +210,28 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 RULES: dict[str, Rule] = {
-    **_rows(_dense, "huber_loss_backward mse_loss_backward smooth_l1_loss_backward log_sigmoid log_sigmoid_forward "
-                    "_log_softmax_backward_data _softmax_backward_data max_pool1d glu_backward normal isin nll_loss "
-                    "nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward cross_entropy_loss poisson "
-                    "_standard_gamma"),
-    **_rows(_as_suggested_by(0), "group_norm channel_shuffle native_channel_shuffle reflection_pad2d reflection_pad3d "
-                                 "replication_pad2d replication_pad3d _batch_norm_with_update"),
-    **_rows(_as_suggested_by(1), "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward "
-                                 "replication_pad3d_backward"),
+    **_rows(
+        _dense,
+        "huber_loss_backward mse_loss_backward smooth_l1_loss_backward log_sigmoid log_sigmoid_forward "
+        "_log_softmax_backward_data _softmax_backward_data max_pool1d glu_backward normal isin nll_loss "
+        "nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward cross_entropy_loss poisson "
+        "_standard_gamma",
+    ),
+    **_rows(
+        _as_suggested_by(0),
+        "group_norm channel_shuffle native_channel_shuffle reflection_pad2d reflection_pad3d "
+        "replication_pad2d replication_pad3d _batch_norm_with_update",
+    ),
+    **_rows(
+        _as_suggested_by(1),
+        "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward",
+    ),
     **_rows(_like(0), "binary_cross_entropy sort"),
     **_rows(_like(1), "binary_cross_entropy_backward"),
-    **_rows(_element_wise, "copysign heaviside xlogy special_xlogy special_xlog1py logaddexp logaddexp2 "
-                           "native_dropout_backward"),
+    **_rows(
+        _element_wise,
+        "copysign heaviside xlogy special_xlogy special_xlog1py logaddexp logaddexp2 native_dropout_backward",
+    ),
     **_rows(_gated, "glu"),
     **_rows(_scaled_by_powers, "ldexp"),
     **_rows(_power, "pow"),

@@ -117,8 +117,11 @@ class _Conv(NamedTuple):
             return _bytes(self.w) // self.groups * _up(self.groups, _block())
         if self.groups > 1:
             return _bytes(self.w)
-        return _bytes(self.w) // max(math.prod(self.w.shape[:2]), 1) * math.prod(
-            _up(n, _block()) for n in self.w.shape[:2])
+        return (
+            _bytes(self.w)
+            // max(math.prod(self.w.shape[:2]), 1)
+            * math.prod(_up(n, _block()) for n in self.w.shape[:2])
+        )
 
 
 def _conv(x: Any, w: Any, y: Any, biased: list[int] | None, options: Args) -> _Conv:

@@ -47,21 +47,38 @@ class Estimator(Run):
     warmup, steps: as `Profiler`'s.
     """
 
-    def __init__(self, *, target: Target | None = None, devices: int = 1, warmup: int = 0,
-                 steps: int | None = None, assume: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        target: Target | None = None,
+        devices: int = 1,
+        warmup: int = 0,
+        steps: int | None = None,
+        assume: float = 0.0,
+    ) -> None:
         super().__init__("init", target, warmup, steps)
         self.assume = assume
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
             self._accelerator = Accelerator(
-                target.name, int(target.memory_bytes), devices, target.capability, target.processors)
+                target.name, int(target.memory_bytes), devices, target.capability, target.processors
+            )
         self.memory: memory.Memory | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
-        self.collector = SimpleNamespace(sig_ops=[None], sig_flops=[(0, 0)], sig_works=[None], runs={},
-                                         other_thread=False, mark_error=None, imported=0, compiled=0,
-                                         started=0, stopped=0)
+        self.collector = SimpleNamespace(
+            sig_ops=[None],
+            sig_flops=[(0, 0)],
+            sig_works=[None],
+            runs={},
+            other_thread=False,
+            mark_error=None,
+            imported=0,
+            compiled=0,
+            started=0,
+            stopped=0,
+        )
         self._signatures: dict[int, int] = {}  # of the tape → of the collector
         self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
@@ -245,8 +262,10 @@ class Estimator(Run):
         sized = [row for row in self._assumed if row["op"] in _SIZES]
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
-            found.append(f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
-                         "takes the most, instead of the least")
+            found.append(
+                f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
+                "takes the most, instead of the least"
+            )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
         assert self.memory is not None

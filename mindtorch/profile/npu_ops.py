@@ -35,8 +35,9 @@ class NpuOps:
         tensors held, since the program began or last reset it. None where the program used no NPU."""
         if not self.devices:
             return None
-        native, staged = (dict(sorted(kind.items(), key=lambda item: (-item[1], item[0])))
-                          for kind in (self.native, self.staged))
+        native, staged = (
+            dict(sorted(kind.items(), key=lambda item: (-item[1], item[0]))) for kind in (self.native, self.staged)
+        )
         return {"devices": self.devices, "native": native, "staged": staged, "peak_bytes": self.peaks}
 
 

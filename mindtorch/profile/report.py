@@ -298,27 +298,37 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], ro
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
         found.append(f"FLOPs leave out {calls} call{'s' * (calls != 1)} of ops without a formula: {names}{more}")
     if profiler.collector.other_thread:
-        found.append("modules ran in threads that began before the profile or that no Python code started; what those "
-                     "did is not counted")
+        found.append(
+            "modules ran in threads that began before the profile or that no Python code started; what those "
+            "did is not counted"
+        )
     if profiler.compiled:
         found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
     if profiler.torch_profiles:
         times = f"torch's own profiler ({profiler.torch_profiles} ×)"
-        found.append(f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
-                     "pass through this one first; in a plain run it has them once")
+        found.append(
+            f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
+            "pass through this one first; in a plain run it has them once"
+        )
     if sums := _gradient_sums(profiler, rows):
         calls, nbytes = sums
-        found.append(f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum the gradients of what is "
-                     "used more than once; a plain run does some of them in place (add_): its peak may be one of them "
-                     "lower")
+        found.append(
+            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum the gradients of what is "
+            "used more than once; a plain run does some of them in place (add_): its peak may be one of them "
+            "lower"
+        )
     if profiler.children:
         names = ", ".join(f"{name} ×{n}" for name, n in list(profiler.children.items())[:5])
         more = f" and {len(profiler.children) - 5} more" if len(profiler.children) > 5 else ""
-        found.append(f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
-                     "genie profile in place of python, torchrun … --no-python genie profile SCRIPT")
+        found.append(
+            f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
+            "genie profile in place of python, torchrun … --no-python genie profile SCRIPT"
+        )
     if early_macs > (early_macs + macs) // 100:
-        found.append(f"{early_macs:,} multiply-adds (MACs) ran before the first call of a module and count as "
-                     "construction: they are not in the totals")
+        found.append(
+            f"{early_macs:,} multiply-adds (MACs) ran before the first call of a module and count as "
+            "construction: they are not in the totals"
+        )
     if profiler.warmup and main == "warmup":
         found.append(f"the program ended within the {profiler.warmup} warm-up iterations; the report covers them")
     if profiler.frozen_ns:
@@ -330,8 +340,10 @@ def _warnings(profiler: Profiler, main: str, uncounted: list[dict[str, Any]], ro
     if left:
         names = ", ".join(f"{name} ×{calls}" for name, calls in list(left.items())[:5])
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        found.append(f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
-                     "their FLOPs are counted, their time is not")
+        found.append(
+            f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
+            "their FLOPs are counted, their time is not"
+        )
     if main in ("init", "import"):
         found.append("no nn.Module was called; everything after the first op is reported")
     if profiler.collector.mark_error is not None:

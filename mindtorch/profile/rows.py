@@ -62,4 +62,3 @@ def _runs(keys: Any) -> tuple[Any, Any]:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-

@@ -128,8 +128,15 @@ def test_C8_help_has_examples_of_it():
 
 def test_C2_lines_about_the_workload():
     assert workload_facts({}) == workload_facts({"workload": None}) == []
-    images = {"batch": 1, "seq": None, "unit": "images", "dtype": "float32", "train": True, "decode": None,
-              "phases": [{"name": name, "steps": 2, "images": 2} for name in ("forward", "backward", "optimizer")]}
+    images = {
+        "batch": 1,
+        "seq": None,
+        "unit": "images",
+        "dtype": "float32",
+        "train": True,
+        "decode": None,
+        "phases": [{"name": name, "steps": 2, "images": 2} for name in ("forward", "backward", "optimizer")],
+    }
     phases = [{"name": "forward", "time_s": 0.25}, {"name": "backward", "time_s": 0.5},
               {"name": "optimizer", "time_s": 0.25}]  # fmt: skip
     facts = workload_facts({"workload": images, "phases": phases})

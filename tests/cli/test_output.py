@@ -45,7 +45,7 @@ def test_C8_existing_file_keeps_mode_and_link(tmp_path):
 
 def test_C8_nothing_half_written(tmp_path):
     target = tmp_path / "out.json"
-    target.write_text(before := 'table,name,class,depth,calls,self_s,total_s,of an earlier run')
+    target.write_text(before := "table,name,class,depth,calls,self_s,total_s,of an earlier run")
 
     def fails(path):
         with open(path, "w") as file:

@@ -225,10 +225,15 @@ def test_C8_colours_only_when_asked():
     assert "\x1b[" in render(make_report(), color=True)
 
 
-@pytest.mark.parametrize(("variables", "coloured"), [
-    ({}, False), ({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
-    ({"NO_COLOR": "", "FORCE_COLOR": "1"}, True),
-])
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        ({"NO_COLOR": "", "FORCE_COLOR": "1"}, True),
+    ],
+)
 def test_C8_no_color_wins_over_force_color(monkeypatch, variables, coloured):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)

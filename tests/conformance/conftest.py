@@ -92,8 +92,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     write = terminalreporter.write_line
     terminalreporter.section("conformance: torch's operator database, remote_accelerator against eager on the CPU")
-    write(f"{'':12}{'entries':>9}{'calls':>9}{'recorded':>10}{'by fallback':>13}{'differing':>11}"
-          f"{'recorded of those torch infers on meta':>41}")
+    write(
+        f"{'':12}{'entries':>9}{'calls':>9}{'recorded':>10}{'by fallback':>13}{'differing':>11}"
+        f"{'recorded of those torch infers on meta':>41}"
+    )
     kinds = [str(d).removeprefix("torch.") for d in opcases.DTYPES]
     for kind in (*kinds, "errors"):
         rows = [o for o in outcomes if o.dtype == kind and o.calls]
@@ -107,8 +109,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         recorded = sum(o.recorded for o in rows)
         inferable = [o for o in rows if o.inferable]
         share = sum(o.recorded for o in inferable) / max(len(inferable), 1)
-        write(f"{line}{recorded:10}{len(rows) - recorded:13}{differing:11}"
-              f"{f'{share:.1%} of {len(inferable)}':>41}")
+        write(f"{line}{recorded:10}{len(rows) - recorded:13}{differing:11}{f'{share:.1%} of {len(inferable)}':>41}")
     fallbacks: dict[str, set[str]] = {}
     for o in outcomes:
         for name in o.fallbacks if o.inferable and o.dtype != "errors" else ():

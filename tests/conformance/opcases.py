@@ -33,8 +33,19 @@ def entry_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-__all__ = ["DEVICE", "DTYPES", "ENTRIES", "Outcome", "aliasing", "compare", "compare_errors", "dtypes_of", "same_bits",
-           "tensor_differences", "tree_differences"]
+__all__ = [
+    "DEVICE",
+    "DTYPES",
+    "ENTRIES",
+    "Outcome",
+    "aliasing",
+    "compare",
+    "compare_errors",
+    "dtypes_of",
+    "same_bits",
+    "tensor_differences",
+    "tree_differences",
+]
 
 ENTRIES = {entry_name(op): op for op in op_db}
 
@@ -224,8 +235,10 @@ def _out_for(way: Way, sample: Any) -> Any:
     plain = Run(Way("", way.call), sample, lazy=False)
     if plain.error is not None or not isinstance(plain.result, (torch.Tensor, tuple, list)):
         return None
-    if any(not isinstance(t, torch.Tensor) or t.layout is not torch.strided for t in
-           (plain.result if isinstance(plain.result, (tuple, list)) else [plain.result])):
+    if any(
+        not isinstance(t, torch.Tensor) or t.layout is not torch.strided
+        for t in (plain.result if isinstance(plain.result, (tuple, list)) else [plain.result])
+    ):
         return None
 
     def target(t: torch.Tensor) -> torch.Tensor:

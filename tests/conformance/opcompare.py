@@ -24,8 +24,9 @@ class Side:
     storage: Callable[[Any], int]  # equal for tensors that share memory
 
 
-LAZY = Side(DEVICE, mindtorch.LazyTensor, lambda t: t.materialize(),
-            lambda t: t.materialize().detach().untyped_storage()._cdata)
+LAZY = Side(
+    DEVICE, mindtorch.LazyTensor, lambda t: t.materialize(), lambda t: t.materialize().detach().untyped_storage()._cdata
+)
 side = LAZY
 
 

@@ -133,8 +133,9 @@ def in_layout(sample: Any, layout: str) -> Any:
 def _samples(name: str, dtype: torch.dtype, most: int | None, wide: int | None) -> list[Any]:
     op = opcases.ENTRIES[name]
     made = opcases.samples(op, dtype, None)
-    chosen = [made if n is None or len(made) <= n else [made[i * len(made) // n] for i in range(n)]
-              for n in (most, wide)]
+    chosen = [
+        made if n is None or len(made) <= n else [made[i * len(made) // n] for i in range(n)] for n in (most, wide)
+    ]
     if name.startswith(UNCHECKED):
         return chosen[0]
     return [*chosen[0], *filter(None, (widened(s, size) for s in chosen[1] for size in WIDER))]
@@ -180,8 +181,11 @@ class _Side:
             self.error = error
 
     def _backward(self, sample: Any) -> None:
-        outputs = [t for t in tensors_in(sample.output_process_fn_grad(self.result))
-                   if t.requires_grad and t.layout is torch.strided]
+        outputs = [
+            t
+            for t in tensors_in(sample.output_process_fn_grad(self.result))
+            if t.requires_grad and t.layout is torch.strided
+        ]
         inputs = [t for t in self.inputs if t.requires_grad]
         if outputs and inputs:
             incoming = [torch.ones_like(t) for t in outputs]

@@ -42,8 +42,13 @@ def estimate() -> Iterator[Callable[[], tuple]]:
             new = blocks[born:]
             names = [(ledger.named(sig) or f"call {sig}").partition(" (")[0] for sig in calls["sig"][at:].tolist()]
             dead = [died - at if died <= len(calls) else None for died in new["died"].tolist()]
-            return (names, calls["phase"][at:].tolist(), (new["born"] - at).tolist(), dead,
-                    new[["nbytes", "sig", "place", "phase"]].tolist())
+            return (
+                names,
+                calls["phase"][at:].tolist(),
+                (new["born"] - at).tolist(),
+                dead,
+                new[["nbytes", "sig", "place", "phase"]].tolist(),
+            )
 
         yield since
         ledger.close()
@@ -77,9 +82,7 @@ def _call(call: Any, sample: Any, mode: Any, logged: Callable[[], tuple]) -> tup
     return facts, *logged()  # while the result lives
 
 
-def test_C4_a_call_made_again_is_logged_as_one_taken_apart(
-    entry: str, dtype: torch.dtype, limits: dict
-) -> None:
+def test_C4_a_call_made_again_is_logged_as_one_taken_apart(entry: str, dtype: torch.dtype, limits: dict) -> None:
     op = opcases.ENTRIES[entry]
     ways = [call for call in (op.op, op.method_variant, op.operator_variant) if call is not None]
     with warnings.catch_warnings():

@@ -44,8 +44,12 @@ def _call(call: Any, sample: Any) -> bool:
 def test_C4_no_call_leaves_anything_to_the_garbage_collector() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = [(op.op, sample) for op in opcases.ENTRIES.values() for dtype in opcases.dtypes_of(op)[:1]
-                   for sample in opcases.samples(op, dtype, 2)]
+        samples = [
+            (op.op, sample)
+            for op in opcases.ENTRIES.values()
+            for dtype in opcases.dtypes_of(op)[:1]
+            for sample in opcases.samples(op, dtype, 2)
+        ]
         gc.disable()
         try:
             with estimating():

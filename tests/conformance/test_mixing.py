@@ -32,8 +32,15 @@ def _mixtures(op: Any, dtype: torch.dtype) -> Iterator[tuple[Any, tuple, dict]]:
     """Calls of the entry's first sample that has two operands with dimensions, each on another device."""
     for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
-        found = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.dim() and a.numel()
-                 and a.layout is torch.strided and not a.is_quantized]
+        found = [
+            i
+            for i, a in enumerate(leaves)
+            if isinstance(a, torch.Tensor)
+            and a.dim()
+            and a.numel()
+            and a.layout is torch.strided
+            and not a.is_quantized
+        ]
         if len(found) < 2:
             continue
         for one in sorted({found[0], found[1], found[-1]}):

@@ -336,4 +336,5 @@ def test_C4_other_files_are_written_as_ever(tmp_path: Path) -> None:
     with estimating(GPU):
         program(tmp_path / "estimated")
     assert {p.name: p.read_bytes() for p in (tmp_path / "plain").iterdir()} == {
-        p.name: p.read_bytes() for p in (tmp_path / "estimated").iterdir()}
+        p.name: p.read_bytes() for p in (tmp_path / "estimated").iterdir()
+    }

@@ -82,9 +82,15 @@ def test_C4_large_tensors_stay_unknown(knowing: None) -> None:
 
 
 def test_C4_random_floats_and_weights_stay_unknown(knowing: None) -> None:
-    for t in (mindtorch.rand(3, device="meta"), mindtorch.randn(3, device="meta"), mindtorch.empty(3, device="meta"),
-              mindtorch.zeros(3, device="meta").uniform_(), mindtorch.zeros(3, device="meta").normal_(),
-              mindtorch.meta.as_meta(torch.ones(3), -1), torch.bernoulli(mindtorch.full((3,), 0.5, device="meta"))):
+    for t in (
+        mindtorch.rand(3, device="meta"),
+        mindtorch.randn(3, device="meta"),
+        mindtorch.empty(3, device="meta"),
+        mindtorch.zeros(3, device="meta").uniform_(),
+        mindtorch.zeros(3, device="meta").normal_(),
+        mindtorch.meta.as_meta(torch.ones(3), -1),
+        torch.bernoulli(mindtorch.full((3,), 0.5, device="meta")),
+    ):
         assert not is_known(t)
 
 
@@ -93,16 +99,22 @@ def test_C4_constant_floats_are_known(knowing: None) -> None:
     assert [r.item() for r in rates] == [r.item() for r in torch.linspace(0, 0.1, 12)]
     step = mindtorch.tensor(0.0, device="meta")
     step += 1
-    assert 0.9**step.item() == 0.9 and f"{step:.1f}" == "1.0" and known.assumed() == []
+    assert 0.9 ** step.item() == 0.9 and f"{step:.1f}" == "1.0" and known.assumed() == []
 
 
 def test_C4_draws_are_those_of_torch(knowing: None) -> None:
     torch.manual_seed(7)
-    expected = [torch.randperm(9).tolist(), torch.randint(0, 99, (4,)).tolist(),
-                torch.empty(3, dtype=torch.int64).random_(9).tolist()]
+    expected = [
+        torch.randperm(9).tolist(),
+        torch.randint(0, 99, (4,)).tolist(),
+        torch.empty(3, dtype=torch.int64).random_(9).tolist(),
+    ]
     torch.manual_seed(7)
-    assert [mindtorch.randperm(9, device="meta").tolist(), mindtorch.randint(0, 99, (4,), device="meta").tolist(),
-            mindtorch.empty(3, dtype=torch.int64, device="meta").random_(9).tolist()] == expected
+    assert [
+        mindtorch.randperm(9, device="meta").tolist(),
+        mindtorch.randint(0, 99, (4,), device="meta").tolist(),
+        mindtorch.empty(3, dtype=torch.int64, device="meta").random_(9).tolist(),
+    ] == expected
     g, h = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.randperm(5, generator=g, device="meta").tolist() == torch.randperm(5, generator=h).tolist()
     seed = mindtorch.empty((), dtype=torch.int64, device="meta").random_(generator=g)
@@ -189,8 +201,10 @@ def test_C4_a_lost_tensor_is_known_again_once_it_is_overwritten(knowing: None) -
     t.add_(unknown(4, dtype=torch.int64))
     view.fill_(1)
     assert not is_known(t)  # t[0] is not
-    for source, expected in ((mindtorch.full((4,), 3, device="meta"), [3, 3, 3]), (mindtorch.arange(4, device="meta"),
-                                                                               [1, 2, 3])):
+    for source, expected in (
+        (mindtorch.full((4,), 3, device="meta"), [3, 3, 3]),
+        (mindtorch.arange(4, device="meta"), [1, 2, 3]),
+    ):
         t.copy_(source)
         assert view.tolist() == expected
         t.add_(unknown(4, dtype=torch.int64))
@@ -257,7 +271,13 @@ def test_C4_assumptions_are_listed_by_line_and_op(knowing: None) -> None:
     torch.nonzero(x)
     first, second = known.assumed()
     assert (first["source"], first["op"], first["calls"], first["shape"], first["dtype"], first["value"]) == (
-        "if x.sum() > 1:  # this line", "bool", 5, (), "bool", False)
+        "if x.sum() > 1:  # this line",
+        "bool",
+        5,
+        (),
+        "bool",
+        False,
+    )
     assert (second["op"], second["calls"], second["shape"], second["dtype"]) == ("nonzero", 1, (2, 3), "float32")
     assert second["line"] == first["line"] + 2
     with known.knowing():

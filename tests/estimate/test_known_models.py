@@ -14,25 +14,52 @@ from mindtorch.estimate import known
 from mindtorch.meta import as_meta
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
-BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99, "pad_token_id": 1,
-        "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
-IMAGES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "image_size": 32, "patch_size": 8}
-T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 99,
-      "decoder_start_token_id": 0}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 99,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+IMAGES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+T5 = {
+    "d_model": 32,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "d_kv": 8,
+    "vocab_size": 99,
+    "decoder_start_token_id": 0,
+}
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, bos_token_id=1,
-                                                     eos_token_id=2)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, bos_token_id=1, eos_token_id=2)
+    ),
     "bert": lambda: hf.BertModel(hf.BertConfig(**SIZES)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4)),
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4)),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)),
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)),
-    "swin": lambda: hf.SwinModel(hf.SwinConfig(image_size=32, patch_size=4, embed_dim=12, depths=[1, 1],
-                                               num_heads=[2, 2], window_size=4)),
+    "swin": lambda: hf.SwinModel(
+        hf.SwinConfig(image_size=32, patch_size=4, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    ),
 }
 GENERATING = ("llama", "gpt2", "t5", "mixtral", "mistral", "bart")
 

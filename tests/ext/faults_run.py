@@ -219,9 +219,33 @@ def profiled() -> object:
 
 
 SCENARIOS: list[Callable[[], object]] = [
-    known_call, new_call, new_shape, creation, several_outputs, many_inputs, write, draw, fallback, upload, module_call,
-    new_module, backward, read, read_part, flush, describe, graph, copies, many_values, many_calls,
-    eviction, sweep, new_lines, new_thread, failing, profiled,
+    known_call,
+    new_call,
+    new_shape,
+    creation,
+    several_outputs,
+    many_inputs,
+    write,
+    draw,
+    fallback,
+    upload,
+    module_call,
+    new_module,
+    backward,
+    read,
+    read_part,
+    flush,
+    describe,
+    graph,
+    copies,
+    many_values,
+    many_calls,
+    eviction,
+    sweep,
+    new_lines,
+    new_thread,
+    failing,
+    profiled,
 ]
 
 
@@ -234,7 +258,12 @@ def engine_works() -> bool:
         shape = model(base).shape
     a, b = y.view(2, 2).split(1)
     return (x.tolist(), y.tolist(), a.tolist(), b.tolist(), shape) == (
-        [1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 4.0, 6.0], [[0.0, 2.0]], [[4.0, 6.0]], (4,))
+        [1.0, 2.0, 3.0, 4.0],
+        [0.0, 2.0, 4.0, 6.0],
+        [[0.0, 2.0]],
+        [[4.0, 6.0]],
+        (4,),
+    )
 
 
 def settled() -> tuple[int, int]:
@@ -288,8 +317,7 @@ def main() -> int:
                 wrong += 1
             now = settled()
             if now != (values, pending):
-                print(f"{scenario.__name__}, allocation {k}: {now} values and pending ops, "
-                      f"before {values, pending}")
+                print(f"{scenario.__name__}, allocation {k}: {now} values and pending ops, before {values, pending}")
                 wrong += 1
                 values, pending = now
             # Each of the first, then every seventh: looking at each caller's stack takes time, and what comes late in a

@@ -28,7 +28,7 @@ def oracle():
 def test_L9_location_is_the_calling_line():
     assert location.location(location.get_location()) == oracle()
     ids = {location.get_location() for _ in range(100)}
-    assert len(ids) == 1                       # interned: a line in a loop is one entry
+    assert len(ids) == 1  # interned: a line in a loop is one entry
     assert location.location(0) is None
     with pytest.raises(IndexError):
         location.location(location.location_count())
@@ -136,7 +136,7 @@ def test_L12_every_child_has_its_own_path_in_wide_modules_and_lists():
     expected = ["Holder.first", *(f"Holder.many.{i}" for i in range(40)), *(f"Holder.w{i}" for i in range(40))]
     count = 0
     for _ in range(3):
-        for holder in holders:                 # two live models share their paths
+        for holder in holders:  # two live models share their paths
             children = [holder.first, *holder.many, *(getattr(holder, f"w{i}") for i in range(40))]
             assert holder(*children) == expected
         count = count or context.path_count()
@@ -158,7 +158,7 @@ def test_L12_paths_follow_modules_that_are_replaced_moved_or_shared():
     for _ in range(2):
         assert holder(other.w0) == ["Holder.(Where)"] and other(other.w0) == ["Holder.w0"]
     del holder.w0
-    for _ in range(50):                        # new modules, often at an old one's address
+    for _ in range(50):  # new modules, often at an old one's address
         assert holder(Where()) == ["Holder.(Where)"]
         holder.fresh = Where()
         assert holder(holder.fresh) == ["Holder.fresh"]
@@ -167,7 +167,7 @@ def test_L12_paths_follow_modules_that_are_replaced_moved_or_shared():
 def test_L12_tables_forget_loose_modules_that_died():
     def held_after(n):
         for _ in range(n):
-            Where()()                          # outermost, and never again
+            Where()()  # outermost, and never again
             Holder(1)(Where())
         return context.table_bytes()
 
@@ -200,7 +200,7 @@ def test_L12_super_call_keyword_arguments_and_a_missing_self():
         def forward(self, a, *, b=0):
             return a, b, context.module_path(context.get_module())
 
-    for _ in range(100):                       # past the interpreter's specialization of the call
+    for _ in range(100):  # past the interpreter's specialization of the call
         assert Wraps()(1, b=2) == (1, 2, "Wraps")
         assert torch.nn.Module.__call__(Wraps(), a=1, b=3) == (1, 3, "Wraps")
     with pytest.raises(TypeError):

@@ -105,7 +105,16 @@ def modules(x: torch.Tensor) -> None:
 
 
 PROGRAMS: list[Callable[[torch.Tensor], None]] = [
-    pure, several, writes, draws, eagerly, creations, gradients, failures, described, modules,
+    pure,
+    several,
+    writes,
+    draws,
+    eagerly,
+    creations,
+    gradients,
+    failures,
+    described,
+    modules,
 ]
 
 

@@ -88,7 +88,7 @@ class Tally:
     def check(self, func, args, kwargs=None, name=None) -> None:
         kwargs = kwargs or {}
         name = name or op_name(func)
-        shown = f"{name}{tuple(as_meta(a) for a in args)} {({k: as_meta(v) for k, v in kwargs.items()})}"
+        shown = f"{name}{tuple(as_meta(a) for a in args)} { ({k: as_meta(v) for k, v in kwargs.items()}) }"
         ours = shapes.infer(name, tuple(as_meta(a) for a in args), {k: as_meta(v) for k, v in kwargs.items()})
         try:
             out = func(*args, **kwargs)

@@ -60,9 +60,7 @@ def test_S5_uploads_of_changing_shapes_do_not_grow_the_tables() -> None:
 
 
 @pytest.mark.parametrize("device", [LAZY, "meta"])
-def test_S5_what_is_never_seen_again_goes_long_before_the_limit(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_S5_what_is_never_seen_again_goes_long_before_the_limit(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ever new scalars and shapes, beside calls that a loop makes again and again: these stay."""
     tape.interner.set_limit(64 << 20, LIMIT)
     asked: list[str] = []
@@ -74,7 +72,7 @@ def test_S5_what_is_never_seen_again_goes_long_before_the_limit(
 
     monkeypatch.setattr(predict, "_infer", asking)
     x, w = mindtorch.ones(4, device=device), mindtorch.ones(4, 4, device=device)
-    held = tape.interner.bytes     # what tests before this one still use
+    held = tape.interner.bytes  # what tests before this one still use
     largest = evictions = calls = 0
     for i in range(40_000):
         x * (i + 0.5)

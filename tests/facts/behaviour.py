@@ -24,10 +24,15 @@ for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "Adadelta", 
     fact(f"train with {name}", lambda name=name: train(lambda ps: getattr(torch.optim, name)(ps)))
 for layer in SECTIONS["layers"]:
     torch.manual_seed(1)
-    fact(f"layer {layer}", lambda layer=layer: [
-        (k, type(p).__name__, p.device, p.dtype, None if p.is_meta else p.double().sum().item())
-        for k, p in eval(layer).named_parameters()
-    ])
+    fact(
+        f"layer {layer}",
+        lambda layer=layer: [
+            (k, type(p).__name__, p.device, p.dtype, None if p.is_meta else p.double().sum().item())
+            for k, p in eval(layer).named_parameters()
+        ],
+    )
+
+
 def infer(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 

@@ -107,20 +107,60 @@ def kind(value):
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 OWNERS = {
-    "torch": torch, "Tensor": torch.Tensor, "TensorBase": torch._C.TensorBase, "Module": nn.Module, "F": F, "nn": nn,
-    "random": torch.random, "fft": torch.fft, "linalg": torch.linalg, "nested": torch.nested, "amp": torch.amp,
-    "accelerator": torch.accelerator, "cuda": torch.cuda, "overrides": torch.overrides, "autograd": torch.autograd,
-    "Function": torch.autograd.Function, "graph": torch.autograd.graph, "serialization": torch.serialization,
-    "utils": torch.utils, "data": torch.utils.data, "DataLoader": torch.utils.data.DataLoader, "jit": torch.jit,
-    "func": torch.func, "library": torch.library, "optim": torch.optim, "Optimizer": torch.optim.Optimizer,
-    "SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "storage": torch.storage, "Untyped": torch.UntypedStorage,
-    "_utils": torch._utils, "_tensor": torch._tensor, "Parameter": nn.Parameter, "device": torch.device,
-    "Generator": torch.Generator, "Stream": torch.Stream, "Event": torch.Event, "mp": torch.multiprocessing,
-    "backends": torch.backends, "sparse": torch.sparse, "special": torch.special, "export": torch.export,
-    "compiler": torch.compiler, "PackedSequence": nn.utils.rnn.PackedSequence, "init": nn.init, "hub": torch.hub,
-    "autocast": torch.amp.autocast_mode.autocast, "checkpoint": torch.utils.checkpoint, "distributions":
-    torch.distributions, "Lazy": nn.parameter.UninitializedTensorMixin, "_VF": type(torch._C._VariableFunctions),
-    "acc": torch._C._acc, "DeviceType": torch._C._autograd.DeviceType, "Activity": torch.profiler.ProfilerActivity,
+    "torch": torch,
+    "Tensor": torch.Tensor,
+    "TensorBase": torch._C.TensorBase,
+    "Module": nn.Module,
+    "F": F,
+    "nn": nn,
+    "random": torch.random,
+    "fft": torch.fft,
+    "linalg": torch.linalg,
+    "nested": torch.nested,
+    "amp": torch.amp,
+    "accelerator": torch.accelerator,
+    "cuda": torch.cuda,
+    "overrides": torch.overrides,
+    "autograd": torch.autograd,
+    "Function": torch.autograd.Function,
+    "graph": torch.autograd.graph,
+    "serialization": torch.serialization,
+    "utils": torch.utils,
+    "data": torch.utils.data,
+    "DataLoader": torch.utils.data.DataLoader,
+    "jit": torch.jit,
+    "func": torch.func,
+    "library": torch.library,
+    "optim": torch.optim,
+    "Optimizer": torch.optim.Optimizer,
+    "SGD": torch.optim.SGD,
+    "Adam": torch.optim.Adam,
+    "storage": torch.storage,
+    "Untyped": torch.UntypedStorage,
+    "_utils": torch._utils,
+    "_tensor": torch._tensor,
+    "Parameter": nn.Parameter,
+    "device": torch.device,
+    "Generator": torch.Generator,
+    "Stream": torch.Stream,
+    "Event": torch.Event,
+    "mp": torch.multiprocessing,
+    "backends": torch.backends,
+    "sparse": torch.sparse,
+    "special": torch.special,
+    "export": torch.export,
+    "compiler": torch.compiler,
+    "PackedSequence": nn.utils.rnn.PackedSequence,
+    "init": nn.init,
+    "hub": torch.hub,
+    "autocast": torch.amp.autocast_mode.autocast,
+    "checkpoint": torch.utils.checkpoint,
+    "distributions": torch.distributions,
+    "Lazy": nn.parameter.UninitializedTensorMixin,
+    "_VF": type(torch._C._VariableFunctions),
+    "acc": torch._C._acc,
+    "DeviceType": torch._C._autograd.DeviceType,
+    "Activity": torch.profiler.ProfilerActivity,
 }
 for label, owner in OWNERS.items():
     # What is loaded later (by other facts) would make the order matter: names as they are now.
@@ -137,8 +177,30 @@ facts["loaded"] = text(LOADED)
 each("process")
 
 # ---- torch's own state -----------------------------------------------------------------------------------------------
-DEVICES = ("cpu", "cpu:0", "cuda", "cuda:0", "cuda:1", "meta", "meta:1", "mps", "xpu", "privateuseone",
-           "privateuseone:0", "npu", "npu:0", "hpu", "xla", "remote", "foo", "", "cpu:", "cpu:-1", "cpu:01", "cuda:128")
+DEVICES = (
+    "cpu",
+    "cpu:0",
+    "cuda",
+    "cuda:0",
+    "cuda:1",
+    "meta",
+    "meta:1",
+    "mps",
+    "xpu",
+    "privateuseone",
+    "privateuseone:0",
+    "npu",
+    "npu:0",
+    "hpu",
+    "xla",
+    "remote",
+    "foo",
+    "",
+    "cpu:",
+    "cpu:-1",
+    "cpu:01",
+    "cuda:128",
+)
 for spec in DEVICES:
     each("devices", DEVICE=repr(spec))
 for name in set(torch.accelerator.__all__) - {"set_stream", "device_index"}:
@@ -147,9 +209,26 @@ for name in set(torch.accelerator.__all__) - {"set_stream", "device_index"}:
 each("state")
 
 # ---- the dispatcher --------------------------------------------------------------------------------------------------
-OPS = ("zeros", "empty.memory_format", "empty_strided", "randn", "add.Tensor", "mm", "_to_copy", "copy_", "to.dtype",
-       "relu", "convolution", "native_layer_norm", "_local_scalar_dense", "sum", "view", "index.Tensor", "arange",
-       "set_.source_Storage")
+OPS = (
+    "zeros",
+    "empty.memory_format",
+    "empty_strided",
+    "randn",
+    "add.Tensor",
+    "mm",
+    "_to_copy",
+    "copy_",
+    "to.dtype",
+    "relu",
+    "convolution",
+    "native_layer_norm",
+    "_local_scalar_dense",
+    "sum",
+    "view",
+    "index.Tensor",
+    "arange",
+    "set_.source_Storage",
+)
 for name in OPS:
     fact(f"dump {name}", lambda name=name: re.sub(r"0x\w+", "0x", torch._C._dispatch_dump(f"aten::{name}")))
     fact(f"table {name}", lambda name=name: torch._C._dispatch_dump_table(f"aten::{name}"))

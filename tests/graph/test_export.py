@@ -37,11 +37,33 @@ def graph() -> ComputationGraph:
 def odd() -> ComputationGraph:
     """Every kind of constant, and names made to break a format."""
     graph = ComputationGraph()
-    made = graph.add_operation('my::op"\\', [torch.ones(2), 1, 1.5, float("inf"), float("nan"), 2 + 1j, None, True,
-                               "a\n", (1, [2.0]), slice(0, None), ..., torch.float16, torch.strided,
-                               torch.channels_last, torch.device("cpu"), {"k": 1}], {"key": [torch.ones(1)]},
-                               outputs=[((), torch.bool, "cpu"), ((0, 3), torch.int64, "meta")],
-                               module='A"\\.b\n', phase="backward", location=("fü.py", 3, "g"))
+    made = graph.add_operation(
+        'my::op"\\',
+        [
+            torch.ones(2),
+            1,
+            1.5,
+            float("inf"),
+            float("nan"),
+            2 + 1j,
+            None,
+            True,
+            "a\n",
+            (1, [2.0]),
+            slice(0, None),
+            ...,
+            torch.float16,
+            torch.strided,
+            torch.channels_last,
+            torch.device("cpu"),
+            {"k": 1},
+        ],
+        {"key": [torch.ones(1)]},
+        outputs=[((), torch.bool, "cpu"), ((0, 3), torch.int64, "meta")],
+        module='A"\\.b\n',
+        phase="backward",
+        location=("fü.py", 3, "g"),
+    )
     graph.add_operation("aten::neg", [(made, 1)])
     graph.outputs = ((made.id, 0),)
     return graph
@@ -64,8 +86,20 @@ def test_C6_json_round_trip(which, request):
 def test_C6_json_constants_come_back(odd):
     node = ComputationGraph.from_dict(odd.to_dict()).nodes[2]
     assert node.args[:4] == (Hole(0), 1, 1.5, float("inf")) and node.args[4] != node.args[4]
-    assert node.args[5:] == (2 + 1j, None, True, "a\n", (1, [2.0]), slice(0, None), ..., torch.float16, torch.strided,
-                             torch.channels_last, Opaque("cpu"), {"k": 1})
+    assert node.args[5:] == (
+        2 + 1j,
+        None,
+        True,
+        "a\n",
+        (1, [2.0]),
+        slice(0, None),
+        ...,
+        torch.float16,
+        torch.strided,
+        torch.channels_last,
+        Opaque("cpu"),
+        {"k": 1},
+    )
     assert node.kwargs == {"key": [Hole(1)]}
     assert (node.phase, node.location, node.module) == ("backward", ("fü.py", 3, "g"), 'A"\\.b\n')
 
@@ -121,7 +155,7 @@ def check_dot(text: str) -> tuple[int, int, int]:
     place, tokens = 0, []
     while text[place:].strip():
         match = TOKEN.match(text, place)
-        assert match, f"not DOT: {text[place:place + 40]!r}"
+        assert match, f"not DOT: {text[place : place + 40]!r}"
         tokens.append(match.group(0).strip())
         place = match.end()
     depth: list[str] = []
@@ -131,8 +165,10 @@ def check_dot(text: str) -> tuple[int, int, int]:
         elif token in "}]":
             assert depth and depth.pop() == {"}": "{", "]": "["}[token]
     assert not depth and tokens[:3] == ["digraph", "computation", "{"]
-    nodes = sum(re.fullmatch(r"n\d+", a) is not None and b == "[" and before != "->"
-                for before, a, b in zip(tokens, tokens[1:], tokens[2:], strict=False))
+    nodes = sum(
+        re.fullmatch(r"n\d+", a) is not None and b == "[" and before != "->"
+        for before, a, b in zip(tokens, tokens[1:], tokens[2:], strict=False)
+    )
     return nodes, tokens.count("->"), tokens.count("subgraph")
 
 
@@ -213,7 +249,7 @@ def test_C6_dot_draws_a_shared_parameter_once_and_one_of_each_layer_in_it():
         model(torch.ones(3, 8), torch.zeros(8))
     drawn(graph)
     text = graph.to_dot()
-    assert text.count("style=\"rounded,dashed\"];") == 2 and "Shared.scale" in text and "Shared.h.0.weight" in text
+    assert text.count('style="rounded,dashed"];') == 2 and "Shared.scale" in text and "Shared.h.0.weight" in text
     assert text.count('[label="to each"]') == 2
 
 
@@ -252,8 +288,12 @@ def test_C6_text_shows_a_layer_that_differs():
 @pytest.mark.parametrize("width", [80, 60, 100])
 def test_C6_text_fits_the_width(graph, odd, width):
     deep = ComputationGraph()
-    deep.add_operation("aten::" + "long" * 40, [list(range(100))], outputs=[((10**9,) * 6, F32, "cpu")],
-                       module=".".join(f"level{i}" for i in range(9)))
+    deep.add_operation(
+        "aten::" + "long" * 40,
+        [list(range(100))],
+        outputs=[((10**9,) * 6, F32, "cpu")],
+        module=".".join(f"level{i}" for i in range(9)),
+    )
     with capture() as made:
         Model(1)(torch.ones(3, 8)).sum().item()
     assert "4 more parameters" in made.to_text()
@@ -275,6 +315,7 @@ def test_C6_text_puts_every_op_of_a_small_program_on_a_line():
 
 def test_C6_text_of_an_empty_graph():
     assert ComputationGraph().to_text() == "0 ops, 0 edges, 0 parameters, 0 other inputs"
+
 
 def references(text: str) -> set[str]:
     """The nodes that arguments name, as %5, %5@h.1 or %5#2."""

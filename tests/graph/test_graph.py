@@ -37,8 +37,15 @@ def check_topological(graph: ComputationGraph) -> None:
 def test_L10_add_operation_keeps_what_it_is_given():
     graph = ComputationGraph()
     x = torch.ones(2, 3)
-    both = graph.add_operation("aten::var_mean", [x, 0], {"keepdim": True}, outputs=[((1, 3), F32, "cpu")] * 2,
-                               module="Net.norm", phase="forward", location=("net.py", 7, "forward"))
+    both = graph.add_operation(
+        "aten::var_mean",
+        [x, 0],
+        {"keepdim": True},
+        outputs=[((1, 3), F32, "cpu")] * 2,
+        module="Net.norm",
+        phase="forward",
+        location=("net.py", 7, "forward"),
+    )
     last = graph.add_operation("aten::stack", [[(both, 1), both], x])
     assert [node.op for node in graph.nodes] == ["genie::data", "aten::var_mean", "aten::stack"]
     assert both.inputs == ((0, 0),) and both.args == (Hole(0), 0) and both.kwargs == {"keepdim": True}
@@ -109,9 +116,14 @@ def test_L10_pending_is_the_tape_in_program_order():
     x = torch.randn(4, 4, device=LAZY)
     y = torch.relu(x @ x)
     graph = ComputationGraph.pending()
-    assert ops(graph) == ["aten::randn", "aten::matmul", "aten::relu"] == [
-        graph.get_or_create_node(t).op for t in (x, graph.nodes[1].id, y)  # type: ignore[list-item]
-    ]
+    assert (
+        ops(graph)
+        == ["aten::randn", "aten::matmul", "aten::relu"]
+        == [
+            graph.get_or_create_node(t).op
+            for t in (x, graph.nodes[1].id, y)  # type: ignore[list-item]
+        ]
+    )
     assert graph.nodes[1].inputs == ((0, 0), (0, 0))
     assert graph.nodes[2].outputs == (Output((4, 4), F32, LAZY),)
     assert graph.nodes[2].source.startswith(__file__)
@@ -229,8 +241,17 @@ def test_L10_a_million_op_chain():
     assert len(graph) == length + 1 and len(graph.edges) == length
     assert graph.nodes[length].inputs == ((length - 1, 0),)
     assert graph.edges[length - 1] == Edge(length - 1, 0, length, 0)
-    columns = (graph._call, graph._module, graph._place, graph._phase, graph._kind, graph._first, graph._source,
-               graph._output, graph._values._slots)
+    columns = (
+        graph._call,
+        graph._module,
+        graph._place,
+        graph._phase,
+        graph._kind,
+        graph._first,
+        graph._source,
+        graph._output,
+        graph._values._slots,
+    )
     assert sum(map(sys.getsizeof, columns)) < 60 * length
     assert took < 60, "linear: seconds, not hours"
     part = ComputationGraph.from_tensors(y)

@@ -86,7 +86,8 @@ def test_N5_a_refusal_of_the_library_is_no_error(device: Device) -> None:
 
 
 def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Callable[..., str]) -> None:
-    out = in_npu_process("""
+    out = in_npu_process(
+        """
         import mindtorch
         from mindtorch._ext import aclnn, blocks
         from device_memory import block_of
@@ -106,7 +107,9 @@ def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Call
             print(error)
         held.clear()
         assert aclnn.product("Mm", description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
-    """, GENIE_TEST_NPU_MEMORY=str(5 << 20))
+    """,
+        GENIE_TEST_NPU_MEMORY=str(5 << 20),
+    )
     first, second = out.splitlines()
     assert "out of memory" in first and "512 bytes of workspace for aclnnMm on npu:0" in second
 

@@ -62,9 +62,7 @@ def test_N1_a_named_library_that_is_no_file_or_no_library(in_python, tmp_path):
 def test_N1_every_missing_function_is_named(in_python, tmp_path):
     path = without(tmp_path, "aclrtMalloc", "aclrtStreamWaitEvent", "aclrtStreamQuery")
     said = in_python(TRY, GENIE_ACL_LIBRARY=str(path)).stdout.splitlines()
-    assert said[0] == (
-        f"False 0 {path} is not a usable AscendCL library: it has no aclrtStreamWaitEvent, aclrtMalloc"
-    )
+    assert said[0] == (f"False 0 {path} is not a usable AscendCL library: it has no aclrtStreamWaitEvent, aclrtMalloc")
     assert said[1] == f"npu is not available: {said[0][8:]}"
 
 

@@ -14,12 +14,13 @@ MIB = 1 << 20
 
 # Copies.
 
+
 @pytest.mark.parametrize("size", [1, 63, 64, 1000, MIB, MIB + 1, 9 * MIB + 5])
 def test_N4_bytes_arrive(npu, size):
     data = pattern(size)
     block = block_of(0, data)
     assert get(block) == data
-    assert get(block, size // 2) == data[size // 2:]
+    assert get(block, size // 2) == data[size // 2 :]
     put(block, b"#", size - 1)
     assert get(block, size - 1) == b"#"
 
@@ -133,6 +134,7 @@ def test_N4_fill(npu):
 
 # Pinned memory.
 
+
 def test_N4_pinned_memory_is_a_buffer(npu):
     pinned = blocks.Pinned(1000)
     view = memoryview(pinned)
@@ -197,6 +199,7 @@ def test_N4_pinned_memory_is_reused_behind_what_used_it(npu, library):
 
 
 # Other numbers of devices.
+
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_N7_every_device_with_each_other(in_npu_process, count):

@@ -13,6 +13,7 @@ from mindtorch._ext import blocks
 
 # Streams.
 
+
 def test_N3_streams_come_from_a_pool_of_32_for_each_priority(npu):
     made = [npu.Stream(0) for _ in range(64)]
     assert len({stream.npu_stream for stream in made}) == 32
@@ -66,6 +67,7 @@ def test_N3_wait_stream_orders_also_across_devices(npu, library, devices, target
 
 
 # Events.
+
 
 def test_N3_an_event_that_was_not_recorded(npu):
     event = npu.Event()

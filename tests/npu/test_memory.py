@@ -24,6 +24,7 @@ def empty(npu):
 
 # Allocation.
 
+
 def test_N2_sizes_are_rounded_to_512_bytes(empty):
     before = empty.memory_allocated(0)
     held = [blocks.allocate(0, size) for size in (1, 512, 513, 100_000)]
@@ -114,6 +115,7 @@ def test_N3_each_device_has_its_own_memory(empty, devices):
 
 
 # Streams and reuse.
+
 
 def test_N2_memory_of_one_stream_is_not_handed_to_another(empty, library):
     one, two = empty.Stream(0), empty.Stream(0)
@@ -209,6 +211,7 @@ def test_N2_a_block_may_die_in_any_thread(empty):
 
 
 # Out of memory.
+
 
 def test_N2_what_is_cached_is_given_back_before_giving_up(empty):
     free, total = empty.mem_get_info(0)

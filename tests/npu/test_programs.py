@@ -215,8 +215,15 @@ def test_N5_staged_layers_multiply_as_on_the_cpu(kind: str, mode: Any, staged: N
 def test_N5_inference_mode_makes_inference_tensors() -> None:
     with torch.inference_mode():
         x = torch.ones(3, device="npu:1")
-        for t in (x, x + 1, x.cpu(), x.to("npu:0"), torch.ones(2).to("npu:1"), torch.tensor([1], device="npu:1"),
-                  torch.ones(2, device="remote_accelerator:0").to("npu:1")):
+        for t in (
+            x,
+            x + 1,
+            x.cpu(),
+            x.to("npu:0"),
+            torch.ones(2).to("npu:1"),
+            torch.tensor([1], device="npu:1"),
+            torch.ones(2, device="remote_accelerator:0").to("npu:1"),
+        ):
             assert t.is_inference()
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         x.add_(1)

@@ -29,6 +29,7 @@ def in_thread(function):
 
 # The pool.
 
+
 def test_N2_sixty_four_threads_make_one_runtime(in_npu_process):
     said = in_npu_process(
         """
@@ -149,6 +150,7 @@ def test_N2_only_an_initialized_process_must_not_be_forked(in_npu_process):
 
 # The end of the process.
 
+
 def test_N2_everything_is_given_back_at_exit_also_what_is_in_flight(in_npu_process):
     in_npu_process(
         """
@@ -225,6 +227,7 @@ def test_N2_a_daemon_thread_may_be_at_work_at_exit(in_npu_process):
 
 
 # Current device and stream.
+
 
 def test_N3_a_new_thread_begins_at_device_0_with_default_streams(npu, devices):
     devices(2)

@@ -86,8 +86,9 @@ def test_D2_no_such_device(npu: ModuleType) -> None:
 
 
 # ---- mixing ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("other", [lambda: on(0, 2), lambda: torch.ones(2),
-                                   lambda: torch.ones(2, device="remote_accelerator:0")])
+@pytest.mark.parametrize(
+    "other", [lambda: on(0, 2), lambda: torch.ones(2), lambda: torch.ones(2, device="remote_accelerator:0")]
+)
 def test_D4_mixed_devices_are_named(other: Callable[[], torch.Tensor]) -> None:
     x, y = on(1, 2), other()
     for pair in ((x, y), (y, x)):
@@ -123,8 +124,13 @@ def test_D4_numbers_on_an_npu_are_numbers() -> None:
 def test_M5_nothing_is_read_from_meta_tensors() -> None:
     x = on(1, 2)
     for meta in (torch.ones(2, device="meta"), mindtorch.ones(2, device="meta")):
-        for write in (x.copy_, x.add_, lambda m: x.__setitem__(0, m[0]), lambda m: torch.add(x, m, out=x),
-                      lambda m: torch._foreach_add_([x], [m])):
+        for write in (
+            x.copy_,
+            x.add_,
+            lambda m: x.__setitem__(0, m[0]),
+            lambda m: torch.add(x, m, out=x),
+            lambda m: torch._foreach_add_([x], [m]),
+        ):
             with pytest.raises(RuntimeError, match="meta tensor has no data"):
                 write(meta)
 
@@ -132,8 +138,18 @@ def test_M5_nothing_is_read_from_meta_tensors() -> None:
 # ---- copies ---------------------------------------------------------------------------------------------------------
 def test_N4_values_survive_a_round() -> None:
     a = torch.randn(4, 5)
-    for plain in (a, a.t(), a[1:3, ::2], a[:0], torch.tensor(3.5), a.to(torch.bfloat16), a > 0, a.long(),
-                  torch.complex(a, a).conj(), a.expand(3, 4, 5)):
+    for plain in (
+        a,
+        a.t(),
+        a[1:3, ::2],
+        a[:0],
+        torch.tensor(3.5),
+        a.to(torch.bfloat16),
+        a > 0,
+        a.long(),
+        torch.complex(a, a).conj(),
+        a.expand(3, 4, 5),
+    ):
         there = plain.to("npu:0")
         back = there.to("npu:1").cpu()
         assert torch.equal(back, plain) and back.dtype is plain.dtype
@@ -260,8 +276,11 @@ def test_L7_a_seed_gives_the_cpus_numbers() -> None:
     expected = torch.randn(3), torch.nn.functional.dropout(torch.ones(20)), torch.randperm(9)
     torch.manual_seed(5)
     torch.randn(7)  # the CPU's generator is another one
-    got = (torch.randn(3, device="npu:1"), torch.nn.functional.dropout(torch.ones(20, device="npu:1")),
-           torch.randperm(9, device="npu:1"))
+    got = (
+        torch.randn(3, device="npu:1"),
+        torch.nn.functional.dropout(torch.ones(20, device="npu:1")),
+        torch.randperm(9, device="npu:1"),
+    )
     assert all(torch.equal(e, g.cpu()) for e, g in zip(expected, got, strict=True))
     assert torch.equal(torch.randn(3, device="npu:0").cpu(), expected[0])  # a generator per device
 

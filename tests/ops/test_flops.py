@@ -238,9 +238,15 @@ def test_C3_attention_length_first_layouts():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("convert", [
-    torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc, lambda m: m.to_sparse_bsr((2, 2)),
-])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        torch.Tensor.to_sparse_csc,
+        lambda m: m.to_sparse_bsr((2, 2)),
+    ],
+)
 def test_C3_products_with_sparse_matrices_count_stored_numbers(convert):
     dense = torch.zeros(6, 4)
     dense[0, 1] = dense[5, 3] = dense[3, 3] = 1.0

@@ -69,8 +69,7 @@ def net_class() -> type[Net]:
 def _check_sums(report: dict[str, Any]) -> None:
     """Asserts that nothing is counted twice and nothing lost: every table sums to the totals."""
     total = report["totals"]["time_s"]
-    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s"),
-                       ("lines", "self_s")):
+    for table, key in (("modules", "self_s"), ("ops", "self_s"), ("phases", "time_s"), ("lines", "self_s")):
         assert sum(row[key] for row in report[table]) == pytest.approx(total, rel=1e-9), table
     for key in ("flops", "macs", "ops"):
         assert sum(row[key] for row in report["phases"]) == report["totals"][key], key
@@ -83,8 +82,14 @@ def _check_sums(report: dict[str, Any]) -> None:
     assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
     assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
     startup = report["startup"]
-    accounted = (startup["import_s"] + startup["compile_s"] + startup["init_s"] + report["steps"]["warmup_s"]
-                 + total + report["totals"]["overhead_s"])
+    accounted = (
+        startup["import_s"]
+        + startup["compile_s"]
+        + startup["init_s"]
+        + report["steps"]["warmup_s"]
+        + total
+        + report["totals"]["overhead_s"]
+    )
     assert accounted == pytest.approx(report["totals"]["wall_s"], rel=1e-9)
 
 

@@ -146,7 +146,11 @@ def test_C2_teacher_and_student_have_rows_of_their_own(record):
 def test_C2_models_that_come_one_after_the_other_are_told_apart_up_to_a_number(record):
     report, _ = record(one_after_the_other)
     assert [row["path"] for row in report["modules"] if row["calls"]] == [
-        "Part", "Part.inner", "Part #2", "Part #2.inner"]
+        "Part",
+        "Part.inner",
+        "Part #2",
+        "Part #2.inner",
+    ]
     with torch.no_grad():
         report, _ = record(lambda: [Part(i + 1)(torch.ones(1, i + 1)) for i in range(40)])
         names = [row["path"] for row in report["modules"] if not row["depth"]]
@@ -167,8 +171,11 @@ def test_C2_modules_are_in_the_order_of_the_profile_and_numbers_are_its_own(reco
 
     held, x = [Both(), Both()], torch.ones(1, 2)
     with torch.no_grad():
-        for net, backwards, expected in ((held[0], False, ["first", "second"]), (held[1], True, ["second", "first"]),
-                                         (held[0], True, ["second", "first"])):
+        for net, backwards, expected in (
+            (held[0], False, ["first", "second"]),
+            (held[1], True, ["second", "first"]),
+            (held[0], True, ["second", "first"]),
+        ):
             report, _ = record(lambda net=net, backwards=backwards: net(x, backwards))
             paths = [row["path"] for row in report["modules"]]
             assert paths == ["Both", *(f"Both.{name}" for name in expected), ""]

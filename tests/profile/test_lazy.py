@@ -153,7 +153,7 @@ def test_C2_ops_that_run_eagerly_and_reads_inside_ops(record):
         x = torch.arange(N * 8.0).to(DEVICE)
         y = (x * 2).view(8, N)
         z = y @ y.T
-        kept = z[z > 0]              # its size is known only once z is: runs at once, with all it needs
+        kept = z[z > 0]  # its size is known only once z is: runs at once, with all it needs
         assert kept.shape == (64,) and bool((kept > 0).all())
         with pytest.raises(RuntimeError):
             torch.linalg.cholesky(-z).sum().item()
@@ -181,7 +181,7 @@ def test_C2_report_of_a_plain_program_is_not_lazy(record):
 
 
 def test_C2_computed_lazy_values_are_in_the_peak(record):
-    net = Product(512).to(DEVICE)                # 1 MiB, computed
+    net = Product(512).to(DEVICE)  # 1 MiB, computed
 
     def program():
         with torch.no_grad():

@@ -13,14 +13,14 @@ def floats(megabytes):
 
 def test_C2_peak_of_a_simple_program(record):
     def program():
-        a = floats(4)            # 4
-        b = a * 2                # 8
-        c = b + 1                # 12: the peak
+        a = floats(4)  # 4
+        b = a * 2  # 8
+        c = b + 1  # 12: the peak
         del a
-        b.add_(1)                # in place: nothing new
-        d = c.view(2, -1)[0]     # a view: nothing new, and keeps c alive
+        b.add_(1)  # in place: nothing new
+        d = c.view(2, -1)[0]  # a view: nothing new, and keeps c alive
         del c, b
-        return d.sum()           # 4 (c, by its view) and 4 bytes
+        return d.sum()  # 4 (c, by its view) and 4 bytes
 
     report, profiler = record(program)
     assert report["totals"]["peak_bytes"] == 12 * MB
@@ -44,9 +44,9 @@ def test_C2_peak_per_module_and_phase(record):
             return self.small(self.grow(x))
 
     def program():
-        net = Net()                               # 1
+        net = Net()  # 1
         with torch.no_grad():
-            net(floats(2))                        # 3, then 9 inside grow
+            net(floats(2))  # 3, then 9 inside grow
 
     report, _ = record(program)
     peaks = {row["path"]: row["peak_bytes"] for row in report["modules"]}

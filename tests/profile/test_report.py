@@ -56,7 +56,7 @@ def test_C3_mlp_flops_forward_and_backward_equal_closed_forms(record):
 
     report, _ = record(program)
     forward = n * a * b + n * b * c
-    backward = n * a * b + 2 * n * b * c            # the input needs no gradient
+    backward = n * a * b + 2 * n * b * c  # the input needs no gradient
     macs = {row["name"]: row["macs"] for row in report["phases"]}
     assert (macs["forward"], macs["backward"]) == (forward, backward)
     assert module(report, "Sequential.0")["macs"] == 2 * n * a * b
@@ -70,8 +70,13 @@ def test_C3_transformer_macs_equal_closed_forms(record, Net):
         report, _ = record(lambda: Net(D, HEADS, LAYERS, V)(torch.randint(0, V, (B, T))))
     rows = B * T
     attention = 2 * B * T * T * D
-    per_block = {"attn.qkv": 3 * rows * D * D, "attn.out": rows * D * D, "attn": 4 * rows * D * D + attention,
-                 "up": 4 * rows * D * D, "down": 4 * rows * D * D}
+    per_block = {
+        "attn.qkv": 3 * rows * D * D,
+        "attn.out": rows * D * D,
+        "attn": 4 * rows * D * D + attention,
+        "up": 4 * rows * D * D,
+        "down": 4 * rows * D * D,
+    }
     for layer in range(LAYERS):
         for name, macs in per_block.items():
             assert module(report, f"Net.blocks.{layer}.{name}")["macs"] == macs, name
@@ -146,7 +151,7 @@ def test_C2_lines_are_the_users(record):
 
 def test_C2_startup_is_apart_from_the_model(record):
     def program():
-        big = torch.nn.Linear(64, 64)                # initialized by 2 random ops: start-up, not model
+        big = torch.nn.Linear(64, 64)  # initialized by 2 random ops: start-up, not model
         with torch.no_grad():
             big(torch.ones(1, 64))
 
@@ -170,7 +175,7 @@ def test_C2_warmup_and_steps(record, Net):
 def test_C2_program_that_knows_its_own_iterations(check_sums):
     net, x = torch.nn.Linear(64, 64), torch.ones(8, 64)
     with Profiler(warmup=7) as profiler:
-        for part, size in enumerate((1, 4)):           # two parts: the second is larger, and warms up twice
+        for part, size in enumerate((1, 4)):  # two parts: the second is larger, and warms up twice
             profiler.stage("init")
             x = torch.ones(8 * size, 64)
             for name in (*["warmup"] * (part + 1), "main"):
@@ -182,11 +187,12 @@ def test_C2_program_that_knows_its_own_iterations(check_sums):
     report = profiler.report()
     check_sums(report)
     assert report["totals"]["macs"] == 2 * 64 * 64 * (8 + 32) and report["totals"]["ops"] == sum(
-        row["calls"] for row in report["ops"] if row["name"] != "(python)")
+        row["calls"] for row in report["ops"] if row["name"] != "(python)"
+    )
     assert next(row["calls"] for row in report["modules"] if row["path"] == "Linear") == 4
     assert report["steps"]["count"] == 5 and report["steps"]["warmup"] == 3
     held = 4 * (64 * 64 + 64 + 32 * 64)
-    assert report["totals"]["peak_bytes"] == held + 2 * 4 * 32 * 64    # what is made ready apart does not count
+    assert report["totals"]["peak_bytes"] == held + 2 * 4 * 32 * 64  # what is made ready apart does not count
     assert not report["warnings"]
 
 
@@ -202,7 +208,7 @@ def test_C2_modes_autocast_inference_and_checkpoint(record):
     x = torch.ones(4, 8, requires_grad=True)
     report, _ = record(lambda: checkpoint(net, x, use_reentrant=False).sum().backward())
     phases = {row["name"]: row["macs"] for row in report["phases"] if row["macs"]}
-    assert phases == {"forward": 256, "backward": 3 * 256}    # the product again, and two gradients
+    assert phases == {"forward": 256, "backward": 3 * 256}  # the product again, and two gradients
 
 
 def test_C2_compiled_functions_stay_compiled_and_are_named_in_a_warning(record):
@@ -308,7 +314,6 @@ def test_C2_threads_from_before_are_not_counted_and_named(record):
     assert any("began before the profile" in text for text in report["warnings"])
 
 
-
 def test_C2_a_thread_still_running_at_the_end_is_no_harm(record):
     go, stopped = threading.Event(), threading.Event()
 
@@ -347,7 +352,7 @@ def test_C2_result_is_that_of_the_plain_program(record, Net):
 
 
 def test_C2_interrupted_and_failing_programs_are_reported(Net, check_sums):
-    installed = semantics.is_installed()          # an earlier test may have made lazy tensors
+    installed = semantics.is_installed()  # an earlier test may have made lazy tensors
     for error, interrupted in ((KeyboardInterrupt, True), (ValueError, False)):
         with pytest.raises(error), Profiler() as profiler:
             train(Net)

@@ -85,7 +85,7 @@ def _same(got: Tensor, expected: Tensor) -> bool:
 
 def _compare_tensors(got: Tensor, expected: Tensor, what: str) -> None:
     g, e = _facts(got), _facts(expected)
-    assert g == e, f"{what}: {({k: (g[k], e[k]) for k in e if g[k] != e[k]})} (lazy, eager)"
+    assert g == e, f"{what}: { ({k: (g[k], e[k]) for k in e if g[k] != e[k]}) } (lazy, eager)"
     a, b = _plain(got), _plain(expected)
     assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: reads as {a.dtype} {a.shape}, eager {b.dtype} {b.shape}"
     assert _same(a, b), f"{what}: {a.tolist()}, eager {b.tolist()}" if a.numel() < 100 else f"{what}: other values"
@@ -152,8 +152,12 @@ def never_succeed_on_large_tensors() -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tries = [(a, b, c) for a in range(2) for b in range(2) for c in range(2)]
-        return [f"{kind} on {device}" for kind in Large.steps.keys() - steps.STEPS.keys() for device in ("cpu", LAZY)
-                if not any(_clean(Large(device).run([("relaid", 0, 1, 0), (kind, a, b, c)])) for a, b, c in tries)]
+        return [
+            f"{kind} on {device}"
+            for kind in Large.steps.keys() - steps.STEPS.keys()
+            for device in ("cpu", LAZY)
+            if not any(_clean(Large(device).run([("relaid", 0, 1, 0), (kind, a, b, c)])) for a, b, c in tries)
+        ]
 
 
 def _clean(machine: Any) -> bool:
@@ -164,5 +168,10 @@ def _clean(machine: Any) -> bool:
 def programs() -> types.SimpleNamespace:
     """The language of random programs and its comparison with eager."""
     kinds = tuple(kind for kind in steps.STEPS if kind != "no_gradients")
-    return types.SimpleNamespace(kinds=kinds, run_both=run_both, large=Large, never_succeed=never_succeed,
-                                 never_succeed_on_large_tensors=never_succeed_on_large_tensors)
+    return types.SimpleNamespace(
+        kinds=kinds,
+        run_both=run_both,
+        large=Large,
+        never_succeed=never_succeed,
+        never_succeed_on_large_tensors=never_succeed_on_large_tensors,
+    )

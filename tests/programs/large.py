@@ -71,12 +71,15 @@ ONE: dict[str, Callable[[Tensor, int, int], Any]] = {
     "pooled_to_5": lambda t, b, c: F.adaptive_avg_pool2d(_image(t), 5),
     "resized": lambda t, b, c: F.interpolate(_image(t), size=(20, 40), mode=("nearest", "bilinear")[b % 2]),
     # Values that a kernel refuses (NaN) are told at the read; eager tells at once.
-    "drawn": lambda t, b, c: (torch.normal(t, t.detach().abs().nan_to_num()) if b % 2 else
-                              torch.bernoulli(t.detach().sigmoid().nan_to_num())),
-    "one_hot": lambda t, b, c: (F.one_hot(t.detach().nan_to_num().clamp(0, 3).long(), 4)
-                                 if t.numel() < MOST // 4 else None),
-    "classified": lambda t, b, c: F.cross_entropy(_image(t), _image(t)[:, 0].detach().gt(0).long(),
-                                                  reduction=("mean", "none")[b % 2]),
+    "drawn": lambda t, b, c: (
+        torch.normal(t, t.detach().abs().nan_to_num()) if b % 2 else torch.bernoulli(t.detach().sigmoid().nan_to_num())
+    ),
+    "one_hot": lambda t, b, c: (
+        F.one_hot(t.detach().nan_to_num().clamp(0, 3).long(), 4) if t.numel() < MOST // 4 else None
+    ),
+    "classified": lambda t, b, c: F.cross_entropy(
+        _image(t), _image(t)[:, 0].detach().gt(0).long(), reduction=("mean", "none")[b % 2]
+    ),
     "log_sigmoid": lambda t, b, c: F.logsigmoid(t),
     "two_to_the": lambda t, b, c: 2 ** t.clamp(-3, 3),
     "standardized": lambda t, b, c: F.batch_norm(_image(t), None, None, training=True),
@@ -108,8 +111,10 @@ def machine(language: Any) -> type:
         shapes = SHAPES
 
         def start(self) -> list[Tensor]:
-            return [torch.arange(24000.0, device=self.device).reshape(150, 160) / 6000 - 2,
-                    torch.randn(IMAGE, device=self.device).contiguous(memory_format=torch.channels_last)]
+            return [
+                torch.arange(24000.0, device=self.device).reshape(150, 160) / 6000 - 2,
+                torch.randn(IMAGE, device=self.device).contiguous(memory_format=torch.channels_last),
+            ]
 
         def keep(self, made: object) -> None:
             if not isinstance(made, Tensor) or made.numel() <= MOST:

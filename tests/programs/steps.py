@@ -195,7 +195,6 @@ of_one(
 )
 
 
-
 @step
 def view_dtype(m: Machine, a: int, b: int, c: int) -> object:
     return None if m.gradients else m.pick(a).view(torch.int32 if b % 2 else torch.float32)  # see of_no_view
@@ -251,7 +250,6 @@ of_two(
     foreach_add_=lambda t, u, c: torch._foreach_add_([t, u.detach().float().clone()], 1.0),
     foreach_mul_=lambda t, u, c: torch._foreach_mul_([t], [u]),
 )
-
 
 
 # ---- in place on what a tensor is, not on its values -----------------------------------------------------------------

@@ -170,8 +170,11 @@ def test_L12_recycled_ids_do_not_mislabel(tracked):
                 self.d = d
 
             def forward(self, x):
-                return [context.get_module() for child in self.d.values() if child.register_forward_pre_hook(note)
-                        and child(x) is not None]
+                return [
+                    context.get_module()
+                    for child in self.d.values()
+                    if child.register_forward_pre_hook(note) and child(x) is not None
+                ]
 
         noted: list[str] = []
 

@@ -49,7 +49,7 @@ def test_L12_no_grad_leaves_no_forward_behind(tracked):
         torch.nn.Identity()(torch.ones(1))
         assert phase() == "other"
     torch.nn.Identity()(torch.ones(1))
-    assert phase() == "forward"      # in grad mode a loss may follow
+    assert phase() == "forward"  # in grad mode a loss may follow
     torch.ones(1, requires_grad=True).sum().backward()
     assert phase() == "other"
 
@@ -146,7 +146,7 @@ def test_L12_announced_prefill_and_decode(tracked, Seen):
                 token - 1
             token * 2
         token / 2
-        with semantics.stage("prefill"):     # training within it keeps its own phases
+        with semantics.stage("prefill"):  # training within it keeps its own phases
             net(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     by_op: dict[str, list] = {}

@@ -62,9 +62,14 @@ PROGRAMS = [
     Program("accumulate.py", code=3, always=True),
     Program("asyncio_server.py", threads=True),
     Program("char_lstm.py", stdin=TEXT, always=True),
-    Program("checkpointing.py", calls={"aten::addmm": "it stops computing again within a call that never runs",
-                                       "aten::detach": "what is saved is detached within the call that saves it"},
-            peak="the generator's state is kept without an op"),
+    Program(
+        "checkpointing.py",
+        calls={
+            "aten::addmm": "it stops computing again within a call that never runs",
+            "aten::detach": "what is saved is detached within the call that saves it",
+        },
+        peak="the generator's state is kept without an op",
+    ),
     Program("cnn_amp.py", flops="a grouped convolution's weight gradient is counted ungrouped"),
     Program("compiled.py", calls={"*": "Dynamo calls ops on fake tensors"}, peak="Dynamo keeps tensors of its own"),
     Program("contrastive.py"),
@@ -72,20 +77,29 @@ PROGRAMS = [
     Program("distill.py"),
     Program("dqn.py"),
     Program("encoder_mask.py", always=True),
-    Program("ensemble.py", calls={"*": "vmap makes other calls of them, within the first"},
-            peak="so what they give back counts as within the first"),
+    Program(
+        "ensemble.py",
+        calls={"*": "vmap makes other calls of them, within the first"},
+        peak="so what they give back counts as within the first",
+    ),
     Program("exported.py", calls={"*": "export calls ops on fake tensors"}, peak="fake tensors are counted here"),
     Program("gan.py"),
     Program("gcn.py", flops="a sparse matrix is counted as dense", peak="sparse tensors hold theirs out of sight"),
     Program("generate.py"),
-    Program("jagged.py", calls={"*": "counted as the jagged tensor gets them, before it makes others of them"},
-            flops="FlopCounterMode fails with nested tensors"),
+    Program(
+        "jagged.py",
+        calls={"*": "counted as the jagged tensor gets them, before it makes others of them"},
+        flops="FlopCounterMode fails with nested tensors",
+    ),
     Program("lbfgs.py"),
     Program("least_squares.py"),
     Program("loader_collate.py", calls={"aten::clone": "autograd keeps what is overwritten, within the call"}),
     Program("loader_workers.py"),
-    Program("maml.py", calls={"*": "vmap makes other calls of them, within the first"},
-            peak="gradients are added up in new tensors"),
+    Program(
+        "maml.py",
+        calls={"*": "vmap makes other calls of them, within the first"},
+        peak="gradients are added up in new tensors",
+    ),
     Program("manual_sgd.py"),
     Program("mlp_config.py", ("--epochs", "1")),
     Program("own_function.py"),
@@ -94,14 +108,27 @@ PROGRAMS = [
     Program("pool_left_open.py", threads=True),
     Program("pool_of_processes.py"),
     Program("prefetcher.py", threads=True),
-    Program("quantized.py", calls={"aten::_empty_affine_quantized": "some are within a TorchBind object",
-                                   "quantized::linear_unpack": "within a TorchBind object"}),
+    Program(
+        "quantized.py",
+        calls={
+            "aten::_empty_affine_quantized": "some are within a TorchBind object",
+            "quantized::linear_unpack": "within a TorchBind object",
+        },
+    ),
     Program("raises_after.py", code=1),
-    Program("recommender.py", calls=dict.fromkeys(("aten::_sparse_coo_tensor_with_dims_and_tensors", "aten::clone",
-            "aten::_indices", "aten::_values"), "sparse gradients are added up in new tensors"),
-            peak="sparse tensors hold theirs out of sight"),
-    Program("scripted.py", calls={"aten::_local_scalar_dense": "TorchScript's are within a call of its own"},
-            peak="what TorchScript loads has no op"),
+    Program(
+        "recommender.py",
+        calls=dict.fromkeys(
+            ("aten::_sparse_coo_tensor_with_dims_and_tensors", "aten::clone", "aten::_indices", "aten::_values"),
+            "sparse gradients are added up in new tensors",
+        ),
+        peak="sparse tensors hold theirs out of sight",
+    ),
+    Program(
+        "scripted.py",
+        calls={"aten::_local_scalar_dense": "TorchScript's are within a call of its own"},
+        peak="what TorchScript loads has no op",
+    ),
     Program("spectrum.py"),
     Program("stops_on_signal.py", code=1),
     Program("threads_infer.py", threads=True),
@@ -192,5 +219,3 @@ def compare_calls(program: Program, genie: dict[str, int], torchs: dict[str, int
     unknown = {name: pair for name, pair in different.items() if name not in hidden and name not in program.calls}
     assert not unknown, f"calls (genie's, torch.profiler's): {unknown}"
     assert set(program.calls) <= set(different), "what is said to differ does not"
-
-

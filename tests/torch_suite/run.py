@@ -98,8 +98,17 @@ class Runner:
     def _process(self, folder: Path, tests: list[str] | None) -> tuple[list[dict[str, Any]], str, bool]:
         """One worker process: its lines, the end of its errors, and whether it was stopped for taking too long."""
         out, log = folder / "out", folder / "log"
-        command = [sys.executable, str(HERE / "worker.py"), str(self.file), "--device", self.device,
-                   "--kind", self.kind, "--out", str(out)]
+        command = [
+            sys.executable,
+            str(HERE / "worker.py"),
+            str(self.file),
+            "--device",
+            self.device,
+            "--kind",
+            self.kind,
+            "--out",
+            str(out),
+        ]
         if tests is not None:
             names = folder / "tests"
             names.write_text("\n".join(tests))
@@ -108,8 +117,15 @@ class Runner:
         with log.open("wb") as errors:
             # Not where the sources are: the installed package is what is tested. A session of its own: it can be
             # stopped with everything that it started.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                                       cwd=folder, env=self.environment, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                cwd=folder,
+                env=self.environment,
+                start_new_session=True,
+            )
             hung = self._wait(process, out)
         lines = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
         return lines, log.read_bytes()[-6000:].decode(errors="replace"), hung

@@ -1,4 +1,5 @@
 """Tests in the form that PyTorch's have, one for each thing that can happen to one (see test_driver.py)."""
+
 # mypy: ignore-errors
 import os
 import signal

@@ -39,12 +39,24 @@ def test_L7_every_outcome_is_told_beside_the_cpus(folder: Path, tmp_path: Path) 
     reasons = tmp_path / "reasons.toml"
     reasons.write_text('[[reason]]\nwhy = "says cpu"\ntests = ["test_sample::TestSampleCPU.test_excused_*"]\n')
     printed, row = run(folder, "--timeout", 8, "--results", tmp_path / "kept", "--reasons", reasons)
-    assert row == {"passed": 4, "differs": 1, "crashed": 1, "hung": 1, "not applicable": 1, "skipped": 1,
-                   "fails on CPU": 2}, printed
+    assert row == {
+        "passed": 4,
+        "differs": 1,
+        "crashed": 1,
+        "hung": 1,
+        "not applicable": 1,
+        "skipped": 1,
+        "fails on CPU": 2,
+    }, printed
     told = [line for line in printed.splitlines() if line.startswith(("differs:", "crashed:", "hung:"))]
-    assert told == [f"{what}: test_sample::TestSampleCPU.test_{name}_cpu (CPU: passed; here: {status})"
-                    for what, name, status in (("crashed", "crash", "crashed"), ("hung", "hang", "hung"),
-                                               ("differs", "name", "failed"))]
+    assert told == [
+        f"{what}: test_sample::TestSampleCPU.test_{name}_cpu (CPU: passed; here: {status})"
+        for what, name, status in (
+            ("crashed", "crash", "crashed"),
+            ("hung", "hang", "hung"),
+            ("differs", "name", "failed"),
+        )
+    ]
     kept = json.loads((tmp_path / "kept" / "test_sample.device.remote_accelerator.json").read_text())
     assert "Segmentation fault" in kept["TestSampleCPU.test_crash_cpu"]["error"]
 

@@ -197,6 +197,7 @@ def main() -> None:
     add_device(options.device)
     tests = {f"{case.__name__}.{name}": (case, name) for case, name in tests_of(load(options.file), options.kind)}
     with options.out.open("a") as out:
+
         def say(**line: Any) -> None:
             out.write(json.dumps(line) + "\n")
             out.flush()

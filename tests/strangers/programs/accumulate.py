@@ -1,4 +1,5 @@
 """Gradient accumulation with a learning-rate schedule and early stopping through an exit code."""
+
 import sys
 
 import torch

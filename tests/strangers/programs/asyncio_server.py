@@ -1,4 +1,5 @@
 """A small inference server: requests are awaited, the model runs in asyncio's threads."""
+
 import asyncio
 
 import torch

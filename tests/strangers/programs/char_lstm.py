@@ -1,4 +1,5 @@
 """A character model: an LSTM learns a text read from stdin, then writes one."""
+
 import sys
 
 import torch

@@ -1,4 +1,5 @@
 """Activation checkpointing: blocks are computed again in the backward pass."""
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

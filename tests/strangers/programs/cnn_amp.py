@@ -1,4 +1,5 @@
 """A small CNN with autocast and a gradient scaler, on images in channels-last order."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """A compiled step, with a backend that needs no compiler; shapes change once."""
+
 import torch
 from torch import nn
 

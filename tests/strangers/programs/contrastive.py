@@ -1,4 +1,5 @@
 """Contrastive learning of two views, with in-place normalization of a memory bank."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

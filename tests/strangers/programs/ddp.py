@@ -1,4 +1,5 @@
 """Two ranks train with DistributedDataParallel over gloo."""
+
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,4 +1,5 @@
 """A small UNet removes noise from images, step by step."""
+
 import math
 
 import torch

@@ -1,4 +1,5 @@
 """A student learns from a frozen teacher, whose features are caught by hooks; weights are averaged."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Q-learning with a replay buffer and a target network that follows slowly."""
+
 import collections
 import copy
 import random

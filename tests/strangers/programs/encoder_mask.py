@@ -1,4 +1,5 @@
 """A transformer encoder with a padding mask: trained, then evaluated on torch's fast path."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """An ensemble of models runs as one, with stacked parameters; the models come from a file found at run time."""
+
 import copy
 import importlib.util
 import pathlib

@@ -1,4 +1,5 @@
 """A model is exported, and the exported program is run."""
+
 import torch
 from torch import nn
 

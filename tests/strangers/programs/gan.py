@@ -1,4 +1,5 @@
 """A GAN: two networks and two optimizers that take turns."""
+
 import torch
 from torch import nn
 from torch.nn.utils import spectral_norm

@@ -1,4 +1,5 @@
 """A graph convolution network with a sparse adjacency matrix."""
+
 import torch
 from torch import nn
 

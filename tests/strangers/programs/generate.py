@@ -1,4 +1,5 @@
 """A decoder with a key-value cache writes tokens one by one, in inference mode."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

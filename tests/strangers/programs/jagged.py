@@ -1,4 +1,5 @@
 """Sequences of different length as one jagged tensor."""
+
 import torch
 from torch import nn
 

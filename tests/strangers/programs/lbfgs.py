@@ -1,4 +1,5 @@
 """Fits a curve with LBFGS, whose closure is called several times a step; weights are normalized."""
+
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm

@@ -1,4 +1,5 @@
 """Linear algebra without a model: least squares, SVD, Cholesky and a few products, in double precision and bfloat16."""
+
 import torch
 
 torch.manual_seed(0)

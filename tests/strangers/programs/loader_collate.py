@@ -1,4 +1,5 @@
 """Sequences of different length, padded by a collate function, in an order drawn from a generator."""
+
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence

@@ -1,4 +1,5 @@
 """Two DataLoader workers read a dataset of pictures made with numpy."""
+
 import numpy as np
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Meta-learning: gradients through an inner step, of many tasks at once, with torch.func."""
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap

@@ -1,4 +1,5 @@
 """Logistic regression by hand: no module, no optimizer, in place, half of it in bfloat16."""
+
 import torch
 
 torch.manual_seed(0)

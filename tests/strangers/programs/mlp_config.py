@@ -1,4 +1,5 @@
 """Trains a classifier from a configuration file, with options that override it, logs to stderr, writes a checkpoint."""
+
 import argparse
 import json
 import logging
@@ -18,8 +19,13 @@ logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 torch.manual_seed(config["seed"])
 data = torch.randn(96, 12)
 labels = (data.sum(1) > 0).long()
-model = nn.Sequential(nn.Linear(12, config["width"]), nn.BatchNorm1d(config["width"]), nn.ReLU(), nn.Dropout(0.2),
-                      nn.Linear(config["width"], 2))
+model = nn.Sequential(
+    nn.Linear(12, config["width"]),
+    nn.BatchNorm1d(config["width"]),
+    nn.ReLU(),
+    nn.Dropout(0.2),
+    nn.Linear(config["width"], 2),
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=0.01)
 for epoch in range(config["epochs"]):
     model.train()

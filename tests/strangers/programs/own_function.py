@@ -1,4 +1,5 @@
 """An autograd.Function and an operator of the program's own, registered with torch.library."""
+
 import torch
 from torch import nn
 

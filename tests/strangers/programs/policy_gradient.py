@@ -1,4 +1,5 @@
 """REINFORCE on a walk made with numpy."""
+
 import numpy as np
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Batches are prepared in a pool that nobody closes."""
+
 from concurrent.futures import ThreadPoolExecutor
 
 import torch

@@ -1,4 +1,5 @@
 """Features are made in a pool of processes, a model is fitted to them here; a forked child looks at it."""
+
 import multiprocessing
 import os
 

@@ -1,4 +1,5 @@
 """A prefetcher that owns a pool and always has the next batch in the making, also when the program ends."""
+
 import atexit
 from concurrent.futures import ThreadPoolExecutor
 

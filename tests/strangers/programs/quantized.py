@@ -1,4 +1,5 @@
 """Dynamic quantization of a model, and its size on disk."""
+
 import os
 import warnings
 

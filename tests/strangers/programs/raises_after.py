@@ -1,4 +1,5 @@
 """Training works; what comes after it does not."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The main thread fails while another one still has something to say; the exit code is 1, the other is waited for."""
+
 import threading
 import time
 

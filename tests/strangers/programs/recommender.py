@@ -1,4 +1,5 @@
 """A recommender with bags of embeddings: sparse gradients, two optimizers."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A scripted and a traced module; the script is saved, loaded and run again."""
+
 import warnings
 
 import torch

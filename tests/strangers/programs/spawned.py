@@ -1,4 +1,5 @@
 """Work is given to a spawned process, as torch.multiprocessing.spawn does it."""
+
 import torch
 import torch.multiprocessing as mp
 

@@ -1,4 +1,5 @@
 """Filters a signal in the frequency domain, with complex numbers throughout."""
+
 import torch
 
 torch.manual_seed(0)

@@ -1,4 +1,5 @@
 """Stops at a signal after the current step, with exit handlers and warnings."""
+
 import atexit
 import os
 import signal

@@ -1,4 +1,5 @@
 """Each stage of a pipeline is a process of its own."""
+
 import subprocess
 import sys
 

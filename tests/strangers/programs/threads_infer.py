@@ -1,4 +1,5 @@
 """Many threads ask one model: a pool, and raw threads below the threading module."""
+
 import _thread
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,5 @@
 """A user interface keeps the main thread; training runs in another one."""
+
 import threading
 
 import torch

@@ -1,4 +1,5 @@
 """A variational autoencoder with transposed convolutions."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,8 +10,9 @@ class VAE(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ELU(), nn.Flatten(), nn.Linear(64, 12))
-        self.decoder = nn.Sequential(nn.Linear(6, 64), nn.Unflatten(1, (4, 4, 4)), nn.ELU(),
-                                     nn.ConvTranspose2d(4, 1, 4, stride=2, padding=1))
+        self.decoder = nn.Sequential(
+            nn.Linear(6, 64), nn.Unflatten(1, (4, 4, 4)), nn.ELU(), nn.ConvTranspose2d(4, 1, 4, stride=2, padding=1)
+        )
 
     def forward(self, x):
         mean, spread = self.encoder(x).chunk(2, 1)

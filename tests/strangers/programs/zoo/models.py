@@ -1,4 +1,5 @@
 """Models that other files build."""
+
 from torch import nn
 
 

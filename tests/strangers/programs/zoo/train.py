@@ -1,4 +1,5 @@
 """Run as ``python -m zoo.train``: a package with relative imports, parameters shared with another process's memory."""
+
 import sys
 
 import torch
