@@ -148,7 +148,8 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
 
 def compare(step: Step, runs: int) -> dict[str, Any]:
     """The report of the fastest of several runs, with `quiet_s` beside every time: each row's least of all runs."""
-    from mindtorch.profile import Profiler, cpu
+    from mindtorch.profile import Profiler
+    from mindtorch.profile.cost import cpu
 
     target = cpu.target()
     step()

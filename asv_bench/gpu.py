@@ -29,8 +29,9 @@ from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.flop_counter import FlopCounterMode
 
 import mindtorch
-from mindtorch.profile import Profiler, targets
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 LAZY = "remote_accelerator:0"
 MB = 1e6

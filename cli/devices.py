@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from mindtorch.errors import UsageError
+from mindtorch.base.errors import UsageError
 
 __all__ = ["command"]
 
@@ -32,7 +32,7 @@ def command(name: str | None, as_json: bool) -> int:
     if name is None:
         found = [probe.describe(kind) for kind in probe.DEVICE_TYPES]
     else:
-        from mindtorch.devices import device
+        from mindtorch.devices.names import device
 
         try:
             asked = device(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindtorch.ranks import Rank
+from mindtorch.base.ranks import Rank
 
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
@@ -16,8 +16,8 @@ from .units import counted
 
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
-    from mindtorch.outcome import Outcome
-    from mindtorch.program import Program
+    from mindtorch.program.outcome import Outcome
+    from mindtorch.program.run import Program
 
 __all__ = ["command"]
 
@@ -123,12 +123,12 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     import mindtorch
 
     mindtorch._bootstrap(wait=device is None)
-    from mindtorch.children import ChildWatch
-    from mindtorch.estimate import known
-    from mindtorch.estimate.session import estimating
+    from mindtorch.base.children import ChildWatch
     from mindtorch.graph import ComputationGraph, capture, stop
-    from mindtorch.profile.collect import compiled_frames
-    from mindtorch.profile.loop import Loop
+    from mindtorch.profile.estimate import known
+    from mindtorch.profile.estimate.session import estimating
+    from mindtorch.profile.measure.collect import compiled_frames
+    from mindtorch.profile.measure.loop import Loop
 
     graph, assumed = ComputationGraph(), []
     loop = None if program.is_model or steps is None else Loop(steps, lambda: len(graph), lambda: stop(graph))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mindtorch.errors import UsageError
+from mindtorch.base.errors import UsageError
 
 __all__ = ["cli", "entry"]
 
@@ -79,7 +79,7 @@ def _complain(message: str, where: str, more: str = "") -> None:
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from mindtorch.hardware import package_version
+    from mindtorch.base.hardware import package_version
 
     click.echo(f"genie {package_version('mindtorch-genie') or '(not installed)'}, torch {package_version('torch')}")
     ctx.exit()

@@ -9,8 +9,8 @@ import platform
 import re
 from typing import Any
 
-from mindtorch import config, hardware
-from mindtorch.devices import DEVICE_TYPES, device
+from mindtorch.base import config, hardware
+from mindtorch.devices.names import DEVICE_TYPES, device
 
 __all__ = ["DEVICE_TYPES", "describe", "versions"]
 

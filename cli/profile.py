@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindtorch.ranks import Rank, local_ranks, merge
-from mindtorch.workload import DTYPES, Request
+from mindtorch.base.ranks import Rank, local_ranks, merge
+from mindtorch.program.workload import DTYPES, Request
 
 from .output import OUTPUT, OutputFile
 from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
 from .units import counted
 
 if TYPE_CHECKING:
-    from mindtorch.outcome import Outcome
-    from mindtorch.program import Program
+    from mindtorch.program.outcome import Outcome
+    from mindtorch.program.run import Program
 
     from .report import View
 
@@ -169,7 +169,7 @@ def command(
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
-    from mindtorch.profile import export
+    from mindtorch.profile.report import export
 
     from .report import View
 
@@ -204,7 +204,8 @@ def _measure(
     import mindtorch
 
     mindtorch._bootstrap(wait=True)
-    from mindtorch.profile import Profiler, targets
+    from mindtorch.profile import Profiler
+    from mindtorch.profile.cost import targets
 
     target = None if predict is None else targets.find(predict)
     if not program.is_model:
@@ -231,11 +232,11 @@ def _estimate(
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """As `_measure`, without data."""
     import mindtorch
-    from mindtorch.profile import targets
+    from mindtorch.profile.cost import targets
 
     chosen = None if target_name is None else targets.find(target_name)
     mindtorch._bootstrap()
-    from mindtorch.profile.estimate import Estimator
+    from mindtorch.profile.estimate.estimator import Estimator
 
     told = program.is_model  # it says itself when an iteration begins
     before = warmup or 0
@@ -266,7 +267,7 @@ def _report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]
 
 
 def _write_trace(profiler: Any, file: OutputFile) -> None:
-    from mindtorch.profile import export
+    from mindtorch.profile.report import export
 
     dropped: list[int] = []
     file.write(lambda path: dropped.append(export.write_trace(profiler, path)))

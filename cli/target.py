@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from mindtorch.program import Program, split_target
-from mindtorch.workload import Request
+from mindtorch.program.run import Program, split_target
+from mindtorch.program.workload import Request
 
 from .output import OutputFile
 

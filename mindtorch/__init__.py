@@ -28,23 +28,17 @@ def _find_compiled() -> None:
 
 _find_compiled()
 
-from .errors import (  # noqa: E402
-    LazyTensorError,
-    MaterializationError,
-    NoDataError,
-    UnsupportedOperationError,
-    UsageError,
-)
+from .base.errors import LazyTensorError, MaterializationError, NoDataError, UnsupportedOperationError, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from . import profile
-    from .counters import reset_stats, stats
     from .devices import device, get_default_device, set_default_device
-    from .execute import Executor, LocalExecutor
+    from .engine.execute import Executor, LocalExecutor
+    from .engine.execute.counters import reset_stats, stats
+    from .engine.execute.tensors import LazyTensor, flush, set_executor
+    from .engine.record.meta import MetaStorage, MetaTensor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
-    from .hooks import disable, enable, is_enabled
-    from .meta import MetaStorage, MetaTensor
-    from .tensors import LazyTensor, flush, set_executor
+    from .patch.hooks import disable, enable, is_enabled
 
 __version__ = "0.1.0"
 __all__ = [
@@ -78,20 +72,20 @@ _HOME = {
     "device": "devices",
     "get_default_device": "devices",
     "set_default_device": "devices",
-    "Executor": "execute",
-    "LocalExecutor": "execute",
+    "Executor": "engine.execute",
+    "LocalExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",
-    "disable": "hooks",
-    "enable": "hooks",
-    "is_enabled": "hooks",
-    "reset_stats": "counters",
-    "stats": "counters",
-    "MetaStorage": "meta",
-    "MetaTensor": "meta",
-    "LazyTensor": "tensors",
-    "flush": "tensors",
-    "set_executor": "tensors",
+    "disable": "patch.hooks",
+    "enable": "patch.hooks",
+    "is_enabled": "patch.hooks",
+    "reset_stats": "engine.execute.counters",
+    "stats": "engine.execute.counters",
+    "MetaStorage": "engine.record.meta",
+    "MetaTensor": "engine.record.meta",
+    "LazyTensor": "engine.execute.tensors",
+    "flush": "engine.execute.tensors",
+    "set_executor": "engine.execute.tensors",
 }
 # Packages that are public names themselves; `profile` is called.
 _PACKAGES = frozenset({"npu", "profile"})
@@ -108,7 +102,11 @@ def _bootstrap(wait: bool = False) -> None:
     if _ready:
         return
     _ready = True
-    from . import config, execute, graph, hooks, semantics, tensors  # noqa: F401  (execute installs the executor)
+    from . import graph
+    from .base import config
+    from .engine import execute, semantics  # noqa: F401  (execute installs the executor)
+    from .engine.execute import tensors
+    from .patch import hooks
 
     config.check()
     tensors.set_tracking(semantics)
@@ -131,7 +129,7 @@ class _Awaited(ModuleSpec):
             frame = frame.f_back
         if frame.f_globals.get("__name__", "").partition(".")[0] != __name__:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            from . import hooks
+            from .patch import hooks
 
             hooks.enable()
         return False
@@ -152,7 +150,7 @@ def __getattr__(name: str) -> Any:
         if name.startswith("_") or _is_submodule(name):  # `from . import config` asks here before it imports
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _bootstrap()
-        from . import namespace
+        from .patch import namespace
 
         try:
             return namespace.lookup(name)

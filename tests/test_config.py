@@ -10,7 +10,7 @@ import mindtorch
     "UNSUPPORTED", "EXECUTOR_DEVICE",
 ])  # fmt: skip
 def test_L11_a_variable_with_no_meaning_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mindtorch import config
+    from mindtorch.base import config
 
     config.check()
     monkeypatch.setenv(f"GENIE_{name}", "junk")

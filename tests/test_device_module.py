@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch import device_module
+from mindtorch.patch import device_module
 
 LAZY = "remote_accelerator:0"
 module: Any = torch.remote_accelerator  # type: ignore[attr-defined]

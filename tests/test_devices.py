@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch import devices
-from mindtorch.devices import DEVICE_TYPES, device, get_default_device, set_default_device
+from mindtorch.devices import names as devices
+from mindtorch.devices.names import DEVICE_TYPES, device, get_default_device, set_default_device
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_D1_equal_to_torch_in_the_registered_slot():
         code = f"""
 import torch
 torch.utils.rename_privateuse1_backend({name!r})
-from mindtorch.devices import device
+from mindtorch.devices.names import device
 for spec in ({name!r}, {name + ":0"!r}, {name + ":3"!r}):
     ours, theirs = device(spec), torch.device(spec)
     assert ours == theirs and theirs == ours and hash(ours) == hash(theirs), spec
@@ -111,7 +111,7 @@ def test_D1_pickle_and_copy(spec):
 def test_D1_to_torch_says_when_torch_cannot():
     code = """
 import torch
-from mindtorch.devices import device
+from mindtorch.devices.names import device
 try:
     device("npu:1").to_torch()
 except RuntimeError as error:
@@ -273,5 +273,5 @@ def test_D5_npu_without_index_is_the_threads_current_one(monkeypatch):
 
 
 def test_D1_module_does_not_import_torch():
-    code = "import sys; sys.argv = ['genie']; import mindtorch.devices; assert 'torch' not in sys.modules"
+    code = "import sys; sys.argv = ['genie']; import mindtorch.devices.names; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

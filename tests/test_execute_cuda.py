@@ -15,7 +15,7 @@ from torchgen.gen import parse_native_yaml
 from torchgen.model import DispatchKey
 
 import mindtorch
-from mindtorch.execute import cuda, local
+from mindtorch.engine.execute import cuda, local
 
 LAZY = "remote_accelerator:0"
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch import MaterializationError
-from mindtorch.execute import local
+from mindtorch.engine.execute import local
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -409,7 +409,7 @@ def test_L9_an_interrupt_in_the_engines_own_python_code_loses_nothing(
 
         return call
 
-    executor = mindtorch.tensors.executor()
+    executor = mindtorch.engine.execute.tensors.executor()
     if where == "verify":
         mindtorch._ext.lazy.forget_calls()  # so that each call is verified again
         monkeypatch.setattr(local, "_verify", interrupting(local._verify))

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch import flags, tensors
+from mindtorch.engine.execute import tensors
+from mindtorch.patch import flags
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]

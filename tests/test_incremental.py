@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch import triggers
-from mindtorch.execute.local import set_op_observer
+from mindtorch.engine.execute import triggers
+from mindtorch.engine.execute.local import set_op_observer
 
 LAZY = "remote_accelerator:0"
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch import shrink, trial
 from mindtorch._ext import lazy as _core
+from mindtorch.engine.record import shrink, trial
 
 CHANNELS_LAST = torch.channels_last
 

@@ -58,7 +58,7 @@ def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"_ext/{name}" for name in SOURCES} <= names
     assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md"} <= names
-    assert {"mindtorch/py.typed", "mindtorch/errors.py", "cli/main.py", "examples/gpt2.py"} <= names
+    assert {"mindtorch/py.typed", "mindtorch/base/errors.py", "cli/main.py", "examples/gpt2.py"} <= names
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindtorch.ranks import Rank, local_ranks, merge
+from mindtorch.base.ranks import Rank, local_ranks, merge
 
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

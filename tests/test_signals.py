@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.execute import local
+from mindtorch.engine.execute import local
 
 LAZY = "remote_accelerator:0"
 
@@ -155,7 +155,7 @@ def test_L9_in_the_engines_own_python_code(where: str, error: BaseException, mon
 
         return call
 
-    executor = mindtorch.tensors.executor()
+    executor = mindtorch.engine.execute.tensors.executor()
     x = program(LAZY, ringing=False)
     if where == "verify":
         mindtorch._ext.lazy.forget_calls()  # so that each call is verified again
@@ -283,7 +283,7 @@ def test_L9_wherever_a_timer_strikes_nothing_is_lost(delays: range) -> None:
     for k, delay in enumerate(delays):
         if k % 3 == 0:
             mindtorch._ext.lazy.forget_calls()
-            mindtorch.predict.forget()
+            mindtorch.engine.record.predict.forget()
         torch.manual_seed(7)
         state = torch.get_rng_state()
         x = torch.rand(3, device=LAZY)

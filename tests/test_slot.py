@@ -87,7 +87,7 @@ def test_L1_a_machine_with_cuda_keeps_its_accelerator(mode: str, there: str, in_
         x = torch.ones(2, device="remote_accelerator:1") + 1
         print(torch.accelerator.current_accelerator(), x.device, type(x.device).__module__, x.tolist())
     """
-    name = "torch" if mode == "always" else "mindtorch.devices"
+    name = "torch" if mode == "always" else "mindtorch.devices.names"
     assert in_python(code, GENIE_REGISTER_DEVICE=mode).stdout.strip() == (
         f"{there} remote_accelerator:1 {name} [2.0, 2.0]"
     )

@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mindtorch.configs import model_from_config
-from mindtorch.errors import UsageError
-from mindtorch.outcome import Outcome
+from mindtorch.base.errors import UsageError
 from mindtorch.profile import Profiler
-from mindtorch.profile.estimate import Estimator
-from mindtorch.program import Program
-from mindtorch.workload import Request, Workload
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.program.configs import model_from_config
+from mindtorch.program.outcome import Outcome
+from mindtorch.program.run import Program
+from mindtorch.program.workload import Request, Workload
 
 Make = Callable[..., str]
 

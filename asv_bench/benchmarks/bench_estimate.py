@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.estimate.estimator import Estimator
 
 from .timing import Pair, torch
 

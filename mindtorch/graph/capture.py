@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
-from ..threads import ThreadWatch
+from ..base.threads import ThreadWatch
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, constant, output_of
 
@@ -38,7 +38,7 @@ class Modules(Protocol):
 
 
 class Tracking(Protocol):
-    """What knows the running module, phase and line: `mindtorch.semantics`."""
+    """What knows the running module, phase and line: `mindtorch.engine.semantics`."""
 
     @property
     def modules(self) -> Modules: ...

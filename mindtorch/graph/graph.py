@@ -19,7 +19,7 @@ from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, c
 from .values import Values
 
 if TYPE_CHECKING:
-    from ..tensors import LazyTensor
+    from ..engine.execute.tensors import LazyTensor
 
 DATA = "genie::data"
 MODULE = "genie::module"

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .. import tensors as _tensors
 from .._ext import lazy as _core
 from .._ext import tape as _tape
-from ..errors import LazyTensorError
+from ..base.errors import LazyTensorError
+from ..engine.execute import tensors as _tensors
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, constant
 from .values import Source, packed, unpacked
 
 if TYPE_CHECKING:
-    from ..tensors import LazyTensor
+    from ..engine.execute.tensors import LazyTensor
 
 MAX_TEMPLATE = 256  # inputs that `call_template` takes; beyond, a call's constants are not shown
 

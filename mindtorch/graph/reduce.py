@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 from .graph import CLOSED, DATA, MODULE, ComputationGraph
 from .parts import Call, Hole, Module, Output
 

@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._ext import lazy as _core
-from ..errors import LazyTensorError
+from ..base.errors import LazyTensorError
 
 Source = tuple[int, int]  # node id, output index
 _DEFAULT = torch.Tensor.__torch_dispatch__

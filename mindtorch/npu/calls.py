@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..predict import contiguous
+from ..engine.record.predict import contiguous
 
 # AscendCL's codes.
 DTYPES: dict[torch.dtype, int] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .. import tensors
 from .._ext import blocks as _blocks
-from ..errors import UnsupportedOperationError
-from ..predict import quiet
+from ..base.errors import UnsupportedOperationError
+from ..engine.execute import tensors
+from ..engine.record.predict import quiet
 from . import backward
 from .moves import index_of, move, upload
 from .random import drawing

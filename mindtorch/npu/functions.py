@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import intercept, mixing, ops
+from .. import ops
 from .._ext.guards import NoGrad
-from ..errors import LazyTensorError
-from ..handlers import refuse_pinning
-from ..inside import wrapped
-from ..meta import MetaTensor
-from ..predict import tensors_in
+from ..base.errors import LazyTensorError
+from ..engine.record import intercept, mixing
+from ..engine.record.handlers import refuse_pinning
+from ..engine.record.inside import wrapped
+from ..engine.record.meta import MetaTensor
+from ..engine.record.predict import tensors_in
 from . import moves, staging
 from .moves import move
 from .tensor import NpuTensor, as_npu, block_of, is_npu

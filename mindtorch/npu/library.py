@@ -8,10 +8,11 @@ import sys
 import threading
 from typing import Any
 
-from mindtorch import devices, hardware
 from mindtorch._ext import acl, pool, streams
-from mindtorch.errors import NPUError, NPUOutOfMemoryError
-from mindtorch.warned import listen
+from mindtorch.base import hardware
+from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
+from mindtorch.base.warned import listen
+from mindtorch.devices import names as devices
 
 __all__ = ["device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
 

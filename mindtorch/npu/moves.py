@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from .. import tensors
 from .._ext import blocks as _blocks
 from .._ext import pool
 from .._ext.guards import NoGrad
-from ..devices import device as mindtorch_device
-from ..handlers import refuse_pinning
-from ..lazy_device import dataless_everywhere, is_ours
-from ..meta import MetaTensor, _options, relocate
-from ..predict import check_movable, quiet
+from ..devices.lazy_device import dataless_everywhere, is_ours
+from ..devices.names import device as mindtorch_device
+from ..engine.execute import tensors
+from ..engine.record.handlers import refuse_pinning
+from ..engine.record.meta import MetaTensor, _options, relocate
+from ..engine.record.predict import check_movable, quiet
 from . import backward, library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits

@@ -16,14 +16,25 @@ from typing import Any
 
 import torch
 
-from .. import config, ops
+from .. import ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
-from ..errors import UnsupportedOperationError
-from ..handlers import histc
-from ..meta import refuse
-from ..mixing import refuse_two_devices
-from ..predict import BLIND, contiguous, decompose, knowing_views, multiplies_inside, quiet, taken_apart, tensors_in
+from ..base import config
+from ..base.errors import UnsupportedOperationError
+from ..engine.execute import counters
+from ..engine.record.handlers import histc
+from ..engine.record.meta import refuse
+from ..engine.record.mixing import refuse_two_devices
+from ..engine.record.predict import (
+    BLIND,
+    contiguous,
+    decompose,
+    knowing_views,
+    multiplies_inside,
+    quiet,
+    taken_apart,
+    tensors_in,
+)
 from . import backward
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
@@ -34,6 +45,7 @@ _CPU = torch.device("cpu")
 #: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
 native_counts: dict[str, int] = {}
 staged_counts: dict[str, int] = {}
+counters.more.update(npu_native=native_counts, npu_staged=staged_counts)
 device_counts: dict[int, int] = {}  # both, by device
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)

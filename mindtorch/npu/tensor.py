@@ -15,10 +15,10 @@ import torch
 
 from .._ext import blocks as _blocks
 from .._ext.guards import NoGrad
-from ..devices import device as mindtorch_device
-from ..errors import LazyTensorError
-from ..predict import extent
-from ..recorded import Copied, formatted
+from ..base.errors import LazyTensorError
+from ..devices.names import device as mindtorch_device
+from ..engine.record.predict import extent
+from ..engine.tensor.recorded import Copied, formatted
 
 _base = torch._C.TensorBase
 _subclass = torch.Tensor._make_subclass  # type: ignore[attr-defined]

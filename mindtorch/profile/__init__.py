@@ -8,9 +8,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from mindtorch.profile.collect import Profiler
-from mindtorch.profile.export import write_csv, write_json, write_trace
-from mindtorch.profile.report import SCHEMA_VERSION, build_report
+from mindtorch.profile.measure.collect import Profiler
+from mindtorch.profile.report.build import SCHEMA_VERSION, build_report
+from mindtorch.profile.report.export import write_csv, write_json, write_trace
 
 __all__ = ["SCHEMA_VERSION", "Profiler", "build_report", "write_csv", "write_json", "write_trace"]
 

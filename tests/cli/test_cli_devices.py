@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mindtorch import hardware
+from mindtorch.base import hardware
 from mindtorch.cli import probe
 from mindtorch.cli.main import cli
 
@@ -191,7 +191,7 @@ def test_C7_what_the_nvidia_driver_answers(tmp_path, start, count, expected):
     subprocess.run([compiler, *flags, str(tmp_path / "cuda.c"), "-o", str(library)], check=True)
     code = (
         "import json, sys; sys.argv = ['genie']\n"
-        "from mindtorch.hardware import cuda_driver; print(json.dumps(cuda_driver()))"
+        "from mindtorch.base.hardware import cuda_driver; print(json.dumps(cuda_driver()))"
     )
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

@@ -303,7 +303,7 @@ def test_C2_program_on_lazy_tensors_shows_that_and_its_devices(here):
 def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
     from mindtorch.cli.output import OutputFile
     from mindtorch.cli.profile import _write_trace
-    from mindtorch.profile import export
+    from mindtorch.profile.report import export
 
     for dropped in (0, 1234):
         monkeypatch.setattr(export, "write_trace", lambda profiler, path, n=dropped: Path(path).write_text("{}") and n)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mindtorch.errors import UsageError
-from mindtorch.program import Program
+from mindtorch.base.errors import UsageError
+from mindtorch.program.run import Program
 
 DICTS = """
 import torch

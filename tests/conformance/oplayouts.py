@@ -23,8 +23,8 @@ from opcompare import Place, is_lazy, tensors_in
 from torch.utils._pytree import tree_flatten, tree_map
 
 import mindtorch
-from mindtorch import predict, trial
 from mindtorch._ext import lazy as _core
+from mindtorch.engine.record import predict, trial
 
 
 def _in_order(t: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

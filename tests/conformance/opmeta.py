@@ -12,7 +12,7 @@ from opcompare import Place
 from torch.utils._pytree import tree_flatten
 
 import mindtorch
-from mindtorch.meta import as_meta
+from mindtorch.engine.record.meta import as_meta
 
 
 class MetaPlace(Place):

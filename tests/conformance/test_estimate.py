@@ -18,11 +18,11 @@ import opcases
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from mindtorch import tensors
 from mindtorch._ext import intercept, lazy, ledger
-from mindtorch.estimate.session import estimating
-from mindtorch.lazy_device import place_of
-from mindtorch.profile import memory
+from mindtorch.devices.lazy_device import place_of
+from mindtorch.engine.execute import tensors
+from mindtorch.profile.estimate import memory
+from mindtorch.profile.estimate.session import estimating
 
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 

@@ -16,8 +16,8 @@ from test_estimate import _input
 from torch.utils._pytree import tree_map
 
 import mindtorch
-from mindtorch.estimate.session import estimating
-from mindtorch.meta import MetaTensor
+from mindtorch.engine.record.meta import MetaTensor
+from mindtorch.profile.estimate.session import estimating
 
 
 def _ours(found: object) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 import mindtorch
 from mindtorch._ext import lazy as core
-from mindtorch.estimate import known
+from mindtorch.profile.estimate import known
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 DTYPES = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.int16)

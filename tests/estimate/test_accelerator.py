@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mindtorch.errors import UnsupportedOperationError
-from mindtorch.estimate.accelerator import Accelerator
-from mindtorch.estimate.session import estimating
+from mindtorch.base.errors import UnsupportedOperationError
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.session import estimating
 
 CUDA = "cuda"
 

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.estimate.accelerator import Accelerator
-from mindtorch.estimate.session import estimating
-from mindtorch.profile import targets
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.estimate.session import estimating
 
 GPU = Accelerator("Test GPU", 10**9)
 N = 8_000_000  # 32 MB: far more than what else may be touched
@@ -89,7 +89,7 @@ def test_C4_nothing_is_written(tmp_path: Path) -> None:
     torch.save(good, tmp_path / "model.pt")
     before = (tmp_path / "model.pt").read_bytes()
     with estimating(GPU):
-        from mindtorch.estimate import saved
+        from mindtorch.profile.estimate import saved
 
         model = nn.Linear(2, 2)
         torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -297,7 +297,7 @@ def test_C4_a_file_that_the_program_opens_itself_stays_as_it_was(tmp_path: Path,
     write, there, new = _checkpoints()[way], tmp_path / "there.pt", tmp_path / "new.pt"
     there.write_bytes(b"weights of last week")
     with estimating(GPU):
-        from mindtorch.estimate import saved
+        from mindtorch.profile.estimate import saved
 
         state = nn.Linear(2, 2).state_dict()
         write(there, state)

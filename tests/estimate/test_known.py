@@ -15,10 +15,10 @@ from integer_programs import run_program
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mindtorch
-from mindtorch import predict
 from mindtorch._ext import lazy as core
-from mindtorch.errors import UsageError
-from mindtorch.estimate import assumptions, known
+from mindtorch.base.errors import UsageError
+from mindtorch.engine.record import predict
+from mindtorch.profile.estimate import assumptions, known
 
 META = torch.device("meta")
 
@@ -88,7 +88,7 @@ def test_C4_random_floats_and_weights_stay_unknown(knowing: None) -> None:
         mindtorch.empty(3, device="meta"),
         mindtorch.zeros(3, device="meta").uniform_(),
         mindtorch.zeros(3, device="meta").normal_(),
-        mindtorch.meta.as_meta(torch.ones(3), -1),
+        mindtorch.engine.record.meta.as_meta(torch.ones(3), -1),
         torch.bernoulli(mindtorch.full((3,), 0.5, device="meta")),
     ):
         assert not is_known(t)

@@ -10,8 +10,8 @@ import torch
 import transformers as hf
 
 import mindtorch
-from mindtorch.estimate import known
-from mindtorch.meta import as_meta
+from mindtorch.engine.record.meta import as_meta
+from mindtorch.profile.estimate import known
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
 BART = {

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mindtorch._ext import intercept
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.estimate.estimator import Estimator
 
 
 def ops_of(run: Callable[[], Any]) -> Counter[str]:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.errors import NoDataError, UsageError
-from mindtorch.estimate.accelerator import Accelerator
-from mindtorch.estimate.assumptions import assumed
-from mindtorch.estimate.session import estimating
+from mindtorch.base.errors import NoDataError, UsageError
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.assumptions import assumed
+from mindtorch.profile.estimate.session import estimating
 
 GPU = Accelerator("Test GPU", 10**9, 2)
 BIG = 10**12
@@ -138,7 +138,7 @@ def test_C4_a_device_by_number_is_cudas(session: None) -> None:
 def test_C4_memory_is_answered_per_device(session: None) -> None:
     host = torch.zeros(10**6)
     from mindtorch._ext import ledger
-    from mindtorch.tensors import tape
+    from mindtorch.engine.execute.tensors import tape
 
     ledger.open(tape, lambda kind, at: None)
     try:

@@ -15,8 +15,8 @@ from torch import nn
 import mindtorch
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Collector, now_ns
-from mindtorch.profile import collect as profile
-from mindtorch.tensors import tape
+from mindtorch.engine.execute.tensors import tape
+from mindtorch.profile.measure import collect as profile
 
 LAZY = "remote_accelerator:0"
 library = ctypes.PyDLL(sys.argv[1])

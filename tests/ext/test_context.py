@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from mindtorch import semantics
 from mindtorch._ext import context, location
+from mindtorch.engine import semantics
 
 
 @pytest.fixture(autouse=True)

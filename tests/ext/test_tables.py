@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch import predict
-from mindtorch.tensors import tape
+from mindtorch.engine.execute.tensors import tape
+from mindtorch.engine.record import predict
 
 LAZY = "remote_accelerator:0"
 LIMIT = 1 << 20

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch import semantics
+from mindtorch.engine import semantics
 from mindtorch.graph import ComputationGraph, capture
 
 

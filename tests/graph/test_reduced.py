@@ -9,7 +9,7 @@ import torch
 from layers import Layers
 from torch import nn
 
-from mindtorch.errors import UsageError
+from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
 
 

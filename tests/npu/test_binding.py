@@ -14,7 +14,7 @@ import torch
 from device_memory import block_of, get
 
 from mindtorch._ext import acl, blocks, pool
-from mindtorch.errors import NPUError, NPUOutOfMemoryError
+from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 
 OPTIONAL = [
     "aclFinalizeReference", "aclGetRecentErrMsg", "aclrtGetSocName", "aclrtGetVersion", "aclrtCreateStreamWithConfig",

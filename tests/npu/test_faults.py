@@ -13,7 +13,7 @@ import pytest
 from device_memory import block_of, get, pattern
 
 from mindtorch._ext import blocks
-from mindtorch.errors import NPUError, NPUOutOfMemoryError
+from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
 DRIVER, NO_MEMORY = 507899, 207001
@@ -190,7 +190,7 @@ POOL = """
     import acl_library
     library = acl_library.Library(pathlib.Path(os.environ["GENIE_ACL_LIBRARY"]))
     from mindtorch import npu
-    from mindtorch.errors import NPUError
+    from mindtorch.base.errors import NPUError
     failed = []
     for device in range(8):
         library.clear()

@@ -18,7 +18,7 @@ from torch.nn.utils import rnn
 
 import mindtorch
 from mindtorch.npu import staging
-from mindtorch.program import Program
+from mindtorch.program.run import Program
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from mindtorch.engine.semantics import modules
 from mindtorch.profile import Profiler
-from mindtorch.semantics import modules
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from mindtorch import ops
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.estimate.estimator import Estimator
 
 aten = torch.ops.aten
 rules = importlib.import_module("mindtorch.ops.scratch_rules")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.estimate.estimator import Estimator
 
 
 def counts(profiler: profile) -> dict[str, int]:

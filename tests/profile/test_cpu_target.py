@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.profile import cpu, cpu_measure, targets
-from mindtorch.profile.cpu_measure import FEW, FRESH_BYTES, SIDE, Measured, measure
-from mindtorch.profile.roofline import estimate
-from mindtorch.profile.work import Work, work
+from mindtorch.profile.cost import cpu, cpu_measure, targets
+from mindtorch.profile.cost.cpu_measure import FEW, FRESH_BYTES, SIDE, Measured, measure
+from mindtorch.profile.cost.roofline import estimate
+from mindtorch.profile.cost.work import Work, work
 
 MB = 1 << 20
 aten = torch.ops.aten

@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mindtorch.profile import Profiler, collect
+from mindtorch.profile import Profiler
+from mindtorch.profile.measure import collect
 
 
 def test_C2_peak_memory_of_a_program_on_cuda_is_that_of_its_cuda_tensors() -> None:

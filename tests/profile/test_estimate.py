@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mindtorch.errors import UsageError
-from mindtorch.profile import Profiler, targets
-from mindtorch.profile.estimate import Estimator
+from mindtorch.base.errors import UsageError
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 # Made by torch in C++ for its own use, out of nothing: no tensor of ours is involved.
 _UNSEEN = {"aten::empty"}

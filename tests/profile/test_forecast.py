@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.profile import Profiler, targets, work
-from mindtorch.profile.forecast import Forecast
-from mindtorch.profile.roofline import Cost, cost, estimate
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets, work
+from mindtorch.profile.cost.forecast import Forecast
+from mindtorch.profile.cost.roofline import Cost, cost, estimate
 
 H100 = targets.find("h100")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mindtorch.profile import Profiler
-from mindtorch.profile.estimate import Estimator
-from mindtorch.profile.iterations import Iterations
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure.iterations import Iterations
 
 N = 4
 
@@ -184,7 +184,7 @@ def test_C2_modules_are_in_the_order_of_the_profile_and_numbers_are_its_own(reco
 def test_C2_a_profile_that_begins_between_forward_and_backward_names_the_model():
     net = Part()
     loss = net(torch.ones(2, 4)).sum()
-    from mindtorch import semantics
+    from mindtorch.engine import semantics
 
     semantics.install()  # it knows the forward pass
     try:

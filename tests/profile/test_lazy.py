@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from mindtorch.execute import local
+from mindtorch.engine.execute import local
 from mindtorch.profile import Profiler, write_trace
 
 DEVICE = "remote_accelerator:0"

@@ -13,8 +13,9 @@ import typing_extensions
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import looking
-from mindtorch.profile import Profiler, collect
-from mindtorch.profile.collect import describe
+from mindtorch.profile import Profiler
+from mindtorch.profile.measure import collect
+from mindtorch.profile.measure.collect import describe
 
 
 class Slow(torch.utils.data.Dataset):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.profile import Profiler
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.estimate.estimator import Estimator
 
 
 @pytest.fixture(autouse=True)

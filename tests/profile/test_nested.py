@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mindtorch.profile import targets
+from mindtorch.profile.cost import targets
 
 
 @pytest.mark.parametrize("options", [{}, {"shapes": True}, {"target": targets.find("h100")}], ids=str)

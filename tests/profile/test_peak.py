@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mindtorch.profile import Profiler, peak, scratch
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate import scratch
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import peak
 
 KIB = 1024
 

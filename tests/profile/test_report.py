@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mindtorch import semantics
 from mindtorch._ext import context
+from mindtorch.engine import semantics
 from mindtorch.profile import Profiler
 
 D, HEADS, LAYERS, V, B, T = 16, 2, 2, 10, 3, 5

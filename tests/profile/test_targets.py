@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mindtorch import UsageError
-from mindtorch.profile import roofline, targets
-from mindtorch.profile.estimate import Estimator
+from mindtorch.profile.cost import roofline, targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 OWN = """
 [mine]

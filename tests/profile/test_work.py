@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch.profile.work import Work, distinct, work
+from mindtorch.profile.cost.work import Work, distinct, work
 
 aten = torch.ops.aten
 F4, HALF, LONG, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool

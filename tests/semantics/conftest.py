@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch import semantics
 from mindtorch._ext import context
+from mindtorch.engine import semantics
 
 
 @pytest.fixture

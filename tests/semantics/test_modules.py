@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import context
-from mindtorch.semantics import modules
+from mindtorch.engine.semantics import modules
 
 
 class Block(torch.nn.Module):
@@ -264,7 +264,7 @@ def test_L12_install_is_counted_and_restores_torch():
     program = """
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
-from mindtorch import semantics
+from mindtorch.engine import semantics
 
 def state():
     return (torch.nn.Module.__call__, torch.autograd._engine_run_backward,

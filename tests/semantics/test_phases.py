@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindtorch import semantics
 from mindtorch._ext import context
+from mindtorch.engine import semantics
 
 
 def phase():
@@ -14,7 +14,7 @@ def phase():
 def test_L12_tracking_begins_outside_of_any_phase(in_python):
     code = """
         import torch
-        from mindtorch import semantics
+        from mindtorch.engine import semantics
         from mindtorch._ext import context
         for _ in range(2):
             semantics.install()

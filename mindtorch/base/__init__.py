@@ -1,0 +1,6 @@
+"""What everything else may use, and what uses nothing of ours: configuration, errors, the machine, warnings."""
+
+import os
+
+#: The installed package: every Python file of ours lies in it.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,0 +1,22 @@
+"""Lines of the user's program, as errors and reports name them."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+from .._ext import context as _context
+
+__all__ = ["facts", "here"]
+
+
+def here() -> str:
+    """`` (file:line)`` of the line that the program is on, to put into an error; empty when nobody knows it."""
+    where = _context.location(_context.get_location())
+    return f" ({where[0]}:{where[1]})" if where else ""
+
+
+def facts(where: tuple[str, int, str] | None) -> dict[str, Any]:
+    """file, line, function and source (text of the line) for a report; empty and 0 when the line is not known."""
+    file, line, function = where or ("", 0, "")
+    return {"file": file, "line": line, "function": function, "source": linecache.getline(file, line).strip()}

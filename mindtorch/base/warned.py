@@ -1,0 +1,129 @@
+"""What torch warns of, it says once, at the program's call, though we run torch's code more often (SPEC L9).
+
+Warnings that name a line of ours, or of how torch comes to us, are the program's line's. And a new call is predicted,
+then tried on the kernel, and runs later: each may warn. What the first two say is caught and said once, at the call;
+what runs later keeps silent about it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any
+
+from . import PACKAGE
+
+__all__ = ["Caught", "listen", "say", "without_what_was_said"]
+
+_OURS = PACKAGE + os.sep
+_torch = importlib.util.find_spec("torch")  # not imported: `genie devices` does without
+_BETWEEN = os.path.join(os.path.dirname((_torch and _torch.origin) or ""), "overrides.py")
+_MOST = 1024
+_said: dict[tuple[str, type[Warning]], None] = {}
+_show: Any = None  # Python's own, once there is ours
+
+
+class _Thread(threading.local):
+    catching: Caught | None = None
+
+
+_thread = _Thread()
+
+
+class Caught:
+    """``with Caught() as caught:`` the block's warnings that the program's filters let through, not shown: messages.
+
+    For this thread alone, which is what ``warnings.catch_warnings`` cannot do; and from `listen` on.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[warnings.WarningMessage] = []
+
+    def __enter__(self) -> Caught:
+        self._outer = _thread.catching
+        _thread.catching = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _thread.catching = self._outer
+
+    def drop(self) -> None:
+        """As if they had never been: what filters show only once is still to be shown."""
+        once: Any = warnings.onceregistry  # type: ignore[attr-defined]
+        for found in self.messages:
+            once.pop((str(found.message), found.category), None)
+        self.messages.clear()
+
+
+class _Silent(Caught):
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        for found in self.messages:
+            if (str(found.message), found.category) not in _said:
+                _shown(found)
+
+
+def listen() -> None:
+    """From now on warnings pass here. Called where a program begins to use a device of ours, not before."""
+    global _show
+    if _show is None:
+        _show = warnings._showwarnmsg  # type: ignore[attr-defined]
+        warnings._showwarnmsg = _shown  # type: ignore[attr-defined]
+
+
+def _shown(found: warnings.WarningMessage) -> None:
+    catching = _thread.catching
+    if catching is not None:
+        catching.messages.append(found)
+        return
+    caller = _caller(sys._getframe(1)) if found.filename == _BETWEEN or found.filename.startswith(_OURS) else None
+    if caller is None:
+        _show(found)
+        return
+    # Filters are asked again: it is another line now.
+    warnings.onceregistry.pop((str(found.message), found.category), None)  # type: ignore[attr-defined]
+    warnings.warn_explicit(
+        found.message,
+        found.category,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        caller.f_globals.get("__name__"),
+        caller.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _caller(inside: Any) -> FrameType | None:
+    """Who made the call that is being answered: not we, nor how torch comes to us from its functions in Python."""
+    frame = inside
+    while frame is not None and not _is_between(frame):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename == _BETWEEN:
+        while frame is not None and frame.f_code.co_filename == _BETWEEN:
+            frame = frame.f_back
+        frame = frame and frame.f_back  # beyond the function that was called
+    return None if frame is None or _is_between(frame) else frame
+
+
+def _is_between(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == _BETWEEN or frame.f_code.co_filename.startswith(_OURS)
+
+
+def say(messages: list[warnings.WarningMessage]) -> None:
+    """Show what was caught, each text once."""
+    for key, found in {(str(m.message), m.category): m for m in messages}.items():
+        if len(_said) >= _MOST:
+            _said.pop(next(iter(_said)))
+        _said[key] = None
+        _shown(found)
+
+
+def without_what_was_said() -> AbstractContextManager[Any]:
+    """For running what was recorded: warnings that its calls gave are not shown again."""
+    return _Silent() if _said else nullcontext()

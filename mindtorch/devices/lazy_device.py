@@ -1,0 +1,137 @@
+"""The lazy device's name: ``remote_accelerator[:i]`` as a string, a torch.device or a mindtorch.device (SPEC D5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._ext import ledger
+from .names import device as mindtorch_device
+
+DEVICE_TYPE = "remote_accelerator"
+_torch_devices: dict[int, Any] = {}
+
+
+def torch_device(index: int) -> Any:
+    """The device object of remote_accelerator ``index``: torch's own where torch can express it."""
+    device = _torch_devices.get(index)
+    if device is None:
+        try:
+            device = torch.device(DEVICE_TYPE, index)
+        except RuntimeError:
+            return mindtorch_device(DEVICE_TYPE, index)
+        _torch_devices[index] = device
+    return device
+
+
+#: Devices that hold no data: place -1 is the first.
+DATALESS: list[Any] = [torch.device("meta")]
+#: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
+BELOW: list[torch.device] = [torch.device("meta")]
+#: Bytes that torch's allocator of such devices hands out at a time.
+GRAIN = {"cuda": 512}
+_everywhere = False
+_cudas: int | None = None
+_current_cuda: Callable[[], int] = int  # 0
+
+
+def set_dataless_everywhere(on: bool, cudas: int | None = None, current: Callable[[], int] = int) -> None:
+    """While on (estimates, SPEC C4), no device holds data: ``cpu``, ``cuda:0`` … are places like ``meta``.
+
+    cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
+    current: which one it has chosen.
+    """
+    global _everywhere, _cudas, _current_cuda
+    _everywhere, _cudas, _current_cuda = on, cudas, current
+
+
+def check_cuda(index: int) -> int:
+    """``index``, unless an estimate was told that there are fewer CUDA devices: then torch's error."""
+    if _cudas is not None and not 0 <= index < _cudas:
+        raise torch.AcceleratorError(
+            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {_cudas} device(s)"
+        )
+    return index
+
+
+def dataless_everywhere() -> bool:
+    """True while estimating."""
+    return _everywhere
+
+
+def device_at(place: int) -> Any:
+    """The device object of a place: a remote_accelerator's index, or negative, one that holds no data."""
+    return torch_device(place) if place >= 0 else DATALESS[-1 - place]
+
+
+def place_of(device: Any, anywhere: bool = False) -> int:
+    """The place of a device of ours or of one that holds no data; ``anywhere``: take it for one that does not."""
+    kind, index = _parts(device)
+    anywhere = anywhere or _everywhere
+    if kind == DEVICE_TYPE and not anywhere:
+        return index or 0
+    if kind != "meta" and not anywhere:
+        raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
+    if index is None and kind not in ("cpu", "meta"):
+        index = _current_cuda() if kind == "cuda" else 0
+    if _cudas is not None and kind == "cuda":
+        check_cuda(index or 0)
+    wanted = _device(kind, index)
+    if wanted not in DATALESS:
+        BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
+        DATALESS.append(wanted)
+        ledger.round_to(-len(DATALESS), GRAIN.get(kind, 0))
+    return -1 - DATALESS.index(wanted)
+
+
+def _parts(device: Any) -> tuple[str, int | None]:
+    if isinstance(device, int):
+        return "cuda", device
+    spec = device if isinstance(device, torch.device) else mindtorch_device(device)
+    if _everywhere and spec.type == DEVICE_TYPE:
+        return "cuda", spec.index  # also torch's answer to `.to(0)`, since the accelerator that it knows is ours
+    return spec.type, spec.index
+
+
+def _device(kind: str, index: int | None) -> Any:
+    try:
+        return torch.device(kind) if index is None else torch.device(kind, index)
+    except RuntimeError:  # npu, where nobody registered it
+        return mindtorch_device(kind, index)
+
+
+def cuda_present() -> bool:
+    """Is there a CUDA device, asked of the driver's management library where there is one.
+
+    ``torch.cuda.is_available()`` starts the driver: processes forked afterwards could not use CUDA, and
+    ``CUDA_VISIBLE_DEVICES`` would be read too early.
+    """
+    return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
+
+
+def known_device(device: Any) -> Any:
+    """``device`` as torch's object where torch can express it, else as ours."""
+    return _device(*_parts(device))
+
+
+def holds_no_data(device: Any) -> bool:
+    """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
+    if _everywhere:
+        return True
+    return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
+
+
+def is_ours(device: Any) -> bool:
+    """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
+    if _everywhere:
+        return False
+    if isinstance(device, str):
+        return device.startswith(DEVICE_TYPE)
+    return getattr(device, "type", None) == DEVICE_TYPE
+
+
+def index_of(device: Any) -> int:
+    """The index a device names; a bare ``remote_accelerator`` is the current one, 0."""
+    return mindtorch_device(device).index or 0

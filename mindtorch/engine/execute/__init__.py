@@ -1,0 +1,12 @@
+"""Executors: what runs segments of the tape."""
+
+from __future__ import annotations
+
+from ...base import config
+from . import tensors
+from .base import Executor
+from .local import LocalExecutor
+
+__all__ = ["Executor", "LocalExecutor"]
+
+tensors.set_default_executor(lambda: LocalExecutor(config.executor_device()))

@@ -1,0 +1,74 @@
+"""``mindtorch.stats()``: what the engine did, as a plain dict (SPEC L15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._ext import context as _context
+from ..._ext import intercept as _intercept
+from ..record import eager
+from . import tensors, triggers
+
+more: dict[str, dict[str, int]] = {}  # what layers above count: name of the count -> op -> calls
+_zero: dict[str, Any] = {}
+
+
+def _totals() -> dict[str, Any]:
+    c = tensors.tape.counters()
+    whole, dispatched = _intercept.counts()
+    return {
+        "ops_recorded": c["recorded"],
+        "ops_executed": c["executed"],
+        "ops_dropped": c["dropped"],
+        "ops_fallback": sum(eager.fallback_counts.values()),
+        "recorded_whole": whole,
+        "recorded_at_dispatch": dispatched,
+        "segments": triggers.segments,
+    }
+
+
+def _by_key() -> dict[str, dict[str, int]]:
+    return {
+        "triggers": triggers.reasons,
+        "trigger_lines": triggers.lines(),
+        "fallbacks": eager.fallback_counts,
+        **more,
+    }
+
+
+def stats() -> dict[str, Any]:
+    """What the engine did since the start, or since ``reset_stats()``.
+
+    ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nobody could see the result), ``ops_fallback``
+    (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
+    ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
+    ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
+    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``npu_native`` / ``npu_staged`` (op
+    → calls on NPU tensors that the NPU ran itself / that went through the CPU). Current state: ``ops_pending``,
+    ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
+    ``bytes_per_op`` (``bytes_held`` per pending op),
+    ``record_bytes`` (size of one record).
+    """
+    now = _totals()
+    out = {k: v - _zero.get(k, 0) for k, v in now.items()}
+    for name, counts in _by_key().items():
+        then = _zero.get(name, {})
+        out[name] = {k: v - then.get(k, 0) for k, v in counts.items() if v > then.get(k, 0)}
+    c = tensors.tape.counters()
+    held = c["bytes_held"] + _context.table_bytes()
+    out.update(
+        ops_pending=c["pending"],
+        values=c["values"],
+        bytes_held=held,
+        bytes_per_op=held / c["pending"] if c["pending"] else 0.0,
+        record_bytes=c["record_bytes"],
+    )
+    return out
+
+
+def reset_stats() -> None:
+    """Count from here. State (pending ops, bytes) is not touched."""
+    _zero.clear()
+    _zero.update(_totals())
+    for name, counts in _by_key().items():
+        _zero[name] = dict(counts)

@@ -1,0 +1,148 @@
+"""In-process executor: replays a segment with torch itself, on the CPU or a local CUDA device.
+
+The value store is the tape's own slots, so nothing is copied in or out. Views, in-place ops and random draws need no
+special care: the replay happens in program order on real, aliased storage, below autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ..._ext.guards import Drawing
+from ...base.errors import MaterializationError, UsageError
+from ...base.warned import without_what_was_said
+from ..record.predict import contiguous, quiet
+from . import cuda, triggers
+from .base import Executor
+from .tensors import tape
+
+OpObserver = Callable[[str, int, int, int, int, int], None]
+_observer: OpObserver | None = None
+_op_observer: Callable[[int, int, int], None] | None = None  # the same, as an executor calls it
+
+
+def op_observer() -> OpObserver | None:
+    """Who observes the ops that run."""
+    return _observer
+
+
+def set_op_observer(observer: OpObserver | None) -> None:
+    """Profiling hook (SPEC L14): observer(op name, module id, phase id, location id, start ns, end ns) per op run.
+
+    The ids are those of the moment of recording (`mindtorch._ext.context`), the times those of the run. None removes.
+    """
+    global _observer, _op_observer
+    _observer = observer
+    if observer is None:
+        _op_observer = None
+        return
+
+    def report(seq: int, start: int, end: int) -> None:
+        sig, module, loc, phase, _ins, _outs = tape.describe(seq)
+        observer(_core.sig_info(sig).name, module, phase, loc, start, end)
+
+    _op_observer = report
+
+
+class LocalExecutor(Executor):
+    """Runs segments in this process on ``device`` (``cpu`` or ``cuda[:i]``)."""
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"in-process executor: expected a cpu or cuda device, got {device}")
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise UsageError(f"in-process executor: {device} asked for, but torch sees no CUDA device")
+            if self.device.index is None:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+            cuda.register()
+        self._states = _States(self.device)
+        self._swapped_in: set[int] = set()
+
+    # ---- random numbers ----------------------------------------------------------------------------------------------
+    def _default_generator(self) -> torch.Generator:
+        if self.device.type == "cuda":
+            return torch.cuda.default_generators[self.device.index or 0]
+        return torch.default_generator
+
+    def rng(self, index: int) -> Drawing:
+        """Swap the lazy device's generator state in for torch's default one, and back. Calls for one index nest."""
+        return Drawing(self._default_generator(), self._states, index, self._swapped_in)
+
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        kept = {index: self._states[index] for index in besides}
+        self._states.clear()  # the same dictionary: a block that is open draws from it
+        self._states.seed = seed
+        self._states.update(kept)
+
+    # ---- the four verbs ----------------------------------------------------------------------------------------------
+    def submit(
+        self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
+    ) -> None:
+        with quiet(), without_what_was_said():
+            segment.run(
+                self.device,
+                _verify,
+                _failure,
+                torch._C._set_grad_enabled,
+                self._default_generator(),
+                self._states,
+                _op_observer,
+            )
+
+    def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
+        values = [_core.value(h) for h in ids]
+        if any(v is None for v in values):
+            raise MaterializationError("a value was asked for that no segment has computed")
+        return values
+
+    def free(self, ids: Sequence[Any]) -> None:
+        """Values are reference-counted by the tape: nothing to do."""
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class _States(dict[int, torch.Tensor]):
+    """Generator states by device index; an index that is new starts from the seed, as all do."""
+
+    def __init__(self, device: torch.device, seed: int | None = None) -> None:
+        super().__init__()
+        self.device, self.seed = device, seed
+
+    def __missing__(self, index: int) -> torch.Tensor:
+        fresh = torch.Generator(self.device)
+        if self.seed is not None:
+            fresh.manual_seed(self.seed)
+        self[index] = fresh.get_state()
+        return self[index]
+
+
+def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
+    """Compare the first result of a call with what was predicted when it was recorded."""
+    dtype, size, stride, offset, _device = _core.sig_output_meta(sig, out)
+    name = _core.sig_info(sig).name
+    if value is None and 0 in size:
+        return torch.empty(size, dtype=dtype, device="cpu")  # what the kernel leaves out is predicted to be empty
+    if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != size:
+        got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise MaterializationError(f"[{name}] predicted {dtype} {tuple(size)}, the kernel gave {got}")
+    if _core.canonical(value.shape, value.stride()) == stride and value.storage_offset() == offset:
+        return value
+    if _core.sig_is_view(sig):
+        raise MaterializationError(f"[{name}] predicted a view with strides {stride}, the kernel gave {value.stride()}")
+    # The program has already been told these strides: keep them for this value, predict right from now on.
+    promised = contiguous(size) if stride is None else stride
+    _core.correct_output(sig, out, value)
+    kept = torch.empty_strided(size, promised, dtype=dtype, device=value.device)
+    return kept.copy_(value)
+
+
+def _failure(seq: int, error: Exception) -> Exception:
+    return triggers.kept_failure(tape, seq, error)

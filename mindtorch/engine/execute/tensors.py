@@ -1,0 +1,488 @@
+"""LazyTensor: a torch.Tensor whose values are computed when somebody reads them.
+
+The C++ side of a lazy tensor is a wrapper with device ``cpu`` and no data, so autograd, autocast and the C++ argument
+checks work natively; ``.device`` is overridden on the class. The engine's handle sits in a slot (LazyTensor objects
+that calls return) or beside the object (LazyParameter, which must have the object layout of ``torch.nn.Parameter`` so
+that ``Module.to`` can keep a parameter's identity).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._ext import hooks as _hooks
+from ..._ext import intercept as _intercept
+from ..._ext import intern as _intern
+from ..._ext import keys as _keys
+from ..._ext import lazy as _core
+from ..._ext import tape as _tape
+from ..._ext.guards import NoGrad, Unseen
+from ...base import config
+from ...base.errors import LazyTensorError, MaterializationError
+from ...base.warned import listen
+from ...devices.lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
+from ..record import eager, handlers, inside, intercept, meta, predict
+from ..tensor import classes
+from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
+from . import triggers
+
+_base = torch._C.TensorBase
+
+
+class LazyTensor(RecordedTensor):
+    """A tensor on ``remote_accelerator``. Reads (``item``, ``cpu``, ``numpy``, ``print``, ``bool`` …) compute it."""
+
+    @property
+    def materialized(self) -> bool:
+        """True once the value has been computed."""
+        return not self._handle.pending
+
+    @property
+    def concrete_value(self) -> torch.Tensor | None:
+        """The executor's tensor, None while pending. Not a copy: do not write to it."""
+        return _core.value(self._handle)
+
+    def materialize(self) -> torch.Tensor:
+        """Compute the value now and return it as a plain tensor (the executor's own: do not write to it)."""
+        return materialize([self], "materialize")[0]
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+    def item(self) -> Any:  # type: ignore[override]
+        return materialize([self], "item")[0].item()
+
+    def tolist(self) -> Any:
+        return materialize([self], "tolist")[0].tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and torch.is_grad_enabled() and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        if self._handle is not None and _core.view_bits(self._handle) and not force:
+            self.materialize().numpy()  # torch refuses conjugated and negated views, in its own words
+        return _copy_out(self, "numpy").numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
+        return to_plain(self, "cpu", "cpu", memory_format=memory_format)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return to_plain(self, "cuda" if device is None else device, "cuda")
+
+    def __bool__(self) -> bool:
+        return bool(materialize([self], "bool")[0])
+
+    def __int__(self) -> int:
+        return int(self._converted("int"))
+
+    def __float__(self) -> float:
+        return float(self._converted("float"))
+
+    def _converted(self, reason: str) -> torch.Tensor:
+        value = materialize([self], reason)[0]
+        return value.detach().requires_grad_() if self.requires_grad else value  # of which torch warns
+
+    def __complex__(self) -> complex:
+        return complex(materialize([self], "complex")[0].item())
+
+    def __index__(self) -> int:
+        return materialize([self], "index")[0].__index__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return formatted(self, materialize([self], "print")[0])
+
+    def __format__(self, spec: str) -> str:
+        return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return _copy_out(self, "dlpack").__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        with Unseen():
+            return torch.empty(0).__dlpack_device__()
+
+    def data_ptr(self) -> int:
+        return materialize([self], "data_ptr")[0].data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return handlers.lend_storage(self, materialize([self], "storage")[0].untyped_storage())
+
+    def storage(self) -> Any:
+        storage = materialize([self], "storage")[0].storage()
+        handlers.lend_storage(self, storage._untyped_storage)
+        return storage
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # torch hands this method to no __torch_function__
+            given = handlers.set_sources(self, args, kwargs)
+            return _base.set_(self, *args, **kwargs) if given is None else _base.set_(self, *given)
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
+        if len(args) == 1 and _core.get_handle(args[0]) is not None:
+            return args[0].detach()
+        with Unseen():
+            plain = torch.empty(0, dtype=self.dtype, device="cpu")  # whatever the default device is
+        plain = plain.new(*args)
+        with Unseen():
+            return from_plain(plain, _core.device_index(self))
+
+    def _copied(self, memo: dict) -> Any:
+        # Torch clones parameters, and copies the whole storage of other tensors.
+        simple = isinstance(self, torch.nn.Parameter) or _core.is_alone(self._handle)
+        return self.detach().clone() if simple else _copy_with_storage(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A saved lazy tensor loads as a plain one (SPEC L7).
+        with Unseen():
+            value = materialize([self], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
+            plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
+        return plain.__reduce_ex__(protocol)
+
+
+class LazyParameter(LazyTensor, torch.nn.Parameter):
+    """What ``Module.to("remote_accelerator")`` turns a module's parameter into, in place."""
+
+
+_FastLazyTensor: Any = classes.family(LazyTensor, LazyParameter)
+
+TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
+
+
+# ---- materialization -------------------------------------------------------------------------------------------------
+lock = threading.RLock()
+# A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+_executor: Any = None
+_default_executor: Callable[[], Any] | None = None
+
+
+def set_executor(executor: Any) -> Any:
+    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first."""
+    global _executor
+    with lock:
+        if _executor is not None:
+            flush("executor change")
+        previous, _executor = _executor, executor
+    return previous
+
+
+def set_default_executor(make: Callable[[], Any]) -> None:
+    """What to make when the first segment runs and no executor was set."""
+    global _default_executor
+    _default_executor = make
+
+
+def executor() -> Any:
+    """The executor in use."""
+    global _executor
+    if _executor is None:
+        if _default_executor is None:
+            raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
+        _executor = _default_executor()
+    return _executor
+
+
+_tracking: Any = None
+_tracked = False
+
+
+def set_tracking(tracking: Any) -> None:
+    """Hand in what attributes ops to modules: install() is called just before the first lazy tensor is made."""
+    global _tracking
+    _tracking = tracking
+
+
+def in_use() -> None:
+    """A lazy tensor is about to be made."""
+    global _tracked
+    if not _tracked and _tracking is not None:
+        _tracked = True
+        listen()
+        _tracking.install()
+
+
+_claim: Callable[[], Any] | None = None
+
+
+def set_claim(claim: Callable[[], Any]) -> None:
+    """Hand in what tells torch of the device: called once, just before the first tensor on it is made."""
+    global _claim
+    _claim = claim
+
+
+def on_device() -> None:
+    """A tensor on ``remote_accelerator`` is about to be made."""
+    global _claim
+    if _claim is not None:
+        claim, _claim = _claim, None
+        claim()
+
+
+def out_of_use() -> None:
+    """Leave torch's modules alone again, until the next lazy tensor is made."""
+    global _tracked
+    if _tracked:
+        _tracked = False
+        _tracking.uninstall()
+
+
+def _run(segment: Any, reason: str) -> None:
+    if len(segment):
+        triggers.run(tape, executor(), segment, reason)
+
+
+def materialize(
+    tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), generator: int | None = None
+) -> list[Any]:
+    """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``.
+
+    ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
+    """
+    handles = [t._handle for t in tensors]
+    if any(_core.device_index(t) < 0 for t in tensors):
+        meta.refuse(reason)
+    with lock:
+        if _overdue:
+            raise _overdue.pop(0)
+        _run(_core.segment(handles, [t._handle for t in written]), reason)
+        if generator is not None:
+            _run(_core.rng_segment(generator), reason)
+        values = executor().fetch(handles)
+    return values
+
+
+def flush(reason: str) -> None:
+    """Compute everything that a live tensor can see."""
+    with lock:
+        _run(_core.segment_all(), reason)
+        _core.sweep()  # what is left had no visible effect
+
+
+_overdue: list[MaterializationError] = []
+
+
+def settle(reason: str) -> None:
+    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
+
+    What fails here fails where its values are asked for, as it would have without the change; that something was not
+    written is said at the next read of anything.
+    """
+    while len(segment := _core.segment_all()):
+        pending = tape.n_pending
+        try:
+            _run(segment, reason)
+        except MaterializationError as error:
+            if tape.n_pending == pending:  # for want of memory: it stays pending
+                raise
+            if segment.lost_write:
+                _overdue.append(error)
+    _core.sweep()
+
+
+def draw(reason: str) -> None:
+    """Run all pending random draws, so that the generators stand where the program is."""
+    with lock:
+        for index in tape.generators():
+            _run(_core.rng_segment(index), reason)
+
+
+class _Runtime:
+    """What mindtorch.engine.record.intercept needs of this module (imports go one way)."""
+
+    materialize = staticmethod(materialize)
+
+    @staticmethod
+    def device() -> torch.device:
+        return executor().device
+
+    @staticmethod
+    def rng(index: int) -> Any:
+        return executor().rng(index)
+
+
+def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
+    """The value as a plain CPU tensor that shares nothing with the engine's."""
+    value = materialize([t], reason)[0]
+    with Unseen(), NoGrad():
+        out = value.to("cpu")
+        return out.clone() if out is value else out
+
+
+def _copy_with_storage(t: LazyTensor, memo: dict) -> Any:
+    """A copy of a tensor that shares its storage, or takes part of it: the whole storage is copied, once per memo."""
+    value = materialize([t], "deepcopy")[0]
+    key = ("mindtorch storage", value.untyped_storage()._cdata)
+    index = _core.device_index(t)
+    with torch._C.DisableTorchFunction():
+        if key not in memo:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage().clone())
+            memo[key] = _core.hold(whole, index, None, True)
+        storage = _core.value(_core.get_handle(memo[key])).untyped_storage()
+        made = value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())
+        return _core.hold(_core.set_view_bits(made, _core.view_bits(value)), index, memo[key], True)
+
+
+class _ToPlain(torch.autograd.Function):
+    """Differentiable read: lazy → plain; the gradient goes back as a lazy tensor."""
+
+    @staticmethod
+    def forward(t: Any, reason: str) -> torch.Tensor:
+        return _copy_out(t, reason)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.index, ctx.reason = inside.index_inside(inputs[0]), inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return from_plain(grad, ctx.index), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, _reason: None) -> Any:  # type: ignore[override]
+        return _ToPlain.apply(tangent, ctx.reason)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, t: Any, reason: str) -> Any:
+        return _ToPlain.apply(t, reason), in_dims[0]
+
+
+class _FromPlain(torch.autograd.Function):
+    """Differentiable upload: plain → lazy; the gradient comes back as a plain tensor."""
+
+    @staticmethod
+    def forward(t: torch.Tensor, index: int) -> Any:
+        return _upload(t, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.device, ctx.index = inputs[0].device, inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: LazyTensor) -> Any:  # type: ignore[override]
+        return to_plain(grad, ctx.device, "backward"), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _index: None) -> Any:  # type: ignore[override]
+        return _FromPlain.apply(tangent, ctx.index)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, t: torch.Tensor, index: int) -> Any:
+        return _FromPlain.apply(t, index), in_dims[0]
+
+
+def _upload(t: torch.Tensor, index: int) -> Any:
+    in_use()
+    on_device()
+    predict.check_movable(t, DEVICE_TYPE)
+    with predict.quiet():
+        value = t.detach().to(executor().device, copy=True)
+    return _core.hold(value, index, None, torch.is_grad_enabled())
+
+
+def from_plain(t: torch.Tensor, index: int) -> Any:
+    """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
+    if torch._C._functorch.is_functionaltensor(t):
+        return inside.below_functionalization(lambda t: from_plain(t, index), t)
+    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
+        return _FromPlain.apply(t, index)
+    return _upload(t, index)
+
+
+def to_plain(
+    t: Any,
+    device: Any,
+    reason: str,
+    *,
+    dtype: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = torch.preserve_format,
+) -> torch.Tensor:
+    """A plain tensor on ``device`` with the value of lazy ``t``; differentiable."""
+    if torch.device(device).type == "meta":
+        out = meta.relocate(t, device)
+        return out if dtype is None else out.to(dtype)
+    if torch._C._functorch.is_functionaltensor(t):
+        return inside.below_functionalization(
+            lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
+            t,
+        )
+    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
+        out = _ToPlain.apply(t, reason)
+    else:
+        out = _copy_out(t, reason)
+    if torch.device(device).type == "cpu" and dtype is None and memory_format is torch.preserve_format:
+        return out
+    return out.to(device=device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format)
+
+
+# ---- wiring ----------------------------------------------------------------------------------------------------------
+_BINARY = {
+    "__add__": torch.Tensor.add,
+    "__sub__": torch.Tensor.sub,
+    "__mul__": torch.Tensor.mul,
+    "__truediv__": torch.Tensor.div,
+    "__matmul__": torch.Tensor.matmul,
+    "__lt__": torch.Tensor.lt,
+    "__le__": torch.Tensor.le,
+    "__gt__": torch.Tensor.gt,
+    "__ge__": torch.Tensor.ge,
+    "__eq__": torch.Tensor.eq,
+    "__ne__": torch.Tensor.ne,
+    "__and__": torch.Tensor.bitwise_and,
+    "__or__": torch.Tensor.bitwise_or,
+    "__xor__": torch.Tensor.bitwise_xor,
+}
+_REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
+
+
+def _install() -> _tape.Tape:
+    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
+    main.on_limit = lambda: flush("limit")
+    main.on_draws = lambda: draw("unread draws")
+    dataless = meta._FastMetaTensor
+    offset = _core.init(
+        main_tape=main,
+        base=RecordedTensor,
+        fast=_FastLazyTensor,
+        dataless=dataless,
+        slotted=classes.Slotted,
+        dataless_places=BELOW,
+        torch=torch,
+        maker=_hooks.twin(torch.Tensor._make_wrapper_subclass),
+    )  # type: ignore[attr-defined]
+    _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
+    _intercept.init(intercept, torch)
+    eager.set_runtime(_Runtime)
+    for func, handler in handlers.table().items():
+        name = getattr(func, "__name__", "?").partition(".")[0]
+        _intercept.register(
+            func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler, copies=func is _base.type_as)
+        )
+    for name in show(LazyTensor):
+        func = getattr(torch.Tensor, name)
+        _intercept.register(func, _intern.OpInfo(func, f"torch::{name}", _intern.HANDLER, handler=answered_by(name)))
+    for func, info in handlers.shape_only():
+        _intercept.register(func, info)
+    for name, func in _BINARY.items():
+        setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    for name, func in _REFLECTED.items():
+        # The scalar is on the left: x + t and t + x are the same call in torch, too.
+        setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
+    convert = meta.MetaTensor._as_dtype
+    meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]
+    RecordedTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+    if config.log_intercepts():
+        intercept.show_log()
+        _intercept.set_logging(True)
+    return main
+
+
+tape = _install()

@@ -1,0 +1,92 @@
+"""What made recordings run, and the words for what went wrong when they did (SPEC L9, L15)."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from ..._ext import context as _context
+from ..._ext import lazy as _core
+from ..._ext.signals import by_signal_handler
+from ...base.errors import MaterializationError
+
+MAX_PLACES = 1000  # distinct places in the program that are told apart
+OTHER_PLACES = -1
+NO_LINE = "(no line of the program)"  # a thread of torch's own, or the interpreter shutting down
+
+reasons: dict[str, int] = {}
+_places: dict[int, int] = {}  # location id -> count; turned into words when somebody asks
+segments = 0
+
+
+def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
+    """Hand a segment to the executor. What it does not get to stays pending, whatever is raised."""
+    try:
+        note(reason)
+        executor.submit(segment)
+    except MaterializationError:
+        raise
+    except Exception as error:
+        if by_signal_handler(error):
+            raise
+        if segment.next is None:
+            raise MaterializationError(f"{type(error).__name__}: {error}") from error
+        raise failure(tape, segment.next, error) from error
+    finally:
+        segment.close()
+
+
+def note(reason: str) -> None:
+    """A segment is about to run because of ``reason``, which came up at the program's current line."""
+    global segments
+    segments += 1
+    reasons[reason] = reasons.get(reason, 0) + 1
+    place = _context.get_location()
+    if place not in _places and len(_places) >= MAX_PLACES:
+        place = OTHER_PLACES
+    _places[place] = _places.get(place, 0) + 1
+
+
+def lines() -> dict[str, int]:
+    """``file:line`` → segments that ran because of it."""
+    out: dict[str, int] = {}
+    for place, count in _places.items():
+        where = _context.location(place) if place != OTHER_PLACES else ("(other lines)",)
+        line = ":".join(map(str, where[:2])) if where else NO_LINE
+        out[line] = out.get(line, 0) + count
+    return out
+
+
+def failure(tape: Any, seq: int, error: Exception) -> MaterializationError:
+    """The error of a materialization, naming op, module path and the user's line that recorded it."""
+    if isinstance(error, MaterializationError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    sig, module, loc, _phase, _ins, _outs = tape.describe(seq)
+    path = _context.module_path(module) or "(no module)"
+    place = _context.location(loc)
+    line = f"{place[0]}:{place[1]} in {place[2]}" if place else "(unknown line)"
+    failed = MaterializationError(f"[{_core.sig_info(sig).name}] recorded in {path} at {line}: {text}")
+    failed.__cause__ = error
+    return failed
+
+
+def kept_failure(tape: Any, seq: int, error: Exception) -> MaterializationError:
+    """failure() for an error that stays in the tape, for whoever reads the value or what depends on it.
+
+    Tracebacks hold frames, and frames the tensors of whoever was reading: text takes their place.
+    """
+    failed = failure(tape, seq, error)
+    frames = traceback.format_tb(error.__traceback__)
+    if frames and hasattr(failed, "add_note"):
+        failed.add_note("".join(["Traceback of the operation (most recent call last):\n", *frames]).rstrip())
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            chain += [link.__cause__, link.__context__]
+    return failed

@@ -1,0 +1,120 @@
+"""The tensors among a call's arguments: finding ours, and putting others in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from ..._ext import guards as _guards
+from ..._ext import lazy as _core
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
+    """How many elements of its storage such a tensor reaches; stride None: contiguous."""
+    if 0 in size:
+        return 0
+    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or contiguous(size), strict=True))
+
+
+def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new tensor of this size."""
+    stride, acc = [], 1
+    for n in reversed(size):
+        stride.append(acc)
+        acc *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def overlapping(size: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
+    """Do elements of such a tensor certainly share memory, as those of an expanded one do?"""
+    return stride is not None and any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True)) and 0 not in size
+
+
+# ---- tensors among arguments -----------------------------------------------------------------------------------------
+def collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
+    """Append our tensors in an argument, and for each whether the call writes it."""
+    for t in lazy_in(a):
+        inputs.append(t)
+        written.append(write)
+
+
+def lazy_in(a: Any) -> Iterator[torch.Tensor]:
+    """Lazy tensors in an argument, in the order in which the extension encodes them."""
+    return (t for t in tensors_in(a) if _core.get_handle(t) is not None)
+
+
+def tensors_in(a: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an argument, in that order."""
+    if isinstance(a, torch.Tensor):
+        yield a
+    elif isinstance(a, (tuple, list)):
+        for item in a:
+            yield from tensors_in(item)
+
+
+def on_meta(a: Any, holes: Iterator[Any]) -> Any:
+    """The argument with what ``holes`` gives in place of our tensors, and the meta device in place of any."""
+    if isinstance(a, torch.Tensor):
+        return next(holes) if _core.get_handle(a) is not None else a
+    if isinstance(a, torch.Size):
+        return a
+    if isinstance(a, (tuple, list)):
+        return type(a)(on_meta(item, holes) for item in a)
+    return torch.device("meta") if isinstance(a, torch.device) else a
+
+
+def meta_tensor(handle: Any) -> torch.Tensor:
+    """Torch's own meta tensor that looks like the tensor of ours with this handle."""
+    return meta_like(_core.meta_of(handle), _core.view_bits(handle))
+
+
+def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
+    """Torch's own meta tensor of which these are the facts: (dtype, size, stride or None, offset, place)."""
+    dtype, size, stride, offset, _place = facts
+    with torch._C.DisableTorchFunction():  # in an estimate, torch.empty makes ours
+        if stride is None and not offset:
+            made = torch.empty(size, dtype=dtype, device="meta")
+        else:
+            length = max(extent(size, stride, offset), offset)
+            made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
+    return _core.set_view_bits(made, bits) if bits else made
+
+
+#: ``with quiet():`` torch code of our own; see there.
+quiet = _guards.Quiet
+_guards.init(torch, _python_dispatch._disable_current_modes)
+
+
+def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:
+    """The argument with computed tensors in its holes, and the executor's device for ours."""
+    if isinstance(a, torch.Tensor):
+        return next(holes) if _core.get_handle(a) is not None else a
+    if isinstance(a, torch.Size):
+        return a
+    if isinstance(a, (tuple, list)):
+        return type(a)(concrete(item, holes, device) for item in a)
+    if isinstance(a, torch.device) and same_device(a):
+        return device
+    return a
+
+
+def same_device(device: torch.device) -> bool:
+    """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
+    return device.type in ("cpu", "remote_accelerator")
+
+
+def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
+    """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
+    rest = list(args[1:]) if args else []
+    dtype = kwargs.get("dtype")
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, torch.Tensor):
+        dtype = other.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
+    return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format

@@ -1,0 +1,322 @@
+"""Ops that cannot wait: run now, on computed inputs, with results that are lazy tensors again (SPEC L8)."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import threading
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ... import ops
+from ..._ext import lazy as _core
+from ..._ext.signals import by_signal_handler
+from ...base.config import unsupported
+from ...base.errors import UnsupportedOperationError
+from ...ops.schema import data_dependent
+from . import meta
+from .backward import on_values
+from .meta import as_meta, refuse
+from .mixing import common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
+from .predict import (
+    collect,
+    concrete,
+    extent,
+    infer,
+    knowing_views,
+    lazy_in,
+    meta_tensor,
+    multiplies_inside,
+    quiet,
+    tensors_in,
+)
+
+log = logging.getLogger("mindtorch.intercept")
+#: Reductions of which only those without a dimension have another gradient formula for tensor subclasses.
+_OF_ALL = frozenset({"aten::max", "aten::min", "aten::median", "aten::nanmedian"})
+fallback_counts: dict[str, int] = {}
+_counting = threading.Lock()
+os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
+_META = torch.device("meta")
+_runtime: Any = None  # set by execute.tensors: materialize(tensors, reason, written, generator), device(), rng(index)
+
+
+def set_runtime(runtime: Any) -> None:
+    """Install what materializes values for ops that run eagerly (called once, by mindtorch.engine.execute.tensors)."""
+    global _runtime
+    _runtime = runtime
+
+
+_label: Any = None
+
+
+def set_label(label: Any) -> None:
+    """Install what lets sparse tensors know that they are on the device (called once, by mindtorch.patch.sparse)."""
+    global _label
+    _label = label
+
+
+def labelled(t: torch.Tensor, place: int) -> Any:
+    """``t``, which is on the device ``place`` and torch's own; if it is sparse, it knows."""
+    return t if place < 0 else _label(t, place)
+
+
+def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
+    """Turn plain CPU tensors among the arguments into lazy constants; None if there is nothing to turn.
+
+    At the dispatch level such tensors come from C++ (scalars, indices it made) or were let through by the device
+    check at the function level. Tensors the op writes stay as they are: the op must then run eagerly.
+    """
+    device = common_place(info, args, kwargs or {})
+    new_args = tuple(_turned(a, i in info.writes, device) for i, a in enumerate(args))
+    new_kwargs = None if kwargs is None else {k: _turned(a, k in info.writes, device) for k, a in kwargs.items()}
+    same = all(map(operator.is_, new_args, args))
+    if kwargs is not None and new_kwargs is not None:
+        same = same and all(a is new_kwargs[k] for k, a in kwargs.items())
+    return None if same else (new_args, new_kwargs)
+
+
+def _turned(a: Any, write: bool, device: int) -> Any:
+    """An argument with lazy constants for its plain CPU tensors; itself when there are none."""
+    if isinstance(a, torch.Tensor):
+        if (
+            device < 0
+            and not write
+            and not a.is_sparse
+            and (_core.get_handle(a) is None or _core.device_index(a) != device)
+        ):
+            return as_meta(a, device)
+        if _core.get_handle(a) is not None or write or type(a) not in (torch.Tensor, torch.nn.Parameter):
+            return a
+        if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
+            return a
+        with quiet():
+            value = a.detach().clone().to(_runtime.device())
+        return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        items = [_turned(item, write, device) for item in a]
+        return a if all(map(operator.is_, items, a)) else type(a)(items)
+    return a
+
+
+def note_fallback(name: str) -> None:
+    """Count a call that runs now because it cannot be recorded; the first of each op is logged."""
+    with _counting:
+        calls = fallback_counts.get(name, 0)
+        fallback_counts[name] = calls + 1
+    if not calls:
+        log.info("%s runs eagerly: it cannot be recorded", name)
+
+
+def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
+    if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
+        mixed_devices(info, args, kwargs)
+        args, kwargs = lift(info, args, kwargs) or (args, kwargs)
+    if meta.knowing is not None:
+        inputs = list(lazy_in([*args, *kwargs.values()]))
+        if inputs and _core.device_index(inputs[0]) < 0:
+            return meta.knowing.run(info, args, kwargs, inputs, _run_eagerly)
+    return _run_eagerly(info, args, kwargs)
+
+
+def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
+    inputs: list[torch.Tensor] = []
+    written = bytearray()
+    for position, a in enumerate(args):
+        collect(a, position in info.writes, inputs, written)
+    for key, a in kwargs.items():
+        collect(a, key in info.writes, inputs, written)
+    for t in tensors_in([*args, *kwargs.values()]):
+        if getattr(type(t), "_settle", None) is not None:
+            t._settle()  # type: ignore[attr-defined]
+    note_fallback(info.name)
+    before = [t for t, w in zip(inputs, written, strict=True) if w]
+    index = _core.device_index(inputs[0]) if inputs else 0
+    device = _META if index < 0 else _runtime.device()
+    if index < 0:
+        named = {**dict(enumerate(args)), **kwargs}
+        if not all(t.is_meta or _core.device_index(t) < 0 for t in tensors_in([named.get(w) for w in info.writes])):
+            refuse(info.name)  # what has data cannot be written from here
+        values = [meta_tensor(_core.get_handle(t)) for t in inputs]
+    else:
+        values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
+    with quiet(grad=True) as inside:
+        if index >= 0 and not before and not torch.is_grad_enabled() and multiplies_inside(info.name):
+            values = [
+                v.detach().requires_grad_() if t.requires_grad else v for t, v in zip(inputs, values, strict=True)
+            ]
+            inside.also(knowing_views())
+        if info.random and index >= 0:
+            inside.also(_runtime.rng(index))
+        if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
+            for t in before:  # what else names or views the same value must keep its own sizes and strides
+                _core.unshare(_core.get_handle(t))
+            if index >= 0:
+                values = [_core.value(_core.get_handle(t)) for t in inputs]
+        storages = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
+        holes = iter(values)
+        cargs = tuple(concrete(a, holes, device) for a in args)
+        ckwargs = {k: concrete(a, holes, device) for k, a in kwargs.items()}
+        failure: Exception | None = None
+        depends = not isinstance(info.func, torch._ops.OpOverload) or data_dependent(info.func)
+        try:
+            out = info.call(*cargs, **ckwargs)
+        except NotImplementedError as error:
+            if index < 0 and not depends:
+                text = str(error).splitlines()[0]
+                raise UnsupportedOperationError(f"[{info.name}] torch cannot infer what it gives: {text}") from error
+            if index < 0:
+                refuse(info.name)
+            if unsupported() == "zeros":
+                return _zeros(info, args, kwargs, error)
+            raise UnsupportedOperationError(
+                f"[{info.name}] torch cannot run it on these inputs either: {error}"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - raised below
+            if index < 0 and depends and not by_signal_handler(error):
+                refuse(info.name)
+            failure = error
+    if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
+        for t in before:
+            _core.may_require_grad(_core.get_handle(t))
+    # The wrappers are made in the program's own modes: in inference mode they are inference tensors, as in eager.
+    wrapper = _Wrapper(inputs, values, index, device, (*args, *kwargs.values()))
+    for t in before:
+        wrapper.check_storage(t, storages)
+        wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # it knows this frame, and this frame it: what both hold would wait for the collector
+    if info.name == "aten::_pack_padded_sequence":
+        return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
+    return wrapper.wrap(out)
+
+
+def run_whole(info: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an op that must not be taken apart, and could not be recorded whole; NotImplemented if torch may do it."""
+    row = ops.row(info.name)
+    if row is None or not _alone():
+        return NotImplemented
+    if not row.whole:
+        return with_values_backward(info, args, kwargs)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in lazy_in([*args, *kwargs.values()])):
+        return NotImplemented  # torch itself takes the other way then, as it does for a tensor subclass
+    if row.tag == "matmul" and kwargs.get("out") is None:
+        return NotImplemented  # torch knows best how; only into out= it wants more of a wrapper than ours have
+    return run_eagerly(info, args, kwargs)
+
+
+def _alone() -> bool:
+    """No mode, transform, tangent or autocast stands between the call and the kernel."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
+    if not _alone() or "out" in kwargs or (info.writes == (0,) and args[0]._is_view()):
+        return NotImplemented
+    asked: Any = (args, *kwargs.values())
+    if info.name.startswith("aten::masked_fill"):
+        asked = (args[2:], kwargs.get("value"))  # only the gradient for the value has another formula
+    elif info.name in _OF_ALL and len(asked) + len(args) > 2:
+        return NotImplemented  # only those over all elements have
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
+        return NotImplemented
+
+    def call() -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return info.func(*args, **kwargs)
+
+    return on_values(call, _runtime.materialize, info.name)
+
+
+def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
+    spec = infer(info, args, kwargs, True, check=False)
+    if spec is None:
+        raise UnsupportedOperationError(f"[{info.name}] {error}; its result's shape is unknown too") from error
+    log.warning("[%s] %s; returning zeros (GENIE_UNSUPPORTED=zeros)", info.name, error)
+    made = [_core.hold(torch.zeros(o[1], dtype=o[0], device=_runtime.device()), o[4], None, True) for o in spec[0]]
+    return made[0] if spec[2] is None else tuple(made)
+
+
+class _Wrapper:
+    """Turns the results of an eager run into lazy tensors that share storage as the results do."""
+
+    def __init__(
+        self, inputs: list[torch.Tensor], values: list[torch.Tensor], place: int, device: torch.device, args: tuple
+    ) -> None:
+        self.place = place
+        self.device = device
+        self.values = {id(t): v for t, v in zip(inputs, values, strict=True)}
+        self.same: dict[int, Any] = {id(a): a for a in args if isinstance(a, torch.Tensor)}  # plain out=, copy_ target
+        self.same.update((id(v), t) for t, v in zip(inputs, values, strict=True))
+        self.roots = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
+
+    def wrap(self, out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            if id(out) in self.same:
+                return self.same[id(out)]
+            if out.device != self.device or out.layout is not torch.strided or out.is_nested or out.is_quantized:
+                # Meta, another device, nested, quantized: stays torch's own. So does what is sparse, with its place.
+                return labelled(out, self.place)
+            key = _storage_key(out)
+            lazy = _core.hold(out, self.place, self.roots.get(key), False)
+            self.roots.setdefault(key, lazy)
+            return lazy
+        if isinstance(out, (tuple, list)):
+            items = [self.wrap(item) for item in out]
+            return type(out)(*items) if hasattr(out, "_fields") else type(out)(items)
+        return out
+
+    def check_storage(self, t: torch.Tensor, before: dict[int, torch.Tensor]) -> None:
+        """``set_`` gave ``t`` another storage: from now on it aliases whatever has that one."""
+        handle = _core.get_handle(t)
+        value = self.values[id(t)]
+        root = before.get(_storage_key(value))
+        if root is None or not _core.same_root(handle, _core.get_handle(root)):
+            _core.rebind(handle, _core.get_handle(self._replace(t, value, root)))
+            handle.no_grad = False  # to autograd it may still be a view of what it was
+
+    def check_metadata(self, info: Any, t: torch.Tensor) -> None:
+        handle = _core.get_handle(t)
+        value = self.values[id(t)]
+        _dtype, size, stride, offset, _device = _core.meta_of(handle)
+        same_bits = _core.view_bits(value) == _core.view_bits(handle)
+        same_layout = (value.shape, value.storage_offset()) == (size, offset) and (
+            _core.canonical(value.shape, value.stride()) == stride
+        )
+        if same_layout and same_bits:
+            return
+        _core.set_meta(handle, value)
+        if not same_bits:
+            torch._C._set_conj(t, value.is_conj())  # lu_solve leaves ``out=`` conjugated
+            torch._C._set_neg(t, value.is_neg())
+        if same_layout:
+            return
+        if extent(value.shape, value.stride(), value.storage_offset()) <= extent(size, stride, offset) and (
+            torch.Tag.inplace_view in getattr(info.func, "tags", ())
+        ):
+            with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
+                torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())
+        else:
+            self._replace(t, value, t)  # not within the storage that C++ believes in: give it another one
+
+    def _replace(self, t: torch.Tensor, value: torch.Tensor, root: Any) -> Any:
+        fresh = _core.hold(value, self.place, root, True)
+        with torch._C.DisableTorchFunctionSubclass():
+            torch._C.TensorBase.data.__set__(t, fresh)  # type: ignore[attr-defined]
+        return fresh
+
+
+def _storage_key(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)

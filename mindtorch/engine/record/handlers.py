@@ -1,0 +1,416 @@
+"""Torch calls on lazy tensors that are answered in Python: reads of metadata, assignments, what needs another way."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import forward_ad
+
+from ..._ext import intercept as _intercept
+from ..._ext import intern as _intern
+from ..._ext import lazy as _core
+from ..._ext.guards import NoGrad
+from ...base.errors import LazyTensorError
+from ...devices.lazy_device import is_ours, place_of
+from . import eager, inside, meta, predict
+from .meta import as_meta, value_of
+
+__all__ = [
+    "histc", "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources",
+    "shape_only", "table",
+]  # fmt: skip
+Handler = Callable[[tuple, dict], Any]  # NotImplemented: let torch go on
+_base = torch._C.TensorBase
+_CPU = torch.device("cpu")
+
+
+def _unsure(args: tuple, kwargs: dict) -> Any:
+    # From here on the tensor may require grad: its ops go through torch's autograd.
+    if kwargs.get("requires_grad", args[-1]) is False:
+        return NotImplemented
+    may_have_history(args)
+    return NotImplemented
+
+
+def may_have_history(tensors: Any) -> None:
+    """Lazy tensors among these are no longer taken to need no autograd, whatever was known when they were made."""
+    for t in predict.lazy_in(tensors):
+        t._handle.no_grad = False
+        _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
+
+
+def set_data(args: tuple, kwargs: dict) -> Any:
+    target, source = args
+    if not isinstance(source, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return _base.data.__set__(target, source)  # type: ignore[attr-defined]  # which says what it wants
+    if _core.get_handle(target) is None or _core.get_handle(source) is None:
+        raise LazyTensorError(
+            f"[data] expected two tensors on the same device, got {target.device} and {source.device}: "
+            "assigning .data cannot move a tensor, use .to()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.data.__set__(target, source)  # type: ignore[attr-defined]  # sizes and strides, in C++
+    _core.rebind(target._handle, source._handle)
+    target._handle.no_grad = False
+    return None
+
+
+_storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # handed out: whose they are
+
+
+def lend_storage(t: Any, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Remember whose storage this is, for a ``set_`` that names it."""
+    _storages[storage._cdata] = t
+    return storage
+
+
+def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None:
+    """The arguments of ``target.set_(...)`` with one tensor of ours in place of a storage, or a source and sizes.
+
+    None: as they are. Torch itself would take the storage from the source in C++, where a lazy tensor has none.
+    """
+    source, *rest = (*args, *kwargs.values()) or (None,)
+    if isinstance(source, (torch.UntypedStorage, torch.TypedStorage)):
+        untyped = source if isinstance(source, torch.UntypedStorage) else source._untyped_storage
+        source = _storages.get(untyped._cdata)
+        if source is not None:
+            source = source.detach()
+            source = source if source.dtype is target.dtype else source.view(target.dtype)
+            rest = rest or [0, (untyped.nbytes() // target.element_size(),), (1,)]
+    if _core.get_handle(source) is None or not rest:
+        return None
+    offset, size, *stride = rest
+    with NoGrad():
+        return (source.detach().as_strided(size, stride[0] if stride else predict.contiguous(size), offset),)
+
+
+def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -> torch.Tensor:
+    """``count`` rows of padding, with ``rows`` at these places among them. Differentiable.
+
+    For functions of torch's that make their result in C++, on what it takes for the data's device.
+    """
+    at = torch.tensor(places, dtype=torch.int64, device=rows.device)
+    return rows.new_full((count, *rows.shape[1:]), padding).index_copy(0, at, rows)
+
+
+def _pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Any:
+    if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
+        return NotImplemented  # torch says what is wrong
+    longest, batch = max(len(t) for t in sequences), len(sequences)
+    places = []
+    for i, t in enumerate(sequences):
+        begin = longest - len(t) if padding_side == "left" else 0
+        places += [i * longest + k if batch_first else k * batch + i for k in range(begin, begin + len(t))]
+    spread = _spread(torch.cat(tuple(sequences)), places, longest * batch, padding_value)
+    return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
+
+
+def _pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
+    if _core.get_handle(data) is None:
+        return NotImplemented
+    sizes = batch_sizes.tolist()
+    longest, batch = len(sizes), sizes[0]
+    if 0 < total_length < longest:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {longest}"
+        )
+    length = max(total_length, longest)
+    places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
+    padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
+    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)], device="cpu")
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _detach(args: tuple, kwargs: dict) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        out = _base.detach(*args, **kwargs)
+    handle = _core.get_handle(out)
+    if handle is not None and torch.is_grad_enabled() and forward_ad._current_level < 0:
+        handle.no_grad = True  # known here only: below, autograd may give what it detaches a history
+    return out
+
+
+def _type_as(args: tuple, kwargs: dict) -> Any:
+    target, other = (*args, *kwargs.values())
+    if target.device == other.device:
+        return NotImplemented
+    return target.to(other)  # C++ takes both to be on the CPU
+
+
+def _is_set_to(args: tuple, kwargs: dict) -> Any:
+    a, b = (_core.get_handle(t) for t in (*args, *kwargs.values()))
+    if a is None or b is None:
+        return False
+    return _core.same_root(a, b) and _core.meta_of(a) == _core.meta_of(b)
+
+
+def refuse_pinning(t: torch.Tensor) -> NoReturn:
+    """Raise torch's own error of ``pin_memory`` on a tensor that is not a dense one on the CPU."""
+    raise RuntimeError(f"cannot pin a {t.dtype} tensor on {t.device}: only dense CPU tensors can be pinned")
+
+
+def _gradient(args: tuple, kwargs: dict) -> Any:
+    """C++ makes some zero gradients itself, on what it takes for the tensor's device: plain ones (`lazy_gradient`)."""
+    target = args[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        found = _base.grad.__get__(target)  # type: ignore[attr-defined]
+        if found is None or _core.get_handle(found) is not None:
+            return found
+        made = lazy_gradient(target, found)
+        if made is not found:
+            _base.grad.__set__(target, made)  # type: ignore[attr-defined]
+        return made
+
+
+def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
+    if _core.get_handle(target) is None or _core.get_handle(found) is not None:
+        return found
+    if found.layout is not torch.strided:
+        return eager.labelled(found, _core.device_index(target))
+    if found.requires_grad or found.is_nested or inside.wrapped(found):
+        return found
+    return _core.hold(found, _core.device_index(target), None, True)
+
+
+def _split(args: tuple, kwargs: dict) -> Any:
+    # torch reads a tensor of indices in C++, where a lazy one has no memory.
+    at = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
+    if at is None or _core.get_handle(at) is None:
+        return NotImplemented
+    at = value_of(at, "tensor_split") if _core.device_index(at) < 0 else at.cpu()
+    kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
+    return torch.tensor_split(args[0], at, *args[2:], **kwargs)
+
+
+def _pack(args: tuple, kwargs: dict) -> Any:
+    # torch reads the lengths in C++, where those of an estimate have no memory, and wants batch sizes on the CPU.
+    data, lengths, *rest = args
+    if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
+        return NotImplemented
+    plain = value_of(lengths, "lengths")
+    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
+    return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
+
+
+def _like(func: Any) -> Handler:
+    def handler(args: tuple, kwargs: dict) -> Any:
+        device = kwargs.get("device")
+        if device is None or is_ours(device):
+            if not kwargs.pop("requires_grad", False):
+                return NotImplemented
+            return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
+        if meta.knowing is not None and _core.device_index(args[0]) < 0:
+            made = func(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")})
+            return meta.knowing.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
+        # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
+        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
+        made = func(like, *args[1:], **kwargs)
+        return as_meta(made, place_of(device)).requires_grad_(made.requires_grad) if made.is_meta else made
+
+    return handler
+
+
+def _element_wise(name: str) -> Handler:
+    """``x.apply_(f)``: torch calls a Python function per element of the memory, without asking a tensor's class."""
+
+    info = _intern.OpInfo(_ELEMENT_WISE[name], f"torch::{name}", _intern.HANDLER, writes=(0,))
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        target, *others, function = (*args, *kwargs.values())
+        if any(t.requires_grad for t in (target, *others)):
+            raise RuntimeError(f"[{name}] expected tensors that do not require grad: use tensor.detach().{name}()")
+        if any(_core.get_handle(t) is None for t in (target, *others)):
+            raise RuntimeError(f"[{name}] expected all tensors to be on the same device")
+        return eager.run_eagerly(info, (target, *others, function), {})
+
+    return handler
+
+
+def shape_only() -> list[Any]:
+    """(overload, OpInfo) of the ops that ask a tensor for its shape and dtype only: they do not wait for its value."""
+    found = []
+    for name in (
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+    ):
+        packet = getattr(torch.ops.aten, name)
+        for overload in (getattr(packet, o) for o in packet.overloads()):
+            arguments = overload._schema.arguments
+            if not any(a.is_out or a.name == "generator" for a in arguments) and not any(
+                "Tensor" in str(a.type) for a in arguments[1:]
+            ):
+                found.append((overload, _shape_only(overload, name)))
+    return found
+
+
+def _shape_only(overload: Any, name: str) -> Any:
+    random = name.startswith("rand")
+
+    def make(size: Any, stride: Any, of: torch.dtype, /, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        # Torch's meta functions predict other strides for sizes of 1 than its kernels give: ask the kernels.
+        at = _CPU if device.type == "meta" and _core.canonical(size, stride) is not None else device
+        return overload(torch.empty_strided(size, stride, dtype=of, device=at), *args, device=device, **kwargs)
+
+    made = _intern.OpInfo(overload, f"aten::{name}", _intern.RECORD, call=make, random=random)
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        handle, device = _core.get_handle(args[0]), kwargs.get("device")
+        if handle is None or kwargs.get("pin_memory") or (device is not None and not predict.same_device(device)):
+            return NotImplemented
+        dtype, size, stride, _offset, index = _core.meta_of(handle)
+        if name.startswith("new_"):
+            size, stride = (0,), (1,)
+        elif stride is None:
+            stride = args[0].stride()
+        options = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+        out = _intercept.record_creation(made, (size, stride, dtype, *args[1:]), {**options, "device": _CPU}, index)
+        return NotImplemented if out is None else out
+
+    return _intern.OpInfo(overload, f"aten::{name}", _intern.HANDLER, call=overload._op, random=random, handler=handler)
+
+
+def _set_item(args: tuple, kwargs: dict) -> Any:
+    # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
+    target, index, value = args
+    if meta.knowing is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        _base.__setitem__(target, index, _number(value, target.dtype, target))
+    return None
+
+
+def _one_hot(args: tuple, kwargs: dict) -> Any:
+    # Of tensor subclasses C++ compares the indices with all classes, which gives the layout of the indices; as above,
+    # it makes the zeros itself. (Where nothing is known, torch's own way has the sizes right.)
+    index = args[0]
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if _core.get_handle(index) is None or index.dtype is not torch.int64:
+        return NotImplemented
+    if not _without_data(index):
+        if classes == 0 or classes < -1 or not index.numel():
+            return NotImplemented
+        if classes == -1:
+            least, greatest = index.aminmax()
+            if least.item() < 0:
+                raise RuntimeError("Class values must be non-negative.")
+            classes = int(greatest.item()) + 1
+    elif meta.knowing is None:
+        return NotImplemented
+    elif index.numel():
+        if _core.is_kept(index._handle) and index.min() < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        if classes < 0:
+            classes = int(index.max()) + 1
+        elif _core.is_kept(index._handle) and index.max() >= classes:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+    elif classes <= 0:
+        return NotImplemented
+    zeros = index.new_zeros((*index.shape, classes))
+    return zeros.scatter_(-1, index.unsqueeze(-1), 1)
+
+
+def histc(args: tuple, kwargs: dict) -> Any:
+    """Accelerators count whole numbers too, which the CPU's kernel refuses; models choose by the device's type."""
+    x = args[0] if args else kwargs["input"]
+    unknown = _without_data(x) and not _core.is_kept(x._handle)
+    if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or unknown:
+        return NotImplemented
+    return _count_in_bins(*args, **{k: v for k, v in kwargs.items() if k != "out"})
+
+
+_WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
+    """``torch.histc`` of whole numbers, as torch's CUDA kernel counts them."""
+    low, high = int(min), int(max)
+    if bins <= 0 or low > high:
+        raise RuntimeError("bins must be > 0" if bins <= 0 else "max must be larger than min")
+    x = input.reshape(-1).long()
+    first, last = (x.min(), x.max()) if low == high and x.numel() else (x.new_full((), low), x.new_full((), high))
+    alike = (first == last).long()
+    first, last = first - alike, last + alike
+    inside = (x >= first) & (x <= last)
+    at = torch.div((x - first) * bins, last - first, rounding_mode="floor").clamp(0, bins - 1)  # the last has both ends
+    return input.new_zeros(bins).scatter_add_(0, at, inside.to(input.dtype))
+
+
+def _without_data(a: Any) -> bool:
+    return _core.get_handle(a) is not None and _core.device_index(a) < 0
+
+
+def _number(value: Any, dtype: torch.dtype, at: torch.Tensor) -> Any:
+    """A known tensor of one number in the place of ``at``."""
+    with torch._C.DisableTorchFunction():
+        made = torch.tensor(value, dtype=dtype, device="cpu")
+    return meta.knowing.adopt(made, _core.device_index(at), True)
+
+
+def table() -> dict[Any, Handler]:
+    T = torch.Tensor
+    return {
+        T.__setitem__: _set_item,
+        torch.nn.functional.one_hot: _one_hot,
+        T.requires_grad_: _unsure,
+        _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
+        _base.data.__set__: set_data,  # type: ignore[attr-defined]
+        torch._C._VariableFunctions._make_dual: _unsure,
+        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
+        _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
+        _base.dtype.__get__: lambda args, kwargs: args[0].dtype,  # type: ignore[attr-defined]
+        _base.item: lambda args, kwargs: args[0].item(),
+        _base.tolist: lambda args, kwargs: args[0].tolist(),
+        _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
+        _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
+        # These would read the memory that the C++ side of a lazy tensor does not have.
+        _base.data_ptr: lambda args, kwargs: args[0].data_ptr(),
+        _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
+        _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
+        **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
+        _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
+        _base.is_set_to: _is_set_to,
+        _base.type_as: _type_as,
+        _base.dense_dim: lambda args, kwargs: args[0].dim(),
+        _base.is_pinned: lambda args, kwargs: False,
+        _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
+        _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
+        # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
+        T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
+        torch._C._VariableFunctions._pack_padded_sequence: _pack,
+        torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
+        torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
+        _base.detach: _detach,
+        _base.tensor_split: _split,
+        torch._C._VariableFunctions.tensor_split: _split,
+        _base.histc: histc,
+        torch._C._VariableFunctions.histc: histc,
+        torch.ops.aten.histc.default: histc,  # where torch calls it, as when a checkpoint is computed again
+        **{func: _like(func) for func in _LIKE},
+    }
+
+
+_ELEMENT_WISE = {name: getattr(_base, name) for name in ("apply_", "map_", "map2_")}
+_LIKE = tuple(
+    getattr(torch._C._VariableFunctions, f"{name}_like")
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
+)

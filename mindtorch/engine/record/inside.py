@@ -1,0 +1,51 @@
+"""What torch's transforms (torch.func, the older vmap) put around a tensor, and the tensor of ours inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from ..._ext import lazy as _core
+
+__all__ = ["below_functionalization", "hides", "index_inside", "wrapped"]
+_functorch = torch._C._functorch
+
+
+def index_inside(t: Any) -> int | None:
+    """The index of a lazy tensor's device, also where transforms of torch.func have wrapped it; else None."""
+    if not isinstance(t, torch.Tensor):
+        return None
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return None if _core.get_handle(t) is None else _core.device_index(t)
+
+
+def hides(t: Any) -> bool:
+    """Is this a tensor of torch's own around a recorded one? C++ takes it for one that is on the CPU already."""
+    if _functorch.peek_interpreter_stack() is None or _core.get_handle(t) is not None:
+        return False
+    index = index_inside(t)
+    return index is not None and index >= 0
+
+
+def wrapped(t: torch.Tensor) -> bool:
+    """True for the tensors of a torch.func transform or of torch's older vmap: what they stand for is inside."""
+    return _functorch.is_functorch_wrapped_tensor(t) or torch._C._dispatch_keys(t).has(_BATCHED)
+
+
+_BATCHED = torch._C._parse_dispatch_key("Batched")
+
+
+def below_functionalization(move: Callable[[torch.Tensor], Any], t: torch.Tensor) -> Any:
+    """``move`` of what a tensor of ``torch.func.functionalize`` stands for, as such a tensor again.
+
+    Autograd functions have no rule for functionalization: a copy to another device needs none.
+    """
+    level = _functorch.maybe_get_level(t)
+    torch._sync(t)  # type: ignore[attr-defined]
+    with retrieve_current_functorch_interpreter().lower():
+        moved = move(_functorch.get_unwrapped(t))
+    return _functorch._wrap_functional_tensor(moved, level)

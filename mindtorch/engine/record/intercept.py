@@ -1,0 +1,196 @@
+"""What the compiled interception asks Python: what an op is, what it gives, how to run it when it cannot wait.
+
+The answers are asked for once per function (`describe`) or once per distinct call (`infer`); both are memoized by
+the extension, so this file is off the hot path except for ops that run eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from typing import Any
+
+import torch
+
+from ... import ops
+from ..._ext import intern as _intern
+from ..._ext import lazy as _core
+from ...ops.schema import data_dependent, is_pure, overloads
+from .eager import lift, run_eagerly, run_whole, with_values_backward
+from .mixing import mixed_devices
+from .predict import RULES, decompose, infer, lazy_in, taken_apart
+
+log = logging.getLogger("mindtorch.intercept")
+# What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
+__all__ = [
+    "describe",
+    "infer",
+    "lift",
+    "mixed_devices",
+    "on_record",
+    "run_eagerly",
+    "run_whole",
+    "show_log",
+]
+# Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
+# depend on state that is not part of the call.
+_NEVER_WHOLE = frozenset(
+    {
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
+        "aten::batch_norm",
+        "aten::instance_norm",
+        "aten::fractional_max_pool2d",
+        "aten::fractional_max_pool3d",  # draw inside
+        "aten::_add_batch_dim",
+        "aten::_remove_batch_dim",  # torch's older vmap: wrappers, not values
+    }
+)
+#: What copies its input, or views it, or gives it back, as the arguments and its strides have it.
+_MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::type_as"})
+_ATTENTION = "aten::scaled_dot_product_attention"
+
+
+# ---- describe --------------------------------------------------------------------------------------------------------
+def describe(func: Any, dispatch: bool) -> Any:
+    """The OpInfo of a function met for the first time."""
+    if isinstance(func, torch._ops.OpOverload):
+        return _describe_overload(func)
+    name = _name(func)
+    if not dispatch and name is not None and _can_record_whole(func, name):
+        guard = _default_attention if name == _ATTENTION else None
+        row = ops.row(name)
+        whole = row is not None and (row.whole or row.values_backward)
+        return _intern.OpInfo(
+            func,
+            name,
+            _intern.RECORD,
+            handler=guard,
+            whole=whole,
+            writes=("out",) if whole else (),
+            pointwise=any(torch.Tag.pointwise in o.tags for o in overloads(name)),
+        )
+    kind = _intern.EAGER if dispatch else _intern.PASS
+    plain_name = str(name or getattr(func, "__name__", "?"))
+    in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
+    info = _intern.OpInfo(
+        func,
+        plain_name,
+        kind,
+        writes=(0,) if in_place and not dispatch else (),
+        copies=plain_name in _MAY_COPY and not dispatch,
+    )
+    if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
+        info.copies, info.handler = True, _default_attention
+    if kind == _intern.PASS and (row := ops.row(plain_name)) is not None and row.values_backward:
+        info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
+    return info
+
+
+def _checked(info: Any, args: tuple, kwargs: dict) -> Any:
+    mixed_devices(info, args, kwargs)
+    return with_values_backward(info, args, kwargs)
+
+
+def _default_attention() -> bool:
+    # With other kernels chosen (torch.nn.attention.sdpa_kernel), torch itself must pick when the op is recorded.
+    return torch._C._get_flash_sdp_enabled() and torch._C._get_math_sdp_enabled()
+
+
+def _name(func: Any) -> str | None:
+    try:
+        return ops.op_name(func)
+    except (TypeError, ValueError, LookupError):
+        return None
+
+
+def _can_record_whole(func: Any, name: str) -> bool:
+    row = ops.row(name)
+    if name in _NEVER_WHOLE:
+        return False
+    if row is not None and (row.writes or (row.eager and name not in RULES)):
+        return False
+    if isinstance(func, types.FunctionType):  # Python code of torch's: the op's arguments, or others?
+        same = row is not None and (func.__name__ in row.python or (row.whole and f"aten::{func.__name__}" == name))
+        if not same or func.__name__.startswith("embedding"):  # embedding's max_norm writes
+            return False
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    if packet is None:
+        return False
+    named = overloads(name)
+    pure = [o for o in named if not any(a.is_out for a in o._schema.arguments)]
+    return bool(pure) and all(is_pure(o) for o in pure)
+
+
+def _describe_overload(func: Any) -> Any:
+    name = ops.op_name(func)
+    row = ops.row(name)
+    schema = func._schema
+    if not torch._C._dispatch_has_kernel(func.name()):
+        # TorchScript's own (aten::sym_size, aten::len, prim::device …): no kernel, but C++ code that asks the tensor or
+        # calls what has one.
+        if name == "prim::device":
+            return _intern.OpInfo(func, name, _intern.HANDLER, handler=lambda args, kwargs: args[0].device)
+        return _intern.OpInfo(func, name, _intern.PASS)
+    writes: list[Any] = []
+    for position, a in enumerate(schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            writes.append(a.name if a.kwarg_only else position)
+    if row is not None:
+        writes.extend(w for w in row.writes if w not in writes)
+    kind = _intern.RECORD
+    mispredicted = row is not None and row.eager and name not in RULES
+    depends = data_dependent(func) and name != "aten::index"  # which does so for masks only: its meta kernel says
+    no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
+    if mispredicted or no_kernel or depends or torch.Tag.inplace_view in func.tags:
+        kind = _intern.EAGER
+    view = not writes and any(r.alias_info is not None for r in schema.returns)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    info = _intern.OpInfo(
+        func,
+        name,
+        kind,
+        call=func._op,
+        random=random,
+        writes=tuple(writes),
+        view=view,
+        pointwise=torch.Tag.pointwise in func.tags or name == "aten::copy_",
+        bumps=bool(writes) and name.startswith("aten::_foreach_"),
+    )
+    if taken_apart(func.name(), row):
+        info.at_dispatch = functools.partial(_take_apart, func)
+    elif row is not None and row.tag == "rnn":
+        info.at_dispatch = functools.partial(_with_parameters, info)
+    return info
+
+
+def _take_apart(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Only inference mode hands composite calls down whole. What they come to says which results are views, and of what
+    kind; calls without data stay as they are, since a profile sees them like that."""
+    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *kwargs.values()])):
+        return NotImplemented
+    return decompose(func, args, kwargs)
+
+
+def _with_parameters(info: Any, args: tuple, kwargs: dict) -> Any:
+    """Inside, torch multiplies with parameters in another way than with what a record is run on."""
+    given = lazy_in([*args, *kwargs.values()])
+    if torch.is_grad_enabled() or not any(_core.device_index(t) >= 0 and t.requires_grad for t in given):
+        return NotImplemented
+    return run_eagerly(info, args, kwargs)
+
+
+# ---- small callbacks -------------------------------------------------------------------------------------------------
+def show_log() -> None:
+    """Make the log visible also in a program that does not set up logging."""
+    log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
+def on_record(name: str, args: tuple) -> None:
+    """GENIE_LOG_INTERCEPTS=1: one line per captured op."""
+    log.info("captured %s", name)

@@ -1,0 +1,295 @@
+"""MetaTensor: sizes, dtype, strides and device of a tensor that never has data (SPEC M1-M5).
+
+Made by ``mindtorch.zeros(..., device="meta")`` and its like, and by every op on such tensors. Torch's own meta tensors
+(``torch.zeros(..., device="meta")``) stay torch's own, and become one of these where they meet one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ..._ext import lazy as _core
+from ..._ext import ledger as _ledger
+from ..._ext.guards import NoGrad
+from ...base import sourceline
+from ...base.errors import NoDataError
+from ...devices.lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, known_device, place_of
+from ..tensor import classes
+from ..tensor.recorded import RecordedTensor
+from .predict import extent
+
+#: While an estimate runs: the module that knows values, or assumes them (mindtorch.profile.estimate.known). Else None.
+knowing: Any = None
+
+
+def know_with(module: Any) -> None:
+    """Let ``module`` answer for the values of tensors without data from now on; None: nobody does (SPEC C4, M5)."""
+    global knowing
+    knowing = module
+
+
+_SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
+
+
+def value_of(t: Any, what: str) -> torch.Tensor:
+    """A plain tensor with the value of ``t``, known or assumed, in an estimate; elsewhere an error."""
+    if knowing is None:
+        refuse(what)
+    if what in _SCALARS:
+        _ledger.note("aten::_local_scalar_dense")
+    value: torch.Tensor = knowing.read(t, what)
+    return value
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise the error of everything that would need the data, with the program's line."""
+    raise NoDataError(f"[{what}] meta tensor has no data{sourceline.here()}; .to(device) gives it uninitialized memory")
+
+
+def address(t: Any, of_storage: bool = False) -> int:
+    """In an estimate, a made-up address: as torch's, the same for what shares memory, 0 for what has none.
+
+    Elsewhere an error. Nothing is there, and no address of the program's own is that large.
+    """
+    if knowing is None:
+        refuse("data_ptr")
+    start = (_core.root_slot(t._handle) + (1 << 18)) << 44  # 16 TiB each
+    if of_storage:
+        return start
+    return start + t.storage_offset() * t.dtype.itemsize if t.numel() else 0
+
+
+class MetaStorage:
+    """What a meta tensor stands for: `nbytes` of memory that nobody allocated."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.shape = t.shape
+        self.dtype = t.dtype
+        self.device = t.device
+        self._extent = extent(t.shape, t.stride(), t.storage_offset())
+        self._address = None if knowing is None else address(t, of_storage=True)
+
+    def nbytes(self) -> int:
+        """Bytes from the start of the storage to the tensor's last element."""
+        return self._extent * self.dtype.itemsize
+
+    def size(self) -> int:
+        """As `nbytes`, the length of torch's untyped storages."""
+        return self.nbytes()
+
+    __len__ = size
+
+    def element_size(self) -> int:
+        return 1
+
+    def data_ptr(self) -> int:
+        """In an estimate a made-up address, see `address`; elsewhere an error."""
+        return refuse("data_ptr") if self._address is None else self._address
+
+    def tolist(self) -> NoReturn:
+        refuse("tolist")
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        refuse("storage[]")
+
+    def to(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("storage.to")
+
+    def cpu(self) -> NoReturn:
+        refuse("storage.cpu")
+
+    def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("storage.cuda")
+
+    def clone(self) -> MetaStorage:
+        return self
+
+    def __repr__(self) -> str:
+        what = f"shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'"
+        return f"MetaStorage({what}, nbytes={self.nbytes()})"
+
+
+class MetaTensor(RecordedTensor):
+    """A tensor on ``meta[:i]``: what every op gives is known, and nothing is computed or allocated."""
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self.device.type == "meta"
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cpu"
+
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else self.device.index
+
+    @property
+    def materialized(self) -> bool:
+        """Never: there is nothing to compute from."""
+        return False
+
+    def materialize(self) -> NoReturn:
+        refuse("materialize")
+
+    def item(self) -> Any:
+        return value_of(self, "item").item()
+
+    def tolist(self) -> Any:
+        return value_of(self, "tolist").tolist()
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        if knowing is None or not (dtype is None or isinstance(dtype, (str, type))):
+            return super().type(dtype, non_blocking, **kwargs)
+        if dtype is None:
+            name: str = super().type()
+            return name if self.is_cpu else f"torch.{self.device.type}.{name.rpartition('.')[2]}"
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        kind, _, last = name.removeprefix("torch.").rpartition(".")
+        made = super().type(f"torch.{last}")
+        return made.to(kind or "cpu") if (kind or "cpu") != self.device.type else made
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if knowing is not None and not force and not (self.is_cpu or self.is_meta):
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        # torch refuses tensors that require grad, in its own words
+        return value_of(self, "numpy").detach().requires_grad_(self.requires_grad).numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        return bool(value_of(self, "bool"))
+
+    def __int__(self) -> int:
+        return int(value_of(self, "int"))
+
+    def __float__(self) -> float:
+        return float(value_of(self, "float"))
+
+    def __complex__(self) -> complex:
+        return complex(value_of(self, "complex"))
+
+    def __index__(self) -> int:
+        return value_of(self, "index").__index__()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("dlpack")
+
+    def __dlpack_device__(self) -> NoReturn:
+        refuse("dlpack")
+
+    def data_ptr(self) -> int:
+        return address(self)
+
+    def untyped_storage(self) -> Any:
+        return MetaStorage(self)
+
+    def storage(self) -> Any:
+        return MetaStorage(self)
+
+    def __format__(self, spec: str) -> str:
+        if knowing is not None and self.dim() == 0:
+            return format(self.item(), spec)
+        return object.__format__(repr(self), spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        contents = "..." if knowing is None else knowing.contents(self)
+        parts = [f"device='{self.device}'", f"size={tuple(self.shape)}", f"dtype={self.dtype}"]
+        if self.grad_fn is not None:
+            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            parts.append("requires_grad=True")
+        text = f"tensor({contents}, {', '.join(parts)})"
+        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Saved as torch's own meta tensor, so that it loads without us.
+        with torch._C.DisableTorchFunction():
+            plain: torch.Tensor = torch.empty_strided(
+                self.shape, self.stride(), dtype=self.dtype, device=self.device if self.is_meta else "meta"
+            )
+        return classes.as_saved(self, plain).__reduce_ex__(protocol)
+
+    # ---- other devices (SPEC M4) -------------------------------------------------------------------------------------
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
+        return self.to("cpu", memory_format=memory_format)
+
+    def cuda(self, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+
+    def _as_dtype(self, dtype: torch.dtype) -> Any:
+        return super().to(dtype)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
+            return self._as_dtype(args[0])
+        target, options = _options(args, kwargs)
+        changed = super().to(**options) if options else self
+        if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
+            return changed
+        return relocate(changed, target)
+
+
+def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(device or None, the other options by name) of a ``.to(...)`` call."""
+    options = dict(kwargs)
+    target = options.pop("device", None)
+    other = options.pop("other", None)
+    rest = list(args)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    elif rest and not isinstance(rest[0], (torch.dtype, bool)):
+        first = rest.pop(0)
+        target = torch.device(first) if isinstance(first, int) and not dataless_everywhere() else first
+    if other is not None:
+        target = other.device
+        options["dtype"] = other.dtype
+    elif rest and not isinstance(rest[0], bool):
+        options["dtype"] = rest.pop(0)
+    options.update(zip(("non_blocking", "copy"), rest, strict=False))
+    return target, {k: v for k, v in options.items() if v is not None}
+
+
+def relocate(t: Any, device: Any) -> Any:
+    """Memory on ``device`` for meta tensor ``t``: same shape, strides, dtype and requires_grad, no values.
+
+    In an estimate nothing gets memory: a tensor without data on any device, with the values if they are known.
+    """
+    if knowing is not None and _core.device_index(t) < 0:
+        return knowing.move(t, device)
+    with NoGrad():
+        where = "meta" if holds_no_data(device) else device if is_ours(device) else known_device(device)
+        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
+        if holds_no_data(device):
+            made = _core.hold(made, place_of(device), None, True)
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(made, t.requires_grad)
+    return made.requires_grad_(t.requires_grad)
+
+
+class MetaParameter(MetaTensor, torch.nn.Parameter):
+    """A parameter without data."""
+
+
+_FastMetaTensor: Any = classes.family(MetaTensor, MetaParameter)
+
+
+def as_meta(t: torch.Tensor, place: int) -> Any:
+    """A MetaTensor that says of itself what is known of any tensor ``t``."""
+    if knowing is not None:
+        return knowing.adopt(t, place)
+    return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
+
+
+__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "know_with", "refuse", "relocate", "value_of"]

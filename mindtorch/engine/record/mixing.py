@@ -1,0 +1,175 @@
+"""Operands on two devices: refused as torch refuses them, in an error that names both (SPEC D4).
+
+To C++ a lazy tensor is on the CPU, and so are the tensors that torch's own code makes on the way to a kernel. Below
+Python they cannot be told from the program's: what the program mixes is seen where it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from ..._ext import lazy as _core
+from ...devices.lazy_device import dataless_everywhere, device_at, place_of
+from .inside import wrapped
+from .predict import tensors_in
+
+__all__ = ["common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
+
+# Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
+_ANYWHERE = frozenset(
+    {
+        "copy_",
+        "_foreach_copy_",
+        "fill_",
+        "to",
+        "type_as",
+        "module_load",
+        "set_data",
+        "data",
+        "grad",
+        "requires_grad_",
+        "retain_grad_",
+        "view_as",
+        "reshape_as",
+        "expand_as",
+        "resize_as_",
+        "broadcast_tensors",
+        "is_same_size",
+        "is_set_to",
+        "result_type",
+    }
+)
+# Arguments, by position or name, that may be elsewhere: torch wants lengths and splits on the CPU.
+_FREE: dict[str, frozenset[int | str]] = {
+    "ctc_loss": frozenset({2, 3, "input_lengths", "target_lengths"}),
+    "_pack_padded_sequence": frozenset({1, "lengths"}),
+    "_pad_packed_sequence": frozenset({1, "batch_sizes"}),
+    "tensor_split": frozenset({1, "indices", "indices_or_sections", "tensor_indices_or_sections"}),
+    "backward": frozenset({"inputs"}),
+    "_nested_view_from_jagged": frozenset({5, 6, "min_seqlen", "max_seqlen"}),  # whose sizes are the numbers
+    **dict.fromkeys(
+        ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"), frozenset({3, "scalars"})
+    ),
+}
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
+
+
+def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
+    """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything."""
+    name = info.name.removeprefix("aten::").removeprefix("torch::")
+    kwargs = kwargs or {}
+    if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
+        return
+    if any(torchs_meta(t) or (_core.device_index(t) < 0 and t.is_meta) for t in tensors_in([*args, *kwargs.values()])):
+        return  # what meets a meta tensor becomes one
+    if name in _INDEXED:
+        _check_index(info, args, kwargs)
+        return
+    free = _FREE.get(name, frozenset())
+    if name in _RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple)):
+        free = frozenset({1})  # of packed sequences: the batch sizes
+    _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free})
+
+
+def common_place(info: Any, args: tuple, kwargs: dict) -> int:
+    """Where a call runs: on meta if any operand is there, else where the first is that does not join others; of the
+    places of tensors without data, if there are any, else a device's index."""
+    found = [
+        (t, place_of(t.device) if torchs_meta(t) else _core.device_index(t))
+        for t in tensors_in([*args, *kwargs.values()])
+        if torchs_meta(t) or _core.get_handle(t) is not None
+    ]
+    dataless = [(t, place) for t, place in found if place < 0]
+    if not dataless:
+        return found[-1][1] if found else 0
+    meta = [place for t, place in dataless if t.is_meta]
+    if meta:
+        return meta[0]
+    name = info.name.removeprefix("aten::")
+    for t, place in dataless if name not in _ANYWHERE and 0 not in info.writes else ():
+        if t.dim() or not t.is_cpu:
+            return place
+    return dataless[0][1]
+
+
+def _check(info: Any, operands: dict[Any, Any]) -> None:
+    # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
+    # In an estimate, autograd's C++ hands out zeros like that, too.
+    made_below = (
+        isinstance(info.func, torch._ops.OpOverload)
+        or dataless_everywhere()
+        or (torch._C._functorch.peek_interpreter_stack() is not None)
+    )
+    first = ""
+    for key, a in operands.items():
+        for t in a if isinstance(a, (tuple, list)) else (a,):
+            if not isinstance(t, torch.Tensor):
+                continue
+            if _core.get_handle(t) is None and (made_below or no_ordinary_cpu_tensor(t)):
+                continue
+            if t.dim() == 0 and t.is_cpu and key not in info.writes and key != "out":
+                continue
+            here = _place(t)
+            if not first:
+                first = here
+            elif here != first:
+                refuse_two_devices(info.name, first, here)
+
+
+def refuse_two_devices(name: str, first: str, second: str) -> NoReturn:
+    """Raise torch's own error of operands on two devices, with the op's name."""
+    raise RuntimeError(
+        f"[{name}] Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    )
+
+
+def _check_index(info: Any, args: tuple, kwargs: dict) -> None:
+    """Indices may be on the CPU, whatever they index; what is written is where it is written to.
+
+    Without a tensor among the indices an assignment is a copy, which may cross devices.
+    """
+    target, indices, *value = (*args, *kwargs.values())
+    advanced = getattr(info.func, "__name__", "") != "__setitem__"
+    for t in _indices(indices):
+        advanced = True
+        if isinstance(t, torch.Tensor) and t.dim() and not t.is_cpu and _place(t) != _place(target) and not wrapped(t):
+            _refuse_index(info, target, t)
+    if advanced and value:
+        _check(info, {0: target, 1: value[0]})
+
+
+def _indices(a: Any) -> Iterator[Any]:
+    """What makes an index more than a view: tensors and lists."""
+    if isinstance(a, list) and not any(isinstance(item, (torch.Tensor, list, tuple)) for item in a):
+        yield a
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            yield from _indices(item)
+    elif isinstance(a, torch.Tensor) and (a.dim() or a.dtype in (torch.bool, torch.uint8)):
+        yield a
+
+
+def _refuse_index(info: Any, target: torch.Tensor, index: torch.Tensor) -> NoReturn:
+    raise RuntimeError(
+        f"[{info.name}] indices should be either on cpu or on the same device as the indexed tensor "
+        f"({_place(target)}), but found one on {_place(index)}"
+    )
+
+
+def _place(t: torch.Tensor) -> str:
+    return str(t.device) if _core.get_handle(t) is None else str(device_at(_core.device_index(t)))
+
+
+def no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
+    """Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor
+    inside."""
+    return t.is_nested or t.is_quantized or t.layout is not torch.strided or wrapped(t)
+
+
+def torchs_meta(t: torch.Tensor) -> bool:
+    """Is this one of torch's own meta tensors?"""
+    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_meta

@@ -1,0 +1,427 @@
+"""What a call will give: sizes, dtype, strides and aliasing of its results, before it runs.
+
+Asked once per distinct call. The extension's own shape rules first, torch's meta kernels next, put right where the
+kernels are known to lay results out otherwise; then the call is tried on the kernel itself, large ones on a small copy
+(trial): it refuses some things that meta functions let through.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ... import ops
+from ..._ext import lazy as _core
+from ..._ext import shapes as _shapes
+from ..._ext.signals import by_signal_handler
+from ...base.errors import UnsupportedOperationError
+from ...base.warned import Caught, say
+from ...devices.lazy_device import device_at
+from ...ops.layouts import REFUSED, laid_out
+from . import trial
+from .arguments import (
+    collect,
+    concrete,
+    contiguous,
+    extent,
+    lazy_in,
+    meta_like,
+    meta_tensor,
+    on_meta,
+    overlapping,
+    quiet,
+    same_device,
+    tensors_in,
+)
+
+__all__ = [
+    "RULES", "check_movable", "collect", "concrete", "contiguous", "decompose", "extent", "forget", "infer",
+    "knowing_views", "lazy_in", "meta_like", "meta_tensor", "multiplies_inside", "quiet", "same_device", "taken_apart",
+    "tensors_in",
+]  # fmt: skip
+
+log = logging.getLogger("mindtorch.predict")
+SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_FORGOTTEN = 2, 4, 8, 32  # as in _ext/structs.pxd
+SIG_SMALL, SIG_BLIND, SIG_FOLDS = 64, 128, 128
+# What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
+_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+_shapes.init(torch)
+RULES = frozenset(_shapes.names())
+
+
+# ---- infer -----------------------------------------------------------------------------------------------------------
+def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
+    """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
+    with Caught() as caught:
+        spec = _infer_once(info, args, kwargs, dispatch, device, check, caught)
+    if spec is None or info.name == "genie::manual_seed":
+        caught.drop()  # it runs now, and says it itself
+        return spec
+    if caught.messages:
+        spec = (*spec[:4], spec[4] | SIG_FORGOTTEN)  # it may warn next time, too
+        say(caught.messages)
+    inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
+    if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
+        return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in _PRODUCTS and _folds(*inputs[:2]) else spec
+    return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
+
+
+_PRODUCTS = frozenset({"aten::matmul", "aten::linear", "aten::linalg_matmul"})
+
+
+def _folds(a: tuple, b: tuple) -> bool:
+    """Does torch's choice between one large product and a batch of small ones depend on whether the small operand
+    requires grad? It does with grad mode off, too: ``should_fold`` in ATen/native/LinearAlgebra.cpp."""
+    if len(a[1]) == len(b[1]) == 3:
+        return bool((a[1][0] == 1) != (b[1][0] == 1))  # a batch of one is taken for a matrix then
+    return max(len(a[1]), len(b[1])) >= 3 > min(len(a[1]), len(b[1])) and not (len(a[1]) >= 3 and a[2] is None)
+
+
+#: Elements up to which integers and booleans without data are computed after all, in estimates: masks, positions and
+#: ids of a batch (32 x 2,048), half a megabyte at most.
+MOST_KNOWN = 1 << 16
+#: The same for floats that come from constants alone (linspace, rates): far fewer are ever read by a program.
+MOST_KNOWN_FLOATS = 1 << 12
+#: Calls that do not look at the content of their first input.
+BLIND = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "randint_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "zero_",
+        "fill_",
+        "copy_",
+        "random_",
+    )
+)
+#: Calls whose result may follow from one of their inputs alone: what the elements of that one all have to be.
+ABSORBING = {
+    **dict.fromkeys(("aten::__and__", "aten::bitwise_and", "aten::logical_and"), False),
+    **dict.fromkeys(("aten::__or__", "aten::bitwise_or", "aten::logical_or"), True),
+}
+
+
+def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> int:
+    """SIG_SMALL if what the call makes and writes is little enough to be computed once all inputs are known."""
+    outs, alias, _ret, written, flags = spec
+    made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
+    made += [m for m, w in zip(inputs, written, strict=True) if w]
+    blind = name in BLIND
+    if flags & SIG_VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
+        return 0
+    if any(m[1].numel() > MOST_KNOWN for m in inputs[blind:]):
+        return 0  # a small storage, expanded
+    return SIG_SMALL | (SIG_BLIND if blind or (name in ABSORBING and len(inputs) > 1) else 0)
+
+
+def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
+    """May an estimate keep the values of such a tensor? Of random draws, only integers."""
+    if dtype.is_complex or dtype not in _COMPUTED:
+        return False
+    return numel <= MOST_KNOWN_FLOATS and not random if dtype.is_floating_point else numel <= MOST_KNOWN
+
+
+_COMPUTED = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+
+def _infer_once(
+    info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool, caught: Caught
+) -> Any:
+    """_infer. What is the same for every float among the arguments, and warns of nothing, is found out once."""
+    if device is not None or not check or info.random or not (info.pointwise or info.bumps):
+        return _infer(info, args, kwargs, dispatch, device, check)
+    shown: list[Any] = []
+    if not _without_floats((args, tuple(kwargs.items())), shown):
+        return _infer(info, args, kwargs, dispatch, device, check)
+    key = (info, dispatch, torch.is_grad_enabled(), *shown)
+    found = _same_but_floats.get(key)
+    if found is None:
+        found = _infer(info, args, kwargs, dispatch, device, check)
+        if found is not None and not caught.messages:
+            if len(_same_but_floats) >= _MOST_REMEMBERED:
+                _same_but_floats.clear()
+            _same_but_floats[key] = found
+    return found
+
+
+_same_but_floats: dict[tuple, Any] = {}
+_MOST_REMEMBERED = 4096
+
+
+def forget() -> None:
+    """Predict afresh from now on (something that results depend on has changed)."""
+    _same_but_floats.clear()
+    trial.forget()
+
+
+def _without_floats(a: Any, shown: list[Any]) -> bool:
+    """Append what the argument is, but for the values of floats in it; True when there is one."""
+    if isinstance(a, torch.Tensor):
+        handle = _core.get_handle(a)
+        shown.append(object() if handle is None else (*_core.meta_of(handle), _core.view_bits(handle)))
+    elif type(a) is float:
+        shown.append(float)
+        return True
+    elif isinstance(a, (tuple, list)):
+        shown.append((type(a), len(a)))
+        return sum(_without_floats(item, shown) for item in a) > 0  # all of them, not only up to the first
+    else:
+        shown.append((type(a), a))  # 1, 1.0 and True are equal
+    return False
+
+
+def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool) -> Any:
+    """What the call returns: (outputs, alias, return template, written inputs, flags), or None if unknown.
+
+    outputs: one (dtype, size, stride or None if contiguous, storage offset, device index[, bits]) per fresh tensor.
+    check: ask the kernel itself, too (see trial).
+    alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
+    """
+    if info.name == "genie::manual_seed":
+        return [], [], (3,), b"", SIG_RANDOM
+    inputs: list[torch.Tensor] = []
+    written = bytearray()
+    for position, a in enumerate(args):
+        collect(a, position in info.writes, inputs, written)
+    for key, a in kwargs.items():
+        collect(a, key in info.writes, inputs, written)
+    if kwargs.get("generator") is not None:
+        return None
+    facts = [(*_core.meta_of(h), _core.view_bits(h)) for h in map(_core.get_handle, inputs)]
+
+    def predicted(args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
+        return _predicted(info, args, kwargs, facts, bytes(written), dispatch, device)
+
+    spec = predicted(args, kwargs, facts)
+    place = device if device is not None else facts[0][4] if facts else 0
+    if spec is None or info.view or not check or place < 0 or (device is not None and not info.random):
+        return spec
+    return spec if trial.passes(info, args, kwargs, facts, spec, predicted) else None
+
+
+def _predicted(
+    info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool, device: int | None
+) -> Any:
+    """What the call would return (see _infer) if our tensors among the arguments were as these facts say.
+
+    facts: for each of them (dtype, size, stride or None if contiguous, storage offset, device index, bits).
+    """
+    place = device if device is not None else facts[0][4] if facts else 0
+    if place < 0 and info.name == "aten::index" and any(f[0] is torch.bool for f in facts[1:]):
+        return None  # as many as are true
+    if place >= 0 and any(w and overlapping(f[1], f[2]) for f, w in zip(facts, written, strict=True)):
+        return None  # nearly every kernel refuses to write where elements share memory
+    eager_row = place >= 0 and (row := ops.row(info.name)) is not None and row.eager
+    if device is None and (eager_row or not any(written)) and not info.random and not info.view:
+        spec = _by_rule(info, args, kwargs, facts, written, dispatch)
+        if spec is not None:
+            return spec
+    if eager_row:
+        return None  # torch's own prediction is known to be wrong
+    with quiet():
+        metas = [meta_like(f[:5], f[5]) for f in facts]
+        before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
+        holes = iter(metas)
+        margs = tuple(on_meta(a, holes) for a in args)
+        mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
+        if device is not None:
+            mkwargs["device"] = torch.device("meta")
+        try:
+            if _resizes(info, margs, mkwargs):
+                return None  # the kernel says so, in its own words and to the caller
+            out = info.call(*margs, **mkwargs)
+            if place >= 0:
+                out = _asked_for(info, out, args)
+            if device_at(place).type != "meta":
+                out = laid_out(info.name, out, margs, mkwargs)
+        except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
+            if by_signal_handler(error):
+                raise
+            log.debug("%s: no meta inference: %s", info.name, error)
+            return None
+        if out is REFUSED or any(
+            (m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)
+        ):
+            return None
+        spec = _spec(info, out, metas, written, dispatch, place)
+    if spec is not None and info.name == "aten::as_strided" and extent(*spec[0][0][1:4]) > extent(*facts[0][1:4]):
+        return None  # whether the storage goes on there is not known here
+    return spec
+
+
+def _resizes(info: Any, margs: tuple, mkwargs: dict[str, Any]) -> bool:
+    """Would the call give elements of ``out=`` another shape? Torch warns then; its prediction in other words."""
+    has_others = isinstance(info.func, torch._ops.OpOverload) and torch.Tag.out in info.func.tags  # values=, indices=
+    outs = {k: a for k, a in mkwargs.items() if k == "out" or (has_others and k in info.writes)}
+    if not any(t.numel() for t in tensors_in([*outs.values()])):
+        return False
+    fresh = {
+        k: a.new_empty(0) if isinstance(a, torch.Tensor) else type(a)(t.new_empty(0) for t in a)
+        for k, a in outs.items()
+    }
+    info.call(*margs, **{**mkwargs, **fresh})
+    return any(
+        t.numel() and t.shape != new.shape
+        for t, new in zip(tensors_in([*outs.values()]), tensors_in([*fresh.values()]), strict=True)
+    )
+
+
+def _asked_for(info: Any, out: Any, args: tuple) -> Any:
+    """A backward op's results without those that its ``output_mask`` leaves out: kernels do not make them.
+
+    Torch's meta kernel of batch norm does.
+    """
+    if not isinstance(out, tuple) or not isinstance(info.func, torch._ops.OpOverload):
+        return out
+    names = [a.name for a in info.func._schema.arguments]
+    at = names.index("output_mask") if "output_mask" in names else len(args)
+    return tuple(o if wanted else None for o, wanted in zip(out, args[at], strict=True)) if at < len(args) else out
+
+
+def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool) -> Any:
+    """The result by the extension's own shape rules, if the op's family has one."""
+    if any(f[5] for f in facts):
+        return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
+    metas = [_shapes.Meta(tuple(f[1]), f[2] if f[2] is not None else contiguous(f[1]), f[0]) for f in facts]
+    holes = iter(metas)
+    margs = tuple(on_meta(a, holes) for a in args)
+    mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
+    result = _shapes.infer(info.name, margs, mkwargs)
+    if result is None:
+        return None
+    device = facts[0][4] if facts else 0
+    outs = [
+        (dtype, torch.Size(shape), None if stride == contiguous(shape) else stride, 0, device)
+        for shape, stride, dtype in result
+    ]
+    single = len(outs) == 1
+    kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
+    return (
+        outs,
+        [-1] * len(outs),
+        None if single else (kind, *range(len(outs))),
+        written,
+        (SIG_WRITES if any(written) else 0),
+    )
+
+
+def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispatch: bool, device: int) -> Any:
+    items = out if isinstance(out, (tuple, list)) else (out,)
+    codes: list[int | None] = []
+    outs: list[tuple] = []
+    alias: list[int] = []
+    storages = {m.untyped_storage()._cdata: i for i, m in reversed(list(enumerate(metas)))}
+    for item in items:
+        if item is None:
+            codes.append(None)
+            continue
+        if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "meta":
+            return None
+        same = next((i for i, m in enumerate(metas) if m is item), None)
+        if same is not None:
+            codes.append(-1 - same)
+            if not dispatch:
+                return None
+            continue
+        shared = storages.get(item.untyped_storage()._cdata, -1)
+        if shared >= 0 and not dispatch:
+            return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
+        codes.append(len(outs))
+        alias.append(shared)
+        outs.append(
+            (
+                item.dtype,
+                item.shape,
+                _core.canonical(item.shape, item.stride()),
+                item.storage_offset(),
+                device,
+                _core.view_bits(item),
+            )
+        )
+    flags = SIG_WRITES if any(written) else 0
+    if info.random and device >= 0:
+        flags |= SIG_RANDOM
+    if outs and not flags and all(a >= 0 for a in alias):
+        flags |= SIG_VIEW
+    if not flags & SIG_WRITES and not info.random and not outs:
+        return None  # nothing to remember: a query
+    ret: tuple | None
+    if out is None:
+        ret = (3,)
+    elif isinstance(out, (tuple, list)):
+        named = isinstance(out, tuple) and type(out) is not tuple and not dispatch  # torch.return_types.max …
+        ret = (type(out) if named else 1 if isinstance(out, tuple) else 2, *codes)
+    else:
+        ret = None if codes == [0] else (0, *codes)
+    return outs, alias, ret, written, flags
+
+
+def taken_apart(name: str, row: Any) -> bool:
+    """Is this composite op, which inference mode hands down whole, to be taken apart? What torch makes of others (an
+    LSTM) depends on what kind of tensors it is handed."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    apart = row is not None and row.tag in ("view", "data movement", "matmul")
+    return apart and has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
+def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What torch's C++ code makes of a composite op; ``func.decompose`` has Python formulas with other last bits."""
+    made_above = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    with torch._C.DisableTorchFunctionSubclass(), nullcontext() if made_above else knowing_views():
+        return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def multiplies_inside(name: str) -> bool:
+    """Is this op made of products with its weights, which torch takes another way where those require grad?"""
+    return (row := ops.row(name)) is not None and row.tag == "rnn"
+
+
+def knowing_views() -> Any:
+    """Inside ``__torch_dispatch__``, as outside: what is made in the block as a view is known to be one, and requires
+    grad where its base does."""
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def stays_torchs_own(t: torch.Tensor) -> bool:
+    """Sparse, nested and quantized tensors: calls with them and lazy tensors run eagerly."""
+    return t.layout is not torch.strided or t.is_nested or t.is_quantized
+
+
+def check_movable(t: torch.Tensor, kind: str) -> None:
+    """Raise unless ``t`` has data that can be copied to a device of type ``kind``."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(t, fake.FakeTensor):
+        # While a function is compiled: torch.compile then ends its graph here, and runs the call when its time comes.
+        raise fake.UnsupportedOperatorException(torch.ops.aten._to_copy.default)
+    if stays_torchs_own(t):
+        layout = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
+        raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")

@@ -1,0 +1,78 @@
+"""What a program means by its ops: module path, execution phase and source line (SPEC L12).
+
+`install` and `uninstall` are counted: each part of mindtorch that needs the tracking (lazy tensors, the profiler)
+installs it, and torch is as it was once all have uninstalled. Nothing is patched by importing this package.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import threading
+import types
+
+import torch
+
+from mindtorch._ext import context, location, paths
+from mindtorch.base import PACKAGE
+from mindtorch.engine.semantics import modules, phases
+from mindtorch.engine.semantics.phases import stage
+
+__all__ = ["install", "is_installed", "modules", "skipped_prefixes", "stage", "uninstall"]
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_installs = 0
+
+
+def install() -> None:
+    """Track modules and phases until the matching `uninstall`. Repeated calls are counted and cheap."""
+    global _installs
+    with _lock:
+        if _installs == 0:
+            _configure()
+            modules.patch()
+            phases.patch()
+            context.enter_stage(context.PHASES.index("other"))  # what was seen last is long over
+        _installs += 1
+
+
+def uninstall() -> None:
+    """Undo one `install`; the last one restores torch's own objects."""
+    global _installs
+    with _lock:
+        if _installs == 0:
+            return
+        _installs -= 1
+        if _installs == 0:
+            phases.unpatch()
+            modules.unpatch()
+
+
+def is_installed() -> bool:
+    return _installs > 0
+
+
+def skipped_prefixes() -> tuple[str, ...]:
+    """File-name prefixes that are never the user's line: torch, mindtorch, the import system, wrappers of functions."""
+    folders = (os.path.dirname(torch.__file__), PACKAGE)
+    wrappers = (contextlib, functools, *_of_deprecated())
+    return (*(f + os.sep for f in folders), "<frozen ", "<eval_with_key>", *(str(m.__file__) for m in wrappers))
+
+
+def _of_deprecated() -> list[types.ModuleType]:
+    """Where the functions are that stand before deprecated ones: torch has loaded the first for its own."""
+    names = ("typing_extensions", "warnings")
+    return [sys.modules[name] for name in names if getattr(sys.modules.get(name), "__file__", None)]
+
+
+def _configure() -> None:
+    location.configure(skipped_prefixes())
+    context.configure(
+        torch._C._autograd._get_sequence_nr,
+        torch._C._current_autograd_node,
+        torch.is_grad_enabled,
+        modules.parameter_owner,
+    )
+    paths.configure(modules.saw_root, modules.recomputed_path, modules.outermost_path)

@@ -1,0 +1,92 @@
+"""The execution phase of every op: forward, backward, optimizer or other; prefill and decode where announced.
+
+- forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
+  step, because that is where the loss is computed.
+- backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
+- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
+  count as such.
+- other: the rest (data preparation, sampling, ``zero_grad``).
+- prefill, decode: what would be forward or other within ``stage("prefill")``: only the caller knows which it is.
+
+A step that raises ends when the same optimizer steps again.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from mindtorch._ext import context
+from mindtorch.engine.record import handlers
+
+_original: Callable[..., Any] | None = None
+_handles: list[RemovableHandle] = []
+# torch.autograd imported the function by name, so it has a copy of its own.
+_places = (torch.autograd.graph, torch.autograd)
+
+
+def patch() -> None:
+    global _original
+    _original = torch.autograd.graph._engine_run_backward
+    context.set_run_backward(_run_backward)
+    for place in _places:
+        if place._engine_run_backward is _original:  # type: ignore[attr-defined]
+            place._engine_run_backward = context.tracked_backward  # type: ignore[attr-defined]
+    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign,assignment]
+    _handles.append(register_optimizer_step_pre_hook(_begin))
+    _handles.append(register_optimizer_step_post_hook(_end))
+
+
+def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one."""
+    found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
+    if not found:
+        return found  # accumulated in the leaves: see handlers.py
+    inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
+    return tuple(
+        handlers.lazy_gradient(target, gradient)
+        if isinstance(target, torch.Tensor) and isinstance(gradient, torch.Tensor) else gradient
+        for target, gradient in zip(inputs, found, strict=True)
+    )  # fmt: skip
+
+
+_torch_apply = vars(torch.autograd.Function)["apply"]
+
+
+@functools.wraps(_torch_apply.__func__)
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; what a custom function returns may have got a gradient's history just now."""
+    out = _torch_apply.__func__(cls, *args, **kwargs)
+    handlers.may_have_history(out)
+    return out
+
+
+def unpatch() -> None:
+    torch.autograd.Function.apply = _torch_apply  # type: ignore[method-assign]
+    for place in _places:
+        if place._engine_run_backward is context.tracked_backward:  # type: ignore[attr-defined]
+            place._engine_run_backward = _original  # type: ignore[attr-defined]
+    while _handles:
+        _handles.pop().remove()
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Outermost module calls in the block, and what happens between them, are in phase ``name``: prefill or decode."""
+    previous = context.enter_stage(context.PHASES.index(name))
+    try:
+        yield
+    finally:
+        context.enter_stage(previous)
+
+
+def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    context.optimizer_begin(optimizer)
+
+
+def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    context.optimizer_end(optimizer)

@@ -1,0 +1,1 @@
+"""Everything that gives torch another function, attribute or name, and what stands there instead."""

@@ -1,0 +1,85 @@
+"""``torch.accelerator`` once a device of ours is in use: the whole of it answers (SPEC L1).
+
+Torch's own answers come from C++ that the device does not have: an allocator, streams. Ours: calls run in the order in
+which they were made, on one stream; values are in memory that other parts of the process share, so no allocator of the
+device's own counts them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ..engine.execute import tensors
+
+__all__ = ["install"]
+
+_INTEGERS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
+_DTYPES = (
+    torch.bool,
+    *_INTEGERS,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
+
+
+def install(module: Any) -> None:
+    """Have ``module`` (``torch.remote_accelerator``) answer what torch would ask of C++. For good, as the claim is."""
+
+    def get_device_index() -> int:
+        return module.current_device()
+
+    def set_device_index(index: int) -> None:
+        exchange(index)
+
+    def exchange(index: int) -> int:
+        previous = module.current_device()
+        if index >= 0:
+            module.set_device(index)
+        return previous
+
+    def capability(index: int) -> dict[str, Any]:
+        return {"supported_dtypes": set(_DTYPES)}
+
+    def memory_info(index: int) -> tuple[int, int]:
+        device = tensors.executor().device
+        if device.type == "cuda":
+            return torch.cuda.mem_get_info(device)
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+    def nothing(*_: Any) -> None:
+        """There is one stream, and no cache."""
+
+    answers = {
+        "getDeviceIndex": get_device_index,
+        "setDeviceIndex": set_device_index,
+        "exchangeDevice": exchange,
+        "maybeExchangeDevice": exchange,
+        "getDeviceCapability": capability,
+        "getMemoryInfo": memory_info,
+        "synchronizeDevice": module.synchronize,
+        "setStream": nothing,
+        "isAllocatorInitialized": lambda: False,
+        "emptyCache": nothing,
+        "emptyHostCache": nothing,
+        "getDeviceStats": lambda index: {},
+        "resetAccumulatedStats": nothing,
+        "resetPeakStats": nothing,
+    }
+    for name, answer in answers.items():
+        setattr(torch._C, f"_accelerator_{name}", answer)
+    # Whom process groups and meshes are for without being told: to C++ our tensors are on the CPU.
+    torch._C._get_accelerator = lambda check=None: torch.device("cpu")  # type: ignore[attr-defined]

@@ -1,0 +1,91 @@
+"""``flex_attention`` on the device: torch takes tensors on the devices that it names only, and compiles what it gets.
+
+So it runs now, on the values, as it would on the CPU (where torch has no backward for it); the result is on the device.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from .._ext import lazy as _core
+from ..base.errors import LazyTensorError
+from ..devices.lazy_device import DEVICE_TYPE
+from ..engine.execute import tensors
+
+__all__ = ["restore", "run", "stand_in"]
+_validates: list[tuple[Any, types.CodeType]] = []
+
+
+def stand_in(module: Any) -> None:
+    """Let ``flex_attention`` take tensors of ours, by whatever name the program has it: no function is exchanged.
+
+    Torch's check of the device gets one more name to compare with; what torch compiles after it comes to `run`: see
+    tracing.
+    """
+    check = module._validate_device
+    names = frozenset({"cuda", "cpu", "xpu", "hpu", "mps"})
+    constants = tuple(c | {DEVICE_TYPE} if c == names else c for c in check.__code__.co_consts)
+    if constants == check.__code__.co_consts:
+        raise LazyTensorError("[flex_attention] expected torch to compare device types with a set of names")
+    _validates.append((check, check.__code__))
+    check.__code__ = check.__code__.replace(co_consts=constants)
+    for cls in tensors.TYPES:  # where the program has told torch not to compile
+        module.flex_attention_hop.python_key_table.setdefault(cls, run)
+
+
+def restore() -> None:
+    """Leave torch's check as it was."""
+    while _validates:
+        check, code = _validates.pop()
+        check.__code__ = code
+
+
+def run(*args: Any) -> Any:
+    """``flex_attention_hop(query, ...)`` of lazy tensors: uncompiled, since Dynamo looks up by name what our copies of
+    the program's functions have under another value."""
+    from torch.nn.attention import flex_attention as module
+
+    index = _core.device_index(args[0])
+    if index < 0:
+        raise LazyTensorError("[flex_attention] expected tensors with values, got tensors without data")
+    args = tuple(_on_values(a) for a in args)
+    module._validate_device(*args[:3])
+    out = module.flex_attention_hop(*args)
+    return tree_map_only(torch.Tensor, lambda t: tensors.from_plain(t, index), out)
+
+
+def _on_values(a: Any) -> Any:
+    """Tensors, masks of blocks, and functions that refer to tensors: on the CPU, differentiably."""
+    if isinstance(a, torch.Tensor):
+        return a if _core.get_handle(a) is None else tensors.to_plain(a, "cpu", "flex_attention")
+    if isinstance(a, types.FunctionType):
+        return _function_on_values(a)
+    if isinstance(a, tuple):  # a mask of blocks
+        return tuple(_on_values(item) for item in a)
+    return a
+
+
+def _function_on_values(function: types.FunctionType) -> types.FunctionType:
+    inside = function.__closure__ or ()
+    cells = [_on_values(cell.cell_contents) for cell in inside]
+    known = function.__globals__
+    named = {
+        name: _on_values(known[name])
+        for name in function.__code__.co_names
+        if isinstance(known.get(name), torch.Tensor)
+    }
+    if all(new is cell.cell_contents for new, cell in zip(cells, inside, strict=True)) and not named:
+        return function
+    made = types.FunctionType(
+        function.__code__,
+        {**known, **named} if named else known,
+        function.__name__,
+        function.__defaults__,
+        tuple(types.CellType(new) for new in cells),
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -1,0 +1,231 @@
+"""Creation functions with ``device="remote_accelerator[:i]"`` (SPEC L2) or ``"meta[:i]"`` (SPEC M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from .._ext import intercept as _intercept
+from .._ext import intern as _intern
+from .._ext import lazy as _core
+from .._ext import ledger as _ledger
+from .._ext.guards import Unseen
+from ..devices.lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
+from ..engine.execute import tensors
+from ..engine.record import eager, inside, meta, predict
+from . import generators, transforms
+
+# Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
+RECORDED = (
+    "empty",
+    "empty_strided",
+    "empty_permuted",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "arange",
+    "range",
+    "linspace",
+    "logspace",
+    "eye",
+    "scalar_tensor",
+    "tril_indices",
+    "triu_indices",
+    "bartlett_window",
+    "blackman_window",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+)
+FROM_DATA = ("tensor", "as_tensor", "asarray")
+EAGER = (
+    *FROM_DATA,
+    "complex",
+    "from_file",
+    "frombuffer",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "sparse_csc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_bsc_tensor",
+    "sparse_compressed_tensor",
+    "empty_quantized",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+)
+NESTED = ("nested_tensor", "as_nested_tensor")
+_RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
+_CPU = torch.device("cpu")
+_transforming = torch._C._functorch.peek_interpreter_stack
+_infos: dict[Any, Any] = {}
+
+
+def _info(func: Callable[..., Any]) -> Any:
+    info = _infos.get(func)
+    if info is None:
+        name = func.__name__
+        info = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in _RANDOM)
+        _infos[func] = info
+    return info
+
+
+def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
+    tensors.in_use()
+    device = kwargs.get("device")
+    if device is None:  # while estimating, every call comes here
+        device = _default_device(func, args)
+        kwargs = {**kwargs, "device": device}
+    if not is_ours(device) and (func.__name__ in FROM_DATA or inside.hides(args[0] if args else None)):
+        elsewhere = _elsewhere(func, args, kwargs, device)
+        if elsewhere is not None:
+            return elsewhere
+    if func.__name__ in NESTED:
+        return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
+    kwargs = dict(kwargs)
+    index = place_of(kwargs.pop("device"))
+    if index >= 0:
+        tensors.on_device()
+    target = kwargs.get("out")
+    if target is not None:
+        if _core.get_handle(target) is None or _core.device_index(target) != index:
+            raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
+        return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
+    if _transforming() is not None:
+        if args and index >= 0 and inside.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
+            return func(*args, **kwargs)  # is there already: to C++ that is the CPU
+        if func.__name__ in _RANDOM:
+            return transforms.draw(func, args, kwargs, index)
+    if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:
+        like = args[0]
+        if _core.device_index(like) != index:
+            like = meta.relocate(like.detach(), device_at(index))
+        return func(like, *args[1:], **kwargs)
+    requires_grad = kwargs.pop("requires_grad", False)
+    if kwargs.pop("pin_memory", False) and not dataless_everywhere():
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    out = None
+    layout = kwargs.get("layout")
+    if func.__name__ in RECORDED and layout in (None, torch.strided) and kwargs.get("generator") is None:
+        plain_dtype = torch.get_default_dtype()
+        if "dtype" not in kwargs and plain_dtype is not torch.float32:
+            # The default dtype is read now, as eager does, not when the segment runs.
+            with torch._C.DisableTorchFunction():
+                kwargs["dtype"] = func(*args, device="meta", **kwargs).dtype
+        out = _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
+    if out is None:
+        out = _eager(func, args, kwargs, index)
+    return out.requires_grad_() if requires_grad else out
+
+
+def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: Any) -> Any:
+    """What is made on another device from a tensor of ours, which C++ takes to be on the CPU already."""
+    hidden = inside.hides(args[0])
+    if holds_no_data(device):
+        return func(*args, **kwargs) if hidden else None
+    source = args[0]
+    if func.__name__ in FROM_DATA:
+        source = (source.detach() if func.__name__ == "tensor" else source).to(device)
+    elif func.__name__.endswith("_like"):
+        source = torch.empty_like(source).to(device)
+    return func(source, *args[1:], **kwargs)
+
+
+def _default_device(func: Callable[..., Any], args: tuple) -> Any:
+    takes_its = func.__name__.endswith("_like") or func.__name__ in ("as_tensor", "asarray", "complex")
+    if takes_its and args and isinstance(args[0], torch.Tensor):
+        return args[0].device
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):  # `with torch.device(...)`, or set_default_device
+            return mode.device
+    return _CPU
+
+
+def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
+    if func.__name__ in RECORDED:
+        eager.note_fallback(f"aten::{func.__name__}")
+    lazy = next((a for a in args if _core.get_handle(a) is not None), None)
+    if lazy is not None and func.__name__ in FROM_DATA:
+        dtype = kwargs.get("dtype") or lazy.dtype
+        same = lazy.dtype is dtype and _core.device_index(lazy) == index
+        if same and func.__name__ != "tensor" and not kwargs.get("copy"):
+            return lazy
+        source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
+        return source.to(device_at(index), dtype=dtype, copy=True)
+    if index < 0 and meta.knowing is not None:
+        known = meta.knowing.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
+        if known is not None:
+            return known
+    sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through
+    if index >= 0:
+
+        def plain(a: Any) -> Any:
+            if _core.get_handle(a) is None:
+                return a
+            return a.cpu() if sparse else tensors._copy_out(a.detach(), func.__name__)
+
+        args = tuple(map(plain, args))
+        kwargs = {key: plain(a) for key, a in kwargs.items()}
+    with predict.quiet(grad=sparse):
+        where = generators.where_it_draws(kwargs.get("generator")) if index >= 0 else torch.device("meta")
+        made = func(*args, device=where, **kwargs)
+        if index < 0:
+            if func.__name__ == "tensor":
+                _ledger.note("aten::lift_fresh")
+            return meta.as_meta(made.detach(), index)
+    if made.layout is not torch.strided or made.is_quantized:
+        return eager.labelled(made, index)  # stays torch's own, as what ops on such tensors give
+    with Unseen():
+        return tensors.from_plain(made.detach(), index)
+
+
+def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of ``torch.sparse_coo_tensor`` with plain indices: torch reads them in C++, for the size."""
+    if args and _core.get_handle(args[0]) is not None:
+        args = (args[0].cpu(), *args[1:])
+    if _core.get_handle(kwargs.get("indices")) is not None:
+        kwargs = {**kwargs, "indices": kwargs["indices"].cpu()}
+    return args, kwargs
+
+
+def manual_seed_all(seed: int) -> None:
+    """torch.manual_seed reached the devices: draws recorded before keep the old stream, later ones use the new."""
+    pending = tensors.tape.generators() if tensors.tape.n_pending else []
+    for index in pending:
+        manual_seed(seed, index)
+    tensors.executor().seed(int(seed), pending)
+
+
+def manual_seed(seed: int, index: int) -> None:
+    """Seed the generator of one device, in program order."""
+    info = _infos.get("seed")
+    if info is None:
+        info = _infos["seed"] = _intern.OpInfo(
+            "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
+        )
+    _intercept.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, index)
+
+
+def _seed_default(seed: int) -> None:
+    # Runs inside a segment, while the lazy device's generator is swapped in.
+    device = tensors.executor().device
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

@@ -1,0 +1,440 @@
+"""Making torch know the device: creation hooks, `.to()`, module moves (SPEC L1).
+
+`enable()` and `disable()`. Torch's compiled functions stay the objects that they are (`_ext.hooks`); what else is
+replaced is an attribute that `disable()` puts back. Torch's slot for a foreign device is claimed when the program
+first names one (`claim`); once registered there, the name stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+import torch.nn.modules.module
+import torch.utils.dlpack
+from torch._functorch import vmap as _torch_vmap
+from torch.fx.experimental import proxy_tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import handle_torch_function
+from torch.utils import _device as _torch_device
+
+from .. import npu
+from .._ext import hooks as _hooks
+from .._ext import lazy as _core
+from ..base import config
+from ..base.errors import LazyTensorError
+from ..devices.lazy_device import dataless_everywhere, holds_no_data, place_of
+from ..devices.names import device as mindtorch_device
+from ..engine.execute import tensors
+from ..engine.record import handlers, inside, meta, predict
+from ..engine.record.arguments import to_options
+from ..engine.record.meta import as_meta, relocate
+from ..engine.tensor import classes
+from ..npu import creation as npu_creation
+from ..npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
+from ..npu import moves as npu_moves
+from ..npu.tensor import NpuTensor, is_npu
+from . import (
+    creation,
+    files,
+    flags,
+    generators,
+    modes,
+    namespace,
+    processes,
+    slot,
+    sparse,
+    stand_ins,
+    tracing,
+    transforms,
+    uninitialized,
+    wrappers,
+)
+from .modules import assign_data, is_ours, swap_tensors
+
+log = logging.getLogger("mindtorch")
+_saved: list[tuple[Any, str, Any, bool]] = []
+_hooked: list[Any] = []
+_library: Any = None
+
+
+def enable() -> None:
+    """Hook torch so that ``device="remote_accelerator[:i]"`` works everywhere. Idempotent."""
+    global _torch_to
+    if _saved:
+        return
+    npu_is_ours = not npu.stands_aside()  # first: torch_npu claims torch's slot when it is imported
+    for name in (*creation.RECORDED, *creation.EAGER):
+        if hasattr(_functions, name):
+            prepare = creation.read_indices if name == "sparse_coo_tensor" else None
+            asked = _hooks.CreationHook(_create, name in creation.FROM_DATA, prepare)
+            _public[_hook(getattr(_functions, name), asked)] = getattr(_functions, name)
+    for function in (torch._C._fft.fft_fftfreq, torch._C._fft.fft_rfftfreq):
+        _public[_hook(function, _hooks.CreationHook(_create))] = function
+    for name in creation.NESTED:
+        _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
+    _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
+    for name in ("cpu", "cuda"):
+        _hook(getattr(_base, name), _hooks.AwayHook(wrappers.away))
+    for name, answer in (("copy_", wrappers.copy_across), ("type_as", wrappers.type_as)):
+        _hook(getattr(_base, name), _hooks.AcrossHook(answer))
+    for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
+        _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
+    _hook(_base._make_subclass, _hooks.SubclassHook(classes.make_subclass))
+    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.plain_as_subclass))
+    _hook(_base._make_wrapper_subclass, _hooks.WrapperHook(wrappers.make))
+    _hooks.hook_data(_base.data, assign_data)
+    _patch(torch.utils, "swap_tensors", swap_tensors)
+    slot.watch()
+    if npu_is_ours:
+        _hooks.take_type("npu", NpuTensor)
+        _patch(torch.Tensor, "npu", _tensor_npu)
+        _patch(torch.nn.Module, "npu", _module_npu)
+        _patch(torch, "npu", npu)
+        for name in stand_ins.AUTOCAST:
+            _hook(getattr(torch._C, name), _hooks.NameHook("cpu"))
+    _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
+    torch.serialization._package_registry.insert(0, files.package)
+    processes.install()
+    # Else make_fx takes what it computes from a lazy input for a constant.
+    _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensors.TYPES))
+    _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
+    _patch(torch.nn.Module, "to", _module_to)
+    _patch(PackedSequence, "to", _packed_sequence_to)
+    _patch(torch.nn.Module, "_apply", _module_apply)
+    for patching in (classes, uninitialized, tracing, transforms, wrappers, stand_ins):
+        for owner, name, stand_in in patching.patches():
+            _patch(owner, name, stand_in)
+    _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
+    for owner, name, stand_in in flags.patches():
+        _patch(owner, name, stand_in)
+    flags.note()
+    if not hasattr(torch, tensors.DEVICE_TYPE):
+        # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
+        _patch(torch, tensors.DEVICE_TYPE, slot.module)
+    if config.register_device() == "always" or config.enable_aten_impl():
+        slot.claim()
+    if config.enable_aten_impl():
+        _register_aten()
+
+
+def disable() -> None:
+    """Put torch back as it was. Lazy tensors that exist keep working."""
+    global _library
+    if not _saved:
+        return
+    slot.unwatch()
+    while _hooked:
+        _hooks.unhook(_hooked.pop())
+    _hooks.unhook_data(_base.data)
+    wrappers.unwatch()
+    generators.unwatch()
+    while _saved:
+        owner, name, value, own = _saved.pop()
+        if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:
+            continue  # torch has put it there for good
+        if own:
+            setattr(owner, name, value)
+        else:
+            delattr(owner, name)
+    if files.package in torch.serialization._package_registry:
+        torch.serialization._package_registry.remove(files.package)
+        processes.uninstall()
+    _library = None
+    _hooks.take_type(None, None)
+    tensors.out_of_use()
+
+
+def is_enabled() -> bool:
+    """True while torch is hooked."""
+    return bool(_saved)
+
+
+def _hook(function: Any, asked: _hooks.Hook) -> Any:
+    _hooked.append(function)
+    return _hooks.hook(function, asked)
+
+
+def _patch(owner: Any, name: str, value: Any) -> None:
+    own = name in vars(owner)
+    _saved.append((owner, name, vars(owner).get(name), own))
+    setattr(owner, name, value)
+
+
+def _register_aten() -> None:
+    """L11: kernels for the slot, so that creation calls that bypass the hooks reach us too."""
+    global _library
+    if not slot.claimed():
+        log.warning("GENIE_ENABLE_ATEN_IMPL=1 needs the device's name registered with torch; it is not")
+        return
+    _library = torch.library.Library("aten", "IMPL")
+    overloads = {
+        "empty.memory_format": torch.empty,
+        "empty_strided": torch.empty_strided,
+        "randn": torch.randn,
+        "rand": torch.rand,
+        "zeros": torch.zeros,
+        "ones": torch.ones,
+        "full": torch.full,
+        "arange": torch.arange,
+        "arange.start": torch.arange,
+        "arange.start_step": torch.arange,
+        "linspace": torch.linspace,
+        "eye": torch.eye,
+        "eye.m": torch.eye,
+        "randint": torch.randint,
+        "randint.low": torch.randint,
+        "randperm": torch.randperm,
+    }
+    for name, func in overloads.items():
+        _library.impl(name, _aten_kernel(_hooks.original(func)), "PrivateUse1")
+
+
+def _aten_kernel(func: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._dispatch_tls_is_dispatch_key_excluded("Python"):
+            # torch.tensor copies its data from C++ into what we return, which has no memory.
+            raise LazyTensorError(
+                "[tensor] expected torch.tensor as mindtorch provides it, got the one that was taken from torch before "
+                "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
+            )
+        kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
+        return creation.create(func, args, kwargs)  # below function modes
+
+    return kernel
+
+
+# ---- patched functions -----------------------------------------------------------------------------------------------
+_functions = torch._C._VariableFunctions
+_base: Any = torch._C.TensorBase
+_torch_to: Any = _base.to  # its twin, once that is hooked
+_torch_rebuild_tensor = torch._utils._rebuild_tensor
+_torch_module_to = torch.nn.Module.to
+_torch_packed_sequence_to = PackedSequence.to
+_torch_module_apply = torch.nn.Module._apply
+_torch_context = _torch_device.DeviceContext.__torch_function__
+
+
+_public: dict[Any, Any] = {}  # torch's creation functions by their twins
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
+        # Modes of the program see the call first, as they see torch's; they are off while it is answered.
+        return handle_torch_function(_public[func], (), *args, **kwargs)
+    if npu_moves.names_npu(kwargs.get("device")):
+        return npu_creation.create(func, args, kwargs)
+    if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
+        return generators.draw(func, args, kwargs)
+    if _dispatch_modes():
+        shown = modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
+        if shown is not NotImplemented:
+            return shown
+    return creation.create(func, args, kwargs)
+
+
+def _nested_hook(original: Any) -> Any:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or dataless_everywhere()
+        return _create(original, args, kwargs) if ours else original(*args, **kwargs)
+
+    return make
+
+
+def _tensor_npu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """A copy on an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
+    target = mindtorch_device("npu", device) if device is None or isinstance(device, int) else device
+    return self.to(target, non_blocking=non_blocking, **kwargs)
+
+
+def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+    """Move the module to an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
+    return self.to(mindtorch_device("npu", device) if device is None or isinstance(device, int) else device)
+
+
+def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The device that a ``.to(...)`` call names: ours, another one, or None."""
+    first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if isinstance(first, (str, torch.device, mindtorch_device)):
+        return first
+    if isinstance(first, torch.Tensor):
+        with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
+            return first.device
+    if isinstance(first, int) and not isinstance(first, bool) and dataless_everywhere():
+        return torch.device("cuda", first)
+    return kwargs.get("device")
+
+
+def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch's own method. Torch finds what it hands to ``__torch_function__`` by name, and would find our hook.
+
+    That goes for function modes, too (``with torch.device(...)``): they would call the hook with these arguments.
+    """
+    with torch._C.DisableTorchFunction():
+        return original(*args, **kwargs)
+
+
+def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
+    """Let classes and modes of the program have their say first; `original` is torch's own `method`."""
+    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
+    if isinstance(device, mindtorch_device) or kind in (tensors.DEVICE_TYPE, "npu"):  # which it may not know
+        return handle_torch_function(method, (self,), self, *args, **kwargs)
+    return original(self, *args, **kwargs)  # asks them, once it has read the arguments: it refuses wrong ones
+
+
+def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    target = _target(args, kwargs)
+    lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
+    if classes.has_own_function(self):
+        return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
+    if npu_moves.names_npu(target):
+        return npu_moves.to(self, args, kwargs)
+    if not lazy and meta.knowing is not None and target is not None and not torch._C._is_torch_function_all_disabled():
+        if dataless_everywhere():
+            return as_meta(self, place_of(self.device)).to(*args, **kwargs)
+        if holds_no_data(target) and torch._C._is_torch_function_enabled():
+            dtype, _non_blocking, _format = to_options(args, kwargs)
+            return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
+    if not lazy and target is not None and meta.knowing is None and holds_no_data(target) and namespace.speaks():
+        dtype, _non_blocking, _format = to_options(args, kwargs)
+        return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
+    if not lazy and (target is None or not tensors.is_ours(target)):
+        return _torch_to(self, *args, **kwargs)
+    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
+        return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
+    dtype, non_blocking, memory_format = to_options(args, kwargs)
+    if lazy and not tensors.is_ours(target):
+        return tensors.to_plain(
+            self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
+        )
+    if predict.stays_torchs_own(self):
+        # As what operations make of this kind. A copy, as every move.
+        moved = _torch_to(self, tensors.executor().device, dtype or self.dtype, copy=True)
+        return sparse.label(moved, tensors.index_of(target))
+    plain = tensors.to_plain(self, "cpu", "to") if lazy else self
+    if dtype is not None or memory_format is not torch.preserve_format:
+        plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)
+    return tensors.from_plain(plain, tensors.index_of(target))
+
+
+def _plain_device(target: Any) -> torch.device:
+    return torch.device(str(target))
+
+
+def _without_device(args: tuple, target: Any) -> tuple:
+    # The lazy tensor is already there: what remains is dtype, copy, memory format. C++ knows it as a CPU tensor.
+    if not args:
+        return args
+    if isinstance(args[0], torch.Tensor):
+        return (args[0].dtype, *args[1:])
+    if target is not None and args[0] is target:
+        return ("cpu", *args[1:])
+    return args
+
+
+def _without_device_kw(kwargs: dict[str, Any]) -> dict[str, Any]:
+    out = {k: v for k, v in kwargs.items() if k not in ("device", "other")}
+    if "other" in kwargs:
+        out["dtype"] = kwargs["other"].dtype
+    return out
+
+
+def _new_hook(name: str) -> Any:
+    factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
+
+    def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if classes.has_own_function(self):
+            return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
+        lazy = is_ours(self)
+        if device is not None and inside.hides(self) and not tensors.is_ours(device):
+            like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
+            return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
+        if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
+            kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
+        if device is not None and (
+            tensors.is_ours(device)
+            or npu_moves.names_npu(device)
+            or (not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks())
+        ):
+            if kwargs.get("dtype") is None:
+                kwargs["dtype"] = self.dtype
+            if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
+                args = (args,)
+            return _create(_hooks.original(factory), args, kwargs)
+        nowhere = meta.knowing is not None and lazy and _core.device_index(self) < 0
+        if lazy and device is not None and (nowhere or holds_no_data(device)):
+            return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
+        if lazy and device is not None:
+            return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
+        if lazy and name == "new_tensor":
+            return _create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
+        if not lazy:
+            return original(self, *args, **kwargs)
+        out = _below(original, self, *args, **kwargs)
+        if kwargs.get("requires_grad"):
+            handlers.may_have_history(out)  # set in C++, after the tensor was made
+        return out
+
+    return hook
+
+
+@functools.wraps(_torch_module_to)
+def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if args and type(args[0]) is int and any(is_npu(t) for t in (*self.parameters(), *self.buffers())):
+        args = (mindtorch_device("npu", args[0]), *args[1:])  # an index is one of the devices that it is on
+    target = _target(args, kwargs)
+    on_npu = npu_moves.names_npu(target)
+    sized = target is not None and dataless_everywhere() and mindtorch_device(target).type == "npu"
+    if target is None or not (on_npu or sized or tensors.is_ours(target)):
+        return _torch_module_to(self, *args, **kwargs)
+    dtype, non_blocking, memory_format = to_options(args, kwargs)
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
+    device: Any = mindtorch_device(target)
+    if on_npu:
+        device = mindtorch_device("npu", npu_moves.index_of(target))
+    elif not sized:
+        device = tensors.torch_device(tensors.index_of(target))
+
+    def convert(t: torch.Tensor) -> torch.Tensor:
+        # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
+        wanted = dtype if t.is_floating_point() or t.is_complex() else None
+        formatted = memory_format is not torch.preserve_format and t.dim() in (4, 5)
+        layout = memory_format if formatted else torch.preserve_format
+        return t.to(device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
+
+    return self._apply(convert)
+
+
+@functools.wraps(_torch_packed_sequence_to)
+def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> PackedSequence:
+    if not npu_moves.names_npu(_target(args, kwargs)):
+        return _torch_packed_sequence_to(self, *args, **kwargs)
+    data = self.data.to(*args, **kwargs)
+    if data is self.data:
+        return self
+    # The batch sizes stay on the CPU.
+    order = (None if t is None else t.to(data.device) for t in (self.sorted_indices, self.unsorted_indices))
+    return type(self)(data, self.batch_sizes, *order)
+
+
+@functools.wraps(_torch_module_apply)
+def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
+    return uninitialized.apply(self, fn, recurse, _torch_module_apply)
+
+
+def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
+    kwargs = kwargs or {}
+    ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
+    ours = ours or (holds_no_data(self.device) and (meta.knowing is not None or namespace.speaks()))
+    if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
+        return _create(_hooks.original(func), args, {**kwargs, "device": self.device})
+    return _torch_context(self, func, types, args, kwargs)

@@ -1,0 +1,189 @@
+"""``nn.Module`` moves that keep parameter identity, tied weights and optimizer references (SPEC L7)."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .._ext import lazy as _core
+from .._ext.guards import NoGrad, Unseen
+from ..base.errors import LazyTensorError
+from ..devices.lazy_device import dataless_everywhere
+from ..engine.tensor import classes
+from ..npu.tensor import as_npu, is_npu
+
+_torch_swap_tensors = torch.utils.swap_tensors
+
+
+def apply_to_module(
+    module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool, original: Callable[..., Any]
+) -> torch.nn.Module:
+    """``Module._apply`` that also works when ``fn`` takes parameters to or from the lazy device.
+
+    Torch would assign ``param.data`` across tensor types there, which corrupts both. Here the parameter object
+    stays the same Python object: its class, its dictionary and the C++ tensor behind it are exchanged.
+    """
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    crossing: list[tuple[str, Any, torch.Tensor]] = []
+    done: dict[int, torch.Tensor] = {}  # by the parameter's identity; what was converted is not converted again
+    with NoGrad():
+        for key, param in module._parameters.items():
+            if param is None:
+                continue
+            lazy = _core.get_handle(param) is not None
+            if not lazy and param.device.type == "meta":
+                continue
+            if lazy and dataless_everywhere():
+                continue  # all devices are alike: torch's own way keeps the parameter's identity
+            moved = done[id(param)] = fn(param)
+            if moved is param:
+                continue
+            if is_ours(param) or is_ours(moved):
+                crossing.append((key, param, moved))
+    if not crossing:
+        return original(module, lambda t: done.pop(id(t)) if id(t) in done else fn(t), False)
+    for key, param, moved in crossing:
+        grad = param.grad
+        if grad is not None:
+            param.grad = None
+            with NoGrad():
+                grad = fn(grad)
+        _exchange(module._parameters, key, param, moved)
+        if grad is not None:
+            module._parameters[key].grad = grad
+    for key, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[key] = fn(buffer)
+    return module
+
+
+def is_ours(t: Any) -> bool:
+    """Is this a tensor without memory that C++ could read: a recorded one, or one on an NPU?"""
+    return _core.get_handle(t) is not None or is_npu(t)
+
+
+def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
+    """``target.data = source`` for a plain tensor and one of ours: ``target`` moves to that device."""
+    if not _swappable(target, source):
+        raise LazyTensorError(
+            f"[data] cannot move this tensor from {target.device} to {source.device} by assigning .data, because "
+            "something in C++ (a graph, a view) refers to it: use .to()"
+        )
+    grad = target.grad if target.is_leaf else None
+    _swap(target, _twin(source, target, target.requires_grad))
+    with torch._C.DisableTorchFunctionSubclass():
+        target.grad = grad  # stays where it was, as torch leaves it
+
+
+def _twin(source: torch.Tensor, target: Any, requires_grad: bool) -> Any:
+    """Another tensor with the data of ``source``, of the class that ``target`` is to have."""
+    parameter = isinstance(target, torch.nn.Parameter)
+    if is_npu(source):
+        twin: Any = as_npu(source.detach())
+        if parameter:
+            twin._is_param = True  # what isinstance(..., torch.nn.Parameter) asks for
+        return twin.requires_grad_(requires_grad)
+    plain = _class_of(target, parameter)
+    ours = _core.get_handle(source) is not None
+    cls: Any = classes.class_for(plain, type(source)._family if ours else None, classes.is_slotted(type(target)))
+    with Unseen():
+        if not ours:
+            return torch.Tensor._make_subclass(cls, source, requires_grad)  # type: ignore[attr-defined]
+        return classes.twin(source.detach(), cls).requires_grad_(requires_grad)
+
+
+def _class_of(t: Any, parameter: bool) -> type:
+    if is_npu(t):
+        return torch.nn.Parameter if parameter else torch.Tensor
+    return classes.plain_class(type(t))
+
+
+def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
+    """Put ``moved``'s tensor behind the Python object ``param``."""
+    requires_grad = param.requires_grad
+    fresh = _twin(moved, param, requires_grad)
+    known = _replaced.get(param)
+    if known is not None:
+        owner[key] = known  # a tied weight, replaced a moment ago
+    elif torch.__future__.get_overwrite_module_params_on_conversion():
+        owner[key] = fresh
+    elif _swappable(param, fresh):
+        _swap(param, fresh)
+    else:
+        owner[key] = fresh
+        _replaced[param] = fresh
+
+
+def _swap(param: Any, fresh: Any) -> None:
+    """Exchange the C++ tensors, classes and handles of two Python objects; other attributes stay where they are."""
+    cls, old_class = type(fresh), type(param)
+    theirs, ours = (t.__dict__.pop("_is_param", None) for t in (fresh, param))  # goes with the class
+    handle, old_handle = _core.get_handle(fresh), _core.get_handle(param)
+    kept = dict(param.__dict__)
+    torch._C._swap_tensor_impl(param, fresh)
+    param.__class__, fresh.__class__ = cls, old_class
+    _core.adopt(param, handle)
+    _core.adopt(fresh, old_handle)
+    param.__dict__.update(kept)
+    for t, flag in ((param, theirs), (fresh, ours)):
+        if flag is not None:
+            t._is_param = flag
+
+
+@functools.wraps(_torch_swap_tensors)
+def swap_tensors(t1: Any, t2: Any) -> None:
+    """Stand-in for ``torch.utils.swap_tensors``: with a tensor of ours among the two, handles go along."""
+    if _core.get_handle(t1) is None and _core.get_handle(t2) is None:
+        return _torch_swap_tensors(t1, t2)
+    for name, t, other in (("t1", t1, t2), ("t2", t2, t1)):
+        if len(weakref.getweakrefs(t)) > _core.is_adopted(t):
+            raise RuntimeError(f"Cannot swap {name} because it has weakref associated with it")
+        if not _swappable(t, other):
+            raise RuntimeError(
+                f"Expected use_count of {name} to be 1 or 2 with an AccumulateGrad node but got {t._use_count()} "
+                "make sure you are not holding references to the tensor in other places."
+            )
+    cls, old_class = (
+        classes.class_for(
+            classes.plain_class(type(new)), getattr(type(new), "_family", None), classes.is_slotted(type(t))
+        )
+        for t, new in ((t1, t2), (t2, t1))
+    )
+    handle, old_handle = _core.get_handle(t2), _core.get_handle(t1)
+    torch._C._swap_tensor_impl(t1, t2)
+    t1.__class__, t2.__class__ = cls, old_class
+    t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+    _core.adopt(t1, handle)
+    _core.adopt(t2, old_handle)
+    return None
+
+
+# Parameters that could not keep their identity (C++ holds them): tied weights must be replaced by one object.
+_replaced = WeakIdKeyDictionary()
+
+
+def _swappable(param: Any, fresh: Any) -> bool:
+    # The C++ tensors can be exchanged when nothing but Python and, as torch.utils.swap_tensors allows, the
+    # gradient accumulator of a live graph refers to them; classes must share their layout.
+    if classes.is_slotted(type(param)) and is_npu(fresh):
+        return False
+    if param._use_count() == 1:
+        return True
+    if param._use_count() != 2 or not (param.is_leaf and param.requires_grad):
+        return False
+    node = torch.autograd.graph.get_gradient_edge(param).node
+    if param._use_count() != 2:
+        return False  # the second reference was something else; this call has just made the accumulator
+    node.register_prehook(_moved_meanwhile)
+    return True
+
+
+def _moved_meanwhile(_grads: Any) -> None:
+    raise RuntimeError("a parameter was moved to another device between forward and backward")

@@ -1,0 +1,64 @@
+"""Lazy tensors between processes: what multiprocessing sends, and batches made in a DataLoader's workers (SPEC L7)."""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import default_collate  # noqa: F401  (loads the module below)
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from ..engine.execute import tensors
+from ..npu.tensor import NpuTensor
+
+__all__ = ["install", "uninstall"]
+_TYPES = (*tensors.TYPES, NpuTensor)
+
+
+def install() -> None:
+    """Let lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
+    for cls in _TYPES:
+        ForkingPickler.register(cls, _reduce)  # type: ignore[arg-type]
+        default_collate_fn_map[cls] = _collate
+
+
+def uninstall() -> None:
+    """Undo install()."""
+    for cls in _TYPES:
+        ForkingPickler._extra_reducers.pop(cls, None)  # type: ignore[attr-defined]
+        default_collate_fn_map.pop(cls, None)
+
+
+def _reduce(t: Any) -> Any:
+    # By value: torch sends a plain tensor as a file descriptor of its storage, which must then outlive the message.
+    plain = t.detach().cpu().resolve_conj().resolve_neg()
+    data = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _rebuild, (
+        data,
+        plain.dtype,
+        tuple(plain.shape),
+        plain.stride(),
+        t.requires_grad,
+        isinstance(t, torch.nn.Parameter),
+    )
+
+
+def _rebuild(
+    data: numpy.ndarray,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+) -> torch.Tensor:
+    out = torch.empty_strided(size, stride, dtype=dtype)
+    if data.size:
+        out.copy_(torch.from_numpy(data.copy()).view(dtype).reshape(size))
+    return torch.nn.Parameter(out, requires_grad) if parameter else out.requires_grad_(requires_grad)
+
+
+def _collate(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
+    # Torch's own, in a worker, asks the tensor's device for shared memory.
+    return torch.stack(batch, 0)

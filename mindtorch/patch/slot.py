@@ -1,0 +1,99 @@
+"""Torch's one slot for a foreign device: claimed when a program first names ours, never before (SPEC L1).
+
+Whoever claims it becomes ``torch.accelerator.current_accelerator()``, for good, and torch picks streams, process groups
+and meshes by that. So a program that does not use our devices must find it as torch made it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from .._ext import hooks as _hooks
+from ..base import config
+from ..base.errors import UnsupportedOperationError
+from ..devices.lazy_device import cuda_present
+from ..engine.execute import tensors
+from . import accelerator, attention, files, generators, late
+from .device_module import DeviceModule
+
+__all__ = ["claim", "claimed", "module", "unwatch", "watch"]
+
+log = logging.getLogger("mindtorch")
+module = DeviceModule(f"torch.{tensors.DEVICE_TYPE}")
+_claimed = False
+_refused = False
+_CONSTRUCTORS = (torch.device, torch.Generator, torch.Stream, torch.Event)
+
+
+def watch() -> None:
+    """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
+    _hooks.hook_types(_CONSTRUCTORS, _asked)
+    late.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
+    late.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
+    tensors.set_claim(claim)
+
+
+def unwatch() -> None:
+    """Leave torch's constructors alone. A slot that was claimed stays claimed."""
+    late.forget()
+    attention.restore()
+    _hooks.unhook_types()
+
+
+def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Torch did not understand these arguments: was it because it does not know our device yet?"""
+    if cls is torch.Generator:
+        device = args[0] if args else kwargs.get("device")
+        return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
+    if cls.__name__ == "safe_open":
+        return files.open_safetensors(cls, *args, **kwargs)
+    given = (value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str))
+    return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
+
+
+def claimed() -> bool:
+    """True once torch knows the device by name."""
+    return _claimed
+
+
+def claim() -> bool:
+    """A device of ours is about to be used: let torch know its name where that does no harm. True if it does now."""
+    global _claimed, _refused
+    if _claimed or _refused:
+        return _claimed
+    mode = config.register_device()
+    owner = torch._C._get_privateuse1_backend_name()
+    _refused = True
+    if owner != "privateuseone":
+        log.info("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
+    elif mode == "auto" and cuda_present():
+        log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
+    elif mode != "never":
+        _refused = False
+        _claim()
+    return _claimed
+
+
+def _claim() -> None:
+    global _claimed
+    _claimed = True
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    if vars(torch).get(tensors.DEVICE_TYPE) is module:
+        delattr(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
+    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
+    torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
+    accelerator.install(module)
+
+
+def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
+    if tensors.is_ours(kwargs.get("device")):
+        raise UnsupportedOperationError(
+            f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
+            "example torch.empty(n, dtype=torch.uint8, device=...)"
+        )
+    return torch._C.StorageBase.__new__(cls, *args, **kwargs)

@@ -1,0 +1,100 @@
+"""What stands in for functions of torch that are told a device, or ask for one, by its name (SPEC L1)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
+
+from .. import npu
+from .._ext import lazy as _core
+from ..devices.lazy_device import dataless_everywhere
+from ..engine.execute import tensors
+from ..npu import moves as npu_moves
+from ..npu import random as npu_random
+from ..npu.tensor import is_npu
+from . import creation, slot
+
+_torch_to_dlpack = torch.utils.dlpack.to_dlpack
+_torch_manual_seed = torch.random.manual_seed
+_torch_get_device_module = torch.get_device_module
+_torch_has_function = torch.overrides.has_torch_function
+_torch_adjust = _CrossEntropyOptions._adjust
+_torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, what stands in for it)."""
+    for owner in (torch, torch.utils.dlpack):
+        yield owner, "to_dlpack", _to_dlpack
+    for owner in (torch, torch.random):
+        yield owner, "manual_seed", _manual_seed
+    yield torch, "get_device_module", _get_device_module
+    yield torch.amp.autocast_mode.autocast, "__init__", _autocast_init
+    yield torch.overrides, "has_torch_function", _has_torch_function
+    yield _CrossEntropyOptions, "_adjust", _adjust_cross_entropy
+
+
+@functools.wraps(_torch_to_dlpack)
+def _to_dlpack(self: torch.Tensor) -> Any:
+    if is_npu(self):
+        self.__dlpack__()  # raises
+    return _torch_to_dlpack(tensors._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
+
+
+@functools.wraps(_torch_manual_seed)
+def _manual_seed(seed: Any) -> torch.Generator:
+    generator = _torch_manual_seed(seed)
+    creation.manual_seed_all(generator.initial_seed())
+    npu_random.manual_seed_all(generator.initial_seed())
+    return generator
+
+
+@functools.wraps(_torch_get_device_module)
+def _get_device_module(device: Any = None) -> Any:
+    if npu_moves.names_npu(device):
+        return npu
+    # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
+    nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
+    return _torch_get_device_module("cpu" if nobody else device)
+
+
+# ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.
+AUTOCAST = (
+    "is_autocast_enabled",
+    "get_autocast_dtype",
+    "set_autocast_enabled",
+    "set_autocast_dtype",
+    "_is_autocast_available",
+)
+
+
+@functools.wraps(_torch_autocast_init)
+def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
+    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or dataless_everywhere()
+    _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
+
+
+@functools.wraps(_torch_adjust)
+def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
+    where = tensors.executor().device if device is not None and tensors.is_ours(device) else device
+    return _torch_adjust(self, *args, device=where, **kwargs)
+
+
+@functools.wraps(_torch_has_function)
+def _has_torch_function(relevant_args: Any) -> bool:
+    # nn.TransformerEncoderLayer and nn.MultiheadAttention ask this before they take the fused path that eager takes.
+    if not _torch_has_function(relevant_args):
+        return False
+    return not all(
+        _core.get_handle(a) is not None for a in relevant_args if type(a) not in _PLAIN and isinstance(a, torch.Tensor)
+    ) or bool(torch._C._len_torch_function_stack())
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -1,0 +1,109 @@
+"""What takes programs apart by watching them meets tensors of ours.
+
+``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
+``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other. Scripted modules with
+tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ..base.errors import UnsupportedOperationError
+from ..npu.tensor import is_npu
+from . import attention
+from .modules import is_ours
+
+__all__ = ["patches"]
+
+
+def _refusing(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(func, "__self__", func)  # a module, or a method of one
+        held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
+        given = (*held, *tree_leaves((args, kwargs)))
+        lazy = next((t for t in given if is_ours(t)), None)
+        if lazy is not None:
+            raise UnsupportedOperationError(
+                f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {lazy.device}: trace there, "
+                f"then move the traced module with .to('{lazy.device}') or call it on tensors of that device"
+            )
+        return original(func, *args, **kwargs)
+
+    return trace
+
+
+def _saving(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        there = next((t for t in (*self.parameters(), *self.buffers()) if is_ours(t)), None)
+        if there is not None:
+            raise UnsupportedOperationError(
+                f"[torch.jit.save] expected a module on the CPU, got one on {there.device}: C++ would read memory that "
+                "it does not have; .to('cpu') first"
+            )
+        return original(self, *args, **kwargs)
+
+    return save
+
+
+def _exporting(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def export(mod: torch.nn.Module, args: Any = (), kwargs: Any = None, *others: Any, **options: Any) -> Any:
+        held = (*mod.parameters(), *mod.buffers()) if isinstance(mod, torch.nn.Module) else ()
+        given = (*held, *tree_leaves((args, kwargs)))
+        there = next((t for t in given if is_npu(t)), None)
+        if there is not None:
+            raise UnsupportedOperationError(
+                f"[torch.export] expected a module and inputs on the CPU, got one on {there.device}: .to('cpu') first"
+            )
+        return original(mod, args, kwargs, *others, **options)
+
+    return export
+
+
+def _compiling(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        _tell_dynamo()
+        made = original(*args, **kwargs)
+        inner = getattr(args[0] if args else None, "__name__", "") == "_flex_attention_hop_wrapper"
+        return _unless_ours(made) if inner else made
+
+    return compile
+
+
+def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch's flex_attention compiles by itself: a whole graph, which calls on tensors of ours are no part of."""
+    return lambda *args: (attention.run if is_ours(args[0]) else compiled)(*args)
+
+
+@functools.cache
+def _tell_dynamo() -> None:
+    from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
+
+    assert __package__
+    trace_rules.add(__package__)  # else it compiles our own Python code, which runs inside the program's calls
+
+
+_stand_ins = [
+    (torch.jit._trace, "_trace_impl", _refusing(torch.jit._trace._trace_impl)),
+    *((owner, "trace_module", _refusing(torch.jit._trace.trace_module)) for owner in (torch.jit._trace, torch.jit)),
+    (torch, "compile", _compiling(torch.compile)),
+    (torch.export, "export", _exporting(torch.export.export)),
+    *(
+        (torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
+        for name in ("save", "save_to_buffer", "_save_for_lite_interpreter")
+    ),
+]
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in) of torch's ways to trace."""
+    return list(_stand_ins)

@@ -1,0 +1,112 @@
+"""Tensors that hold one of ours inside: what torch.func puts around it, and classes that wrap tensors (SPEC D5).
+
+C++ takes both for CPU tensors, as it does what is inside: a device that it has no code for would end the process in
+backward. So ``.device`` looks inside, from the first of them on; not before, since every program reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nested._internal.nested_tensor import NestedTensor
+
+from .._ext import hooks as _hooks
+from .._ext import intern as _intern
+from ..devices.lazy_device import device_at
+from ..engine.execute import tensors
+from ..engine.record import eager, intercept
+from ..engine.record.inside import hides, index_inside
+from ..engine.tensor.recorded import RecordedTensor
+
+__all__ = ["away", "copy_across", "make", "patches", "type_as", "unwatch", "watch"]
+_peek = torch._C._functorch.peek_interpreter_stack
+_devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
+_watched = False
+
+
+def watch() -> None:
+    """From now on ``.device`` looks inside, and so do moves to another device."""
+    global _watched
+    if not _watched:
+        _hooks.hook_device(torch._C.TensorBase.device, _device_inside)  # type: ignore[attr-defined]
+        _hooks.take_hidden(hides)
+        _watched = True
+
+
+def unwatch() -> None:
+    """Leave ``.device`` to torch alone."""
+    global _watched
+    _hooks.unhook_device(torch._C.TensorBase.device)  # type: ignore[attr-defined]
+    _hooks.take_hidden(None)
+    _watched = False
+
+
+def _device_inside(t: Any) -> Any:
+    known = _devices.get(id(t))
+    if known is not None:
+        return known[1]
+    if _peek() is None:
+        return None
+    index = index_inside(t)
+    return None if index is None else device_at(index)
+
+
+def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -> Any:
+    """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
+    made = original(*args, device="cpu", **kwargs)
+    address = id(made)
+    _devices[address] = (
+        weakref.ref(made, lambda _: _devices.pop(address, None)),
+        tensors.torch_device(tensors.index_of(device)),
+    )
+    watch()
+    return made
+
+
+def away(original: Callable[..., Any], t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``.cpu()`` and ``.cuda()`` of what a transform has put around a recorded tensor."""
+    kind = original.__name__
+    target = kwargs.pop("device", args[0] if args else None) if kind == "cuda" else None
+    return t.to(torch.device(kind, target) if isinstance(target, int) else target or kind, **kwargs)
+
+
+def copy_across(original: Callable[..., Any], t: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``copy_`` inside transforms: autograd would bring the gradient to where C++ takes the source to be."""
+    return original(t, source.to(t.device), *args, **kwargs)
+
+
+def type_as(original: Callable[..., Any], t: torch.Tensor, other: torch.Tensor) -> Any:
+    """``type_as`` inside transforms, from or to another device."""
+    return t.to(other)
+
+
+_jagged_infos: dict[Any, Any] = {}
+_torch_jagged: Any = NestedTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+
+
+@functools.wraps(_torch_jagged)
+def _jagged(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    # It would make a jagged tensor of lazy values and plain offsets. Those stay torch's own: the call runs eagerly.
+    if not any(issubclass(t, RecordedTensor) for t in types):
+        return _torch_jagged(cls, func, types, args, kwargs)
+    info = _jagged_infos.get(func)
+    if info is None:
+        known = intercept.describe(func, True)
+        info = _jagged_infos[func] = _intern.OpInfo(
+            func,
+            known.name,
+            _intern.EAGER,
+            random=known.random,
+            writes=known.writes,
+            call=lambda *args, **kwargs: _torch_jagged(NestedTensor, func, (NestedTensor,), args, kwargs),
+        )
+    return eager.run_eagerly(info, args, kwargs or {})
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in) of what torch's own classes of tensors do with tensors of ours among their operands."""
+    return [(NestedTensor, "__torch_dispatch__", classmethod(_jagged))]

@@ -1,0 +1,155 @@
+"""Named accelerators: what their data sheets promise, by `targets.toml` or by a file of the user's own."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mindtorch.base.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: dtype → whose rate it has when the sheet does not give its own. "tf32" is no dtype but a way to multiply float32.
+WIDER = {
+    "float8": "float16", "float16": "float32", "bfloat16": "float16", "tf32": "float32", "int8": "float16",
+    "float32": "float64", "float64": "float32",
+}  # fmt: skip
+_DTYPES = frozenset(WIDER)
+#: The target that is the machine at hand.
+MEASURED = "cpu"
+_FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector", "capability",
+                     "processors"})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """What bounds the speed of a device.
+
+    memory_bytes, memory_bandwidth (bytes/s), launch_s (seconds per operation at least); matrix and vector: peak
+    operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (a `work.Work`, and
+    the bytes that the program holds) where that was measured; without one it is the roofline's.
+    capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
+    """
+
+    key: str
+    name: str
+    source: str
+    memory_bytes: float
+    memory_bandwidth: float
+    launch_s: float
+    matrix: Mapping[str, float]
+    vector: Mapping[str, float]
+    model: Callable[[Any, int], tuple[float, str]] | None = None
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
+
+    def rate(self, dtype: str, on_matrix_units: bool) -> float:
+        """Peak operations per second for that torch dtype (by its name, "float32")."""
+        rates = self.matrix if on_matrix_units else self.vector
+        found = _family(dtype)
+        seen = set()
+        while found not in rates and found not in seen:
+            seen.add(found)
+            found = WIDER[found]
+        return rates[found] if found in rates else max(rates.values())
+
+
+def _family(dtype: str) -> str:
+    """The name by which a sheet gives the rate of a torch dtype."""
+    name = dtype.removeprefix("torch.")
+    if name.startswith("float8"):
+        return "float8"
+    if name.startswith("complex"):
+        return {"complex32": "float16", "complex64": "float32"}.get(name, "float64")
+    if name in _DTYPES:
+        return name
+    return "int8" if name in ("uint8", "bool") or name.startswith(("q", "int4", "uint4")) else "float32"
+
+
+@cache
+def known() -> Mapping[str, Target]:
+    """The targets that come with the package, by name."""
+    return _parse(Path(__file__).with_name("targets.toml"))
+
+
+def names() -> list[str]:
+    """What `find` knows without a file."""
+    return [*known(), MEASURED]
+
+
+def find(name: str) -> Target:
+    """The target called `name`, or the only one in the TOML file of that path; "cpu" is measured, in a second or two.
+
+    Raises UsageError: unknown name (the known ones are listed), unreadable file, missing or absurd figures.
+    """
+    if name == MEASURED:
+        from mindtorch.profile.cost import cpu
+
+        return cpu.target()
+    if name in known():
+        return known()[name]
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise UsageError(f"[target] expected one of {', '.join(names())}, or a .toml file, got {name!r}")
+    found = _parse(path)
+    if len(found) != 1:
+        raise UsageError(f"[target] expected one table in {name}, got {len(found)}: {', '.join(found) or 'none'}")
+    return next(iter(found.values()))
+
+
+def _parse(path: Path) -> dict[str, Target]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"[target] cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"[target] {path} is not TOML: {error}") from error
+    return {key: _target(f"{path.name}: {key}", key, table) for key, table in tables.items()}
+
+
+def _target(where: str, key: str, table: Any) -> Target:
+    if not isinstance(table, dict):
+        raise UsageError(f"[target] {where}: expected a table of figures, got {table!r}")
+    if unknown := sorted(set(table) - _FIELDS):
+        raise UsageError(f"[target] {where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(_FIELDS))}")
+    return Target(
+        key, str(table.get("name", key)), str(table.get("source", "")),
+        _figure(where, table, "memory_bytes", 1e6, 1e16), _figure(where, table, "memory_bandwidth", 1e6, 1e18),
+        _figure(where, table, "launch_s", 0, 1) if "launch_s" in table else 0.0,
+        _rates(where, table, "matrix"), _rates(where, table, "vector"), capability=_capability(where, table),
+        processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
+    )  # fmt: skip
+
+
+def _capability(where: str, table: Mapping[str, Any]) -> tuple[int, int]:
+    value = table.get("capability", list(Target.capability))
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 0 <= n < 100 for n in value):
+        raise UsageError(f"[target] {where}: expected capability = [<major>, <minor>], got {value!r}")
+    return value[0], value[1]
+
+
+def _rates(where: str, table: Mapping[str, Any], field: str) -> Mapping[str, float]:
+    rates = table.get(field)
+    if not isinstance(rates, dict) or not rates:
+        raise UsageError(f"[target] {where}: expected {field} = {{ float32 = <operations/s>, … }}, got {rates!r}")
+    if unknown := sorted(set(rates) - _DTYPES):
+        known_ones = ", ".join(sorted(_DTYPES))
+        raise UsageError(f"[target] {where}: {field} of unknown {', '.join(unknown)}; known are {known_ones}")
+    return {dtype: _figure(f"{where}.{field}", rates, dtype, 1e6, 1e20) for dtype in rates}
+
+
+def _figure(where: str, table: Mapping[str, Any], field: str, low: float, high: float) -> float:
+    value = table.get(field)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"[target] {where}: expected a number for {field}, got {value!r}")
+    if not low <= value <= high:
+        raise UsageError(f"[target] {where}: expected {field} between {low:g} and {high:g}, got {value:g}")
+    return float(value)

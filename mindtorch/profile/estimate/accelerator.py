@@ -1,0 +1,320 @@
+"""What a program is told that asks for a GPU while it is estimated: yes, of this name and size (SPEC C4)."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ..._ext import ledger
+from ...base.errors import UnsupportedOperationError
+from ...devices.lazy_device import check_cuda, place_of
+from . import assumptions
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """name, memory_bytes: those of one device; count: how many the program sees; capability: CUDA's compute
+    capability; processors: streaming multiprocessors."""
+
+    name: str
+    memory_bytes: int
+    count: int = 1
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
+
+
+class _Stream:
+    """Stands for torch.cuda.Stream: all work is in program order."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.device = torch.device("cuda", _chosen if device is None else index_of(device))
+        self.priority, self.cuda_stream = priority, 0
+
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        return _Event() if event is None else event
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class _Event:
+    """Stands for torch.cuda.Event: nobody knows what passes between two, as nothing is computed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return assumptions.duration("elapsed_time")  # nothing was computed: unknown
+
+
+def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of what torch says about CUDA."""
+    shared = [
+        (torch.Tensor, "cuda", _to_cuda),
+        (torch.utils.data.DataLoader, "__init__", _loader_init),
+        (torch, "Generator", _Generator),
+        (torch, "compile", _compile),
+        (torch.nn.Module, "compile", lambda self, *args, **kwargs: None),
+        (torch.Tensor, "pin_memory", lambda self, device=None: self),
+        (torch.Tensor, "record_stream", lambda self, stream: None),
+        # What it would refuse, or not, depends on values.
+        (torch.distributions.Distribution, "_validate_args", False),
+    ]
+    if accelerator is None:
+        return shared
+    properties = types.SimpleNamespace(
+        name=accelerator.name,
+        total_memory=accelerator.memory_bytes,
+        major=accelerator.capability[0],
+        minor=accelerator.capability[1],
+        multi_processor_count=accelerator.processors,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        is_integrated=False,
+    )
+
+    def live(device: Any = None) -> tuple[int, int]:
+        return ledger.live_bytes(_place(device))
+
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        now, most = live(device)
+        return {
+            "allocated_bytes.all.current": now,
+            "allocated_bytes.all.peak": most,
+            "reserved_bytes.all.current": most,
+            "reserved_bytes.all.peak": most,
+        }
+
+    said: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "device_count": lambda: accelerator.count,
+        "current_device": current_device,
+        "set_device": set_current,
+        "get_device_name": lambda device=None: accelerator.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
+        "mem_get_info": lambda device=None: (accelerator.memory_bytes - live(device)[0], accelerator.memory_bytes),
+        "memory_stats": memory_stats,
+        "memory_allocated": lambda device=None: live(device)[0],
+        "max_memory_allocated": lambda device=None: live(device)[1],
+        "memory_reserved": lambda device=None: live(device)[1],
+        "max_memory_reserved": lambda device=None: live(device)[1],
+        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(_place(device)),
+        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(_place(device)),
+        "memory_summary": lambda device=None, abbreviated=False: f"{live(device)[0]} bytes allocated",
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "synchronize": lambda device=None: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
+        "set_rng_state": lambda state, device="cuda": None,
+        "initial_seed": torch.initial_seed,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "device": _device,
+        "device_of": lambda obj: _device(obj.device.index) if getattr(obj, "is_cuda", False) else nullcontext(),
+        "stream": _on_stream,
+        "StreamContext": _on_stream,
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+        "set_stream": lambda stream: None,
+        "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
+        "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "memory_stats_as_nested_dict": lambda device=None: {},
+        "host_memory_stats": OrderedDict,
+        "reset_accumulated_memory_stats": lambda device=None: None,
+        "get_allocator_backend": lambda: "native",
+        "is_current_stream_capturing": lambda: False,
+        "is_tf32_supported": lambda: True,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda debug_mode: None,
+        "default_generators": tuple(_torch_generator() for _ in range(accelerator.count)),
+    }  # fmt: skip
+    replaced = [(torch.cuda, name, value) for name, value in said.items()]
+    for module in (torch.cuda.random, torch.cuda.memory):  # where torch.cuda has them from, and programs may, too
+        replaced += [(module, name, said[name]) for name in said if vars(module).get(name) is getattr(torch.cuda, name)]
+    replaced += [(torch.cuda, name, _refusing(name)) for name in _REFUSED]
+    replaced += [(torch.cuda.graphs, name, _refusing(name)) for name in ("CUDAGraph", "graph", "graph_pool_handle")]
+    replaced.append((torch.cuda.graphs, "make_graphed_callables", said["make_graphed_callables"]))
+    nothing = dict.fromkeys(
+        ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),
+        lambda *args: 0,
+    )
+    replaced.append((torch.cuda.nvtx, "_nvtx", types.SimpleNamespace(**nothing)))
+    replaced.append((torch.nn.parallel.comm, "scatter", _scatter))
+    replaced += [(torch.cuda.profiler, name, lambda: None) for name in ("start", "stop")]
+    return shared + replaced + _of_any_kind(said)
+
+
+def _of_any_kind(said: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+    """The same of torch.accelerator, whose functions would ask C++."""
+    device = torch.device("cuda")
+    dtypes = {t for t in vars(torch).values() if isinstance(t, torch.dtype)}
+    memory: dict[str, Any] = {name: said[name] for name in (
+        "empty_cache", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
+        "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
+    )}  # fmt: skip
+    memory |= {"get_memory_info": said["mem_get_info"], "empty_host_cache": lambda: None}
+    others: dict[str, Any] = {
+        "current_accelerator": lambda check_available=False: device,
+        "current_device_index": current_device,
+        "current_device_idx": current_device,
+        "set_device_index": set_current,
+        "set_device_idx": set_current,
+        "device_index": _device,
+        "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
+        "Graph": _refusing("Graph"),
+        **{
+            name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
+        },
+    }
+    return [
+        *((torch.accelerator, name, answer) for name, answer in (memory | others).items()),
+        *((torch.accelerator.memory, name, answer) for name, answer in memory.items()),
+        (torch._C, "_get_accelerator", lambda check=None: device),
+        (torch._C, "_accelerator_getAccelerator", lambda: device),
+        (torch, "Stream", _Stream),
+        (torch, "Event", _Event),
+    ]
+
+
+#: Of torch.cuda: what needs the device itself, or would hide work from the estimate.
+_REFUSED = (
+    "CUDAGraph", "graph", "graph_pool_handle", "ExternalStream", "GreenContext", "get_stream_from_external", "MemPool",
+    "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc",
+    "caching_allocator_delete", "current_blas_handle", "current_solver_handle", "cudart", "temperature", "power_draw",
+    "clock_rate", "utilization", "memory_usage", "device_memory_used", "list_gpu_processes",
+)  # fmt: skip
+
+
+def _scatter(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """How DataParallel hands out a batch; with one device, to that."""
+    if devices is None or len(devices) > 1:
+        raise UnsupportedOperationError("[scatter] an estimate is of one device: DataParallel takes device_ids=[0]")
+    return (tensor.to(torch.device("cuda", devices[0])),)
+
+
+def _refusing(name: str) -> type:
+    """A class, as some of them are, that programs name in annotations."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOperationError(f"[torch.cuda.{name}] an estimate has no CUDA device that could do this")
+
+    return type(name, (), {"__new__": refuse})
+
+
+_chosen = 0  # the device that `torch.cuda.set_device` or `with torch.cuda.device(...)` chose
+
+
+def current_device() -> int:
+    """The index of the device that ``cuda`` means now."""
+    return _chosen
+
+
+def set_current(device: Any) -> None:
+    """From now on ``cuda`` means this one. As torch, which ignores negative numbers and None."""
+    global _chosen
+    index = index_of(device)
+    if index >= 0:
+        _chosen = check_cuda(index)
+
+
+def index_of(device: Any) -> int:
+    """The index that is meant; -1 for none."""
+    if device is None or isinstance(device, int):
+        return -1 if device is None else device
+    index = torch.device(device).index
+    return _chosen if index is None else index
+
+
+@contextmanager
+def _device(device: Any) -> Iterator[None]:
+    before = _chosen
+    set_current(device)
+    try:
+        yield
+    finally:
+        set_current(before)
+
+
+@contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    yield
+
+
+def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+    return self.to("cuda" if device is None else device)
+
+
+def _place(device: Any) -> int:
+    return place_of("cuda" if device is None else device)
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """torch.compile, which has nothing to compile for here: the function as it is."""
+    return model if model is not None else lambda function: function
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _torch_generator)
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """Stands for torch.Generator: on any device, the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _torch_generator()
+
+
+_torch_generator = torch.Generator
+_torch_loader_init = torch.utils.data.DataLoader.__init__
+
+
+def _loader_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    # Workers are other processes: what they do would be seen by nobody.
+    args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args
+    changed = {
+        "num_workers": 0,
+        "pin_memory": False,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+        "multiprocessing_context": None,
+        "timeout": 0,
+    }
+    _torch_loader_init(self, *args, **{k: changed.get(k, v) for k, v in kwargs.items()})

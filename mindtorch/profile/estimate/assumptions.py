@@ -1,0 +1,101 @@
+"""What estimates take the values for that nobody knows: one number, and where that was done (SPEC C4)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+
+from ..._ext import context as _context
+from ..._ext import lazy as _core
+from ...base import sourceline
+from ...base.errors import NoDataError, UsageError
+from ...engine.record import predict
+
+__all__ = ["MOST_ASSUMED", "assumed", "begin", "full", "too_large"]
+
+#: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
+MOST_ASSUMED = 1 << 24
+#: Distinct source lines and ops that are told apart; all others are one row.
+MOST_PLACES = 1000
+_MANY = 10_000  # reads on one line before somebody should know
+_number: float = 0
+_assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+
+def begin(number: float) -> None:
+    """Take unknown values for ``number`` from now on; nothing has been assumed so far."""
+    global _number
+    if not isinstance(number, (int, float)) or not math.isfinite(number):
+        raise UsageError(f"[assume] expected a finite number, got {number!r}")
+    _number = number
+    _assumed.clear()
+
+
+def assumed() -> list[dict[str, Any]]:
+    """What was assumed since install(): one row per source line and op, most frequent first.
+
+    Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
+    it was taken to be full of, and calls.
+    """
+    return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
+
+
+def full(t: torch.Tensor, op: str, note: bool = True) -> torch.Tensor:
+    """A plain tensor like ``t``, full of the assumption; noted as made by the program's current line."""
+    dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
+    value = _value(dtype)
+    if note:
+        _note(op, size, dtype, value)
+    return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device="cpu").fill_(value)
+
+
+def duration(op: str) -> float:
+    """Milliseconds that nobody measured: the assumption, or 1 where that is none, as programs divide by them."""
+    value = float(_number) or 1.0
+    _note(op, (), torch.float32, value)
+    return value
+
+
+def _value(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return bool(_number)
+    if dtype.is_floating_point or dtype.is_complex:
+        return float(_number)
+    limits = torch.iinfo(dtype)
+    return max(limits.min, min(limits.max, int(_number)))
+
+
+def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
+    file, line, function = _context.location(_context.get_location()) or ("(no line of the program)", 0, "")
+    key = (file, line, op)
+    row = _assumed.get(key)
+    if row is None and len(_assumed) >= MOST_PLACES:
+        file, line, function, op = "(other lines)", 0, "", "(other ops)"
+        key = (file, line, op)
+        row = _assumed.get(key)
+    if row is None:
+        row = _assumed[key] = {
+            **sourceline.facts((file, line, function)),
+            "op": op.removeprefix("aten::"),
+            "shape": tuple(size),
+            "dtype": str(dtype).removeprefix("torch."),
+            "value": value,
+            "calls": 0,
+        }
+    row["calls"] += 1
+    if row["calls"] == _MANY:
+        warnings.warn(
+            f"{file}:{line} has read an unknown value {_MANY} times; the program may never come to an end "
+            f"with {value!r} there: --assume chooses another",
+            stacklevel=2,
+        )
+
+
+def too_large(op: str, elements: int) -> NoDataError:
+    return NoDataError(
+        f"[{op}] meta tensor has no data{sourceline.here()}: what the program does next depends on {elements} unknown "
+        f"elements, and at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
+    )

@@ -1,0 +1,304 @@
+"""`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
+
+Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
+Time is the roofline's, per distinct call; memory is what storages take from their birth to their death.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindtorch import ops
+from mindtorch._ext import context, ledger
+from mindtorch._ext import lazy as _core
+from mindtorch._ext.opinfo import Op
+from mindtorch.base.children import ChildWatch
+from mindtorch.engine import semantics
+from mindtorch.engine.execute import tensors
+from mindtorch.engine.record import predict
+from mindtorch.engine.semantics import modules
+from mindtorch.ops.row import FREE_TAGS
+from mindtorch.profile.cost import roofline
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.cost.work import Work, work
+from mindtorch.profile.estimate import known, memory, saved
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.session import estimating
+from mindtorch.profile.measure import peak
+from mindtorch.profile.measure.collect import STAGES, Places, describe
+from mindtorch.profile.measure.run import Run
+from mindtorch.profile.report.rows import CALLS, as_table, exact
+
+#: Ops whose result has as many elements as their input has true ones.
+_SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim",
+                    "repeat_interleave", "bincount"})  # fmt: skip
+
+
+class Estimator(Run):
+    """Note everything that runs in this thread within the ``with`` block; nothing of it is computed.
+
+    target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
+        CUDA device, and no times are predicted.
+    devices: how many such devices the program is told there are.
+    assume: what a value is taken for that nobody knows, where the program decides on it.
+    warmup, steps: as `Profiler`'s.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target | None = None,
+        devices: int = 1,
+        warmup: int = 0,
+        steps: int | None = None,
+        assume: float = 0.0,
+    ) -> None:
+        super().__init__("init", target, warmup, steps)
+        self.assume = assume
+        gpu = target is not None and target.key != "cpu"
+        self._accelerator = None
+        if target is not None and gpu:
+            self._accelerator = Accelerator(
+                target.name, int(target.memory_bytes), devices, target.capability, target.processors
+            )
+        self.memory: memory.Memory | None = None
+        self._seconds = [0.0]  # by signature: the predicted time of one call
+        self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
+        self.collector = SimpleNamespace(
+            sig_ops=[None],
+            sig_flops=[(0, 0)],
+            sig_works=[None],
+            runs={},
+            other_thread=False,
+            mark_error=None,
+            imported=0,
+            compiled=0,
+            started=0,
+            stopped=0,
+        )
+        self._signatures: dict[int, int] = {}  # of the tape → of the collector
+        self._begun = 0  # where in the ledger the stage did
+        self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
+        self._marks: list[tuple[str, int]] = []
+        self._assumed: list[dict[str, Any]] = []
+        self._unwritten: list[str] = []
+        self._stack = ExitStack()
+
+    # ---- the block
+
+    def __enter__(self) -> Estimator:
+        stack = self._stack
+        if not gc.get_freeze_count():
+            gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
+            stack.callback(gc.unfreeze)
+        stack.enter_context(estimating(self._accelerator, self.assume))
+        self.children = stack.enter_context(ChildWatch()).found
+        semantics.install()
+        stack.callback(semantics.uninstall)
+        modules.add_listener(self._saw_root)
+        stack.callback(modules.remove_listener, self._saw_root)
+        self.collector.started = time.perf_counter_ns()
+        ledger.open(tensors.tape, self._on_mark)
+        stack.callback(self._close)
+        for root, path in modules.roots():
+            self._saw_root(root, path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
+        self._stack.close()
+
+    def _close(self) -> None:
+        """Read the ledger while the calls that it names are still known."""
+        self.collector.stopped = time.perf_counter_ns()
+        self.book.refresh()
+        peak.say_roles()
+        self._assumed = known.assumed()
+        self._unwritten = list(saved.unwritten)
+        calls, blocks = ledger.close()
+        self.collector.mark_error = ledger.failure()
+        found = self.memory = memory.Memory(calls, blocks, self._marks)
+        if not self._announced and not self.frozen_ns:
+            self.iterations.finish(len(found.calls))
+        if self._stage == "rest":
+            self._freeze()
+        self._end_stage(len(found.calls), "rest")
+        collects = gc.isenabled()
+        gc.disable()  # many small tuples, no garbage
+        try:
+            for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
+                if stage in self._stretches and stage != "rest":
+                    self._sum_up(found, stage)
+        finally:
+            if collects:
+                gc.enable()
+
+    # ---- while it runs
+
+    def stage(self, name: str) -> None:
+        """For a program that knows its own iterations: see `Profiler.stage`."""
+        self._announce(ledger.position())
+        self._end_stage(ledger.position(), name)
+
+    def _on_mark(self, kind: str, at: int, which: int) -> None:
+        self._marks.append((kind, at))
+        if kind == "backward end":
+            peak.say_roles()
+        elif not self._announced:
+            self._follow(kind, at, which)
+
+    def _begin_stage(self, name: str, at: int) -> None:
+        self._end_stage(at, name)
+
+    def _freeze(self) -> None:
+        if not self.frozen_ns:
+            self.frozen_ns = time.perf_counter_ns()
+            ledger.stop()
+
+    def module_order(self) -> dict[int, int]:
+        return {} if self.memory is None else self.memory.order
+
+    def _end_stage(self, at: int, following: str) -> None:
+        self._stretches.setdefault(self._stage, []).append((self._begun, at))
+        self._stage, self._begun = following, at
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        self.book.add(root, path)
+        parameters, buffers = modules.held(root)
+        for held in (*parameters, *buffers):
+            handle = _core.get_handle(held)
+            if handle is not None:
+                ledger.hold(handle)  # it may have been made before
+        peak.say_what_is_held(parameters, buffers)
+
+    # ---- afterwards
+
+    def _sum_up(self, found: memory.Memory, stage: str) -> None:
+        stretches = self._stretches[stage]
+        calls = np.concatenate([found.calls[first:last] for first, last in stretches])
+        entered = calls[(calls["phase"] & memory.ENTERED) != 0]["module"]
+        entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
+        rows = self._rows(calls[calls["sig"] != 0])
+        self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))
+        self.peaks = found.peaks_by("module", stretches)
+        phases = found.peaks_by("phase", stretches)
+        self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
+        self.places[stage] = Places(int(rows[:, CALLS].sum()), 0, 0, 0)
+
+    def _rows(self, calls: Any) -> Any:
+        """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
+        first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
+        second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
+        order = np.lexsort((second, first))
+        first, second = first[order], second[order]
+        other = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+        new = np.flatnonzero(np.concatenate([[len(order) > 0], other]))
+        numbers = np.diff(np.append(new, len(order)))
+        distinct = calls[order[new]]
+        sigs, which = np.unique(distinct["sig"], return_inverse=True)
+        sigs = np.array([self._signature(sig) for sig in sigs.tolist()], int)[which]
+        columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
+        ns = np.rint(np.array(self._seconds)[sigs] * numbers * 1e9)
+        nbytes = exact(self._bytes, numbers)[sigs] * numbers
+        if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
+            return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
+        return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
+
+    def _signature(self, sig: int) -> int:
+        """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
+        number = self._signatures.get(sig)
+        if number is not None:
+            return number
+        name = ledger.named(sig)
+        flops: tuple[int, int] | None = (0, 0)
+        done: Work | None = None
+        seconds, nbytes = 0.0, 0
+        if name is not None and name not in known.ran:
+            op = _bookkeeping(name)
+        else:
+            func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
+            op = describe(func)
+            done = work(func, args, kwargs, out)
+            if not op.is_free:
+                flops = None if done.flops is None else (done.flops, done.macs)
+            if self.target is not None:
+                seconds = roofline.estimate(done, self.target).seconds
+            nbytes = _allocated(op, args, out)
+        self.collector.sig_ops.append(op)
+        self.collector.sig_flops.append(flops)
+        self.collector.sig_works.append(done)
+        self._seconds.append(seconds)
+        self._bytes.append(nbytes)
+        self._signatures[sig] = len(self._bytes) - 1
+        return self._signatures[sig]
+
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        """Of all stages, as the target has to hold it."""
+        assert self.memory is not None
+        return self.memory.report(None if self.target is None else int(self.target.memory_bytes))
+
+    def report(self, **facts: Any) -> dict[str, Any]:
+        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        from mindtorch.profile.report.build import build_report
+
+        assert self.memory is not None, "report() after the block"
+        target = self.target
+        own = {
+            "mode": "estimate",
+            "device": self.memory.device if target is None else target.name,
+            "assumed": self._assumed,
+        }
+        report = build_report(self, **{**own, **facts})  # type: ignore[arg-type]
+        report["warnings"] += self._warnings()
+        return report
+
+    def _warnings(self) -> list[str]:
+        found = []
+        sized = [row for row in self._assumed if row["op"] in _SIZES]
+        if sized:
+            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
+            found.append(
+                f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
+                "takes the most, instead of the least"
+            )
+        if self._unwritten:
+            found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
+        assert self.memory is not None
+        others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
+        if others:
+            peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
+            found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
+        return found
+
+
+def _bookkeeping(name: str) -> Op:
+    row = ops.row(name)
+    tag = "other" if row is None else row.tag
+    return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
+
+
+def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
+    """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
+    inputs = tuple(predict.meta_like(tensors.tape.interner.meta(m)) for m in _core.input_metas(sig))
+    args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
+    outs = [predict.meta_like(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
+    return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
+
+
+def _allocated(op: Op, args: tuple, out: Any) -> int:
+    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
+    if op.allocates:
+        made = out if isinstance(out, (list, tuple)) else [out]
+        return sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
+    if op.writes and args and isinstance(args[0], torch.Tensor):
+        return args[0].nbytes
+    return 0

@@ -1,0 +1,234 @@
+"""Checkpoints while estimating: of those read, names, shapes and dtypes, weights stay on the disk; none is written.
+
+What `torch.save` and safetensors were given is remembered instead: reading the same file, or buffer, gives it back.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import zipfile
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+from ..._ext import lazy as _core
+from ...devices.lazy_device import dataless_everywhere, place_of
+from ...engine.record.meta import as_meta
+from ...engine.record.predict import MOST_KNOWN
+from ...patch.files import FRAMEWORKS, OpenedFile
+from . import known, saved
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of what reads files."""
+    found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
+    found += [(numpy, name, _save_array) for name in ("save", "savez", "savez_compressed", "savetxt")]
+    if importlib.util.find_spec("safetensors") is not None:
+        writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
+        original = importlib.import_module("safetensors").safe_open
+        opener = _opener(original)
+        found += [
+            (module, "safe_open", opener)
+            for module in list(sys.modules.values())  # who has it by name already
+            if getattr(module, "__dict__", {}).get("safe_open") is original
+        ]
+        # Whatever name a program has for `save_file`, it ends here; what reads the elements of a tensor, too.
+        standing = {"serialize_file": _save_file, "serialize": _save_nothing, "_tobytes": _no_bytes}
+        found += [(writer, name, instead) for name, instead in standing.items() if hasattr(writer, name)]
+    return found
+
+
+class _Sizes(NamedTuple):
+    """A tensor that was saved: it takes no memory of the estimated program's."""
+
+    like: torch.Tensor
+    place: int
+    requires_grad: bool
+    parameter: bool
+    value: torch.Tensor | None  # where it is known
+
+
+def _save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    saved.remember(f, _exchange(obj, _sizes_of, {}))
+
+
+def _sizes_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    handle = _core.get_handle(value)
+    if handle is None and type(value) is torch.Tensor and not value.is_meta and value.numel() <= MOST_KNOWN:
+        return value.detach().clone()  # the state of a generator
+    with torch._C.DisableTorchFunctionSubclass():
+        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    parameter = isinstance(value, torch.nn.Parameter)
+    kept = None if handle is None else _core.kept(handle)
+    kept = kept.clone() if kept is not None and kept.is_contiguous() else None
+    return _Sizes(like, place_of(value.device), value.requires_grad, parameter, kept)
+
+
+def _exchange(value: Any, exchange: Any, done: dict[int, Any]) -> Any:
+    """A copy of dictionaries, lists and tuples, in which ``exchange(item)`` stands for each item, once for the same."""
+    if id(value) not in done:
+        if type(value) is _Sizes or not isinstance(value, (dict, list, tuple)):
+            made = exchange(value)
+        elif isinstance(value, dict):
+            made = copy.copy(value)
+            for key in value:
+                made[key] = _exchange(value[key], exchange, done)
+        elif hasattr(value, "_fields"):
+            made = type(value)(*(_exchange(item, exchange, done) for item in value))
+        else:
+            made = type(value)(_exchange(item, exchange, done) for item in value)
+        done[id(value)] = (value, made)  # kept, or another value could have its number
+    return done[id(value)][1]
+
+
+def _save_array(file: Any, *args: Any, **kwargs: Any) -> None:
+    saved.keep_away(file)
+
+
+def _save_file(tensors: Any, filename: Any, metadata: Any = None, **kwargs: Any) -> None:
+    """safetensors: by name, a dtype and a shape, in a dictionary or as attributes."""
+    sizes = {}
+    for name, spec in tensors.items():
+        dtype, shape = (spec["dtype"], spec["shape"]) if isinstance(spec, dict) else (spec.dtype, spec.shape)
+        sizes[name] = (_dtype_of(dtype), tuple(shape))
+    saved.remember(filename, _SavedTensors(sizes, metadata))
+
+
+def _save_nothing(tensors: Any, *args: Any, **kwargs: Any) -> bytes:
+    saved.keep_away("(a buffer)")
+    return b""
+
+
+def _no_bytes(*args: Any) -> bytes:
+    return b""
+
+
+class _SavedTensors(NamedTuple):
+    """What was saved with safetensors."""
+
+    sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    metadata: dict[str, str] | None
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    """By torch's name, or by the one that a file has for it."""
+    types = importlib.import_module("safetensors.torch")._TYPES
+    found = types.get(name) or getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+class _SavedFile:
+    """Stands for `safe_open` of a file that was not written."""
+
+    def __init__(self, saved_tensors: _SavedTensors, device: Any) -> None:
+        self._sizes, self._metadata = saved_tensors
+        self._place = place_of(torch.device(device), anywhere=True)
+
+    def __enter__(self) -> _SavedFile:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        return sorted(self._sizes)
+
+    def offset_keys(self) -> list[str]:
+        return list(self._sizes)
+
+    def metadata(self) -> dict[str, str] | None:
+        return self._metadata
+
+    def get_tensor(self, name: str) -> Any:
+        dtype, shape = self._sizes[name]
+        with torch._C.DisableTorchFunction():
+            like = torch.empty(shape, dtype=dtype, device="meta")
+        return as_meta(like, self._place)
+
+    def get_tensors(self) -> dict[str, Any]:
+        return {name: self.get_tensor(name) for name in self._sizes}
+
+    def get_slice(self, name: str) -> _SavedSlice:
+        return _SavedSlice(self, name, *self._sizes[name])
+
+
+class _SavedSlice:
+    def __init__(self, file: _SavedFile, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self._file, self._name, self._dtype, self._shape = file, name, dtype, shape
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        types = importlib.import_module("safetensors.torch")._TYPES
+        return next(name for name, dtype in types.items() if dtype is self._dtype)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._file.get_tensor(self._name)[at]
+
+
+_torch_load = torch.load
+
+
+@functools.wraps(_torch_load)
+def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    found = saved.found(f)
+    if found is not saved.NOTHING:
+        return _exchange(found, functools.partial(_made_from, place=_place_for(map_location)), {})
+    # Mapped into memory, a file's weights are never read.
+    mapped = isinstance(f, (str, os.PathLike)) and kwargs.get("mmap") is None and zipfile.is_zipfile(f)
+    with torch._C.DisableTorchFunction():
+        loaded = _torch_load(f, "cpu", *args, **{**kwargs, "mmap": True} if mapped else kwargs)
+    device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
+    return _without_data(loaded, place_of(device))
+
+
+def _place_for(map_location: Any) -> int | None:
+    return place_of(map_location, anywhere=True) if isinstance(map_location, (str, torch.device)) else None
+
+
+def _made_from(stored: Any, place: int | None) -> Any:
+    if type(stored) is not _Sizes:
+        return copy.deepcopy(stored)
+    place = stored.place if place is None else place
+    made = as_meta(stored.like, place) if stored.value is None else known.adopt(stored.value, place, computed=True)
+    if stored.parameter:
+        return torch.nn.Parameter(made, stored.requires_grad)
+    return made.requires_grad_(stored.requires_grad)
+
+
+def _without_data(value: Any, place: int) -> Any:
+    """The tensors in dictionaries, lists and tuples as tensors without data; whatever else there is, as it is."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        made = as_meta(value.detach(), place)
+        if type(value) is torch.nn.Parameter:
+            return torch.nn.Parameter(made, value.requires_grad)
+        return made.requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _without_data(value[key], place)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_without_data(item, place) for item in value)
+    return value
+
+
+def _opener(original: Any) -> Any:
+    def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
+        # Whoever imports this one while it stands in keeps it: afterwards it is the original.
+        if not dataless_everywhere() or framework not in FRAMEWORKS:
+            return original(filename, framework, device=device, **options)
+        if isinstance(saved_tensors := saved.found(filename), _SavedTensors):
+            return _SavedFile(saved_tensors, device)
+        return OpenedFile(original(filename, framework, device="cpu", **options), device)
+
+    return safe_open

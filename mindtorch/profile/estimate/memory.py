@@ -1,0 +1,149 @@
+"""Where memory goes over a program that was only sized: peak, what it is made of, and how it got there.
+
+Bytes live over program order are those that torch's allocator would hand out, storages counted once however many
+tensors view them. What kernels take for themselves while they run is counted where the op table has a rule for it: on
+the CPU, of convolutions, products and recurrent layers. Other devices' workspaces are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mindtorch._ext import context, ledger
+from mindtorch._ext import lazy as _core
+from mindtorch.devices.lazy_device import DATALESS, GRAIN
+from mindtorch.profile.estimate import scratch
+from mindtorch.profile.measure import peak
+from mindtorch.profile.measure.peak import CATEGORIES
+from mindtorch.profile.report.names import Names
+
+SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
+_BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
+                   ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
+_CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
+ENTERED = 0x100  # in a call's phase: it is none, but a module that is entered; as in _ext/ledger.pyx
+
+
+class Memory:
+    """The two logs of a ledger, read.
+
+    calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the
+    program works on (the accelerator, if it uses one; what stays on the host is not counted then), of storages alone,
+    as a measured profile counts. scratch: what the call there takes beside.
+    marks: (kind, position) of what the ledger's handler was told.
+    """
+
+    def __init__(self, calls: bytes, blocks: bytes, marks: Sequence[tuple[str, int]]) -> None:
+        self.calls = np.frombuffer(calls, _CALL)
+        found = np.frombuffer(blocks, _BLOCK)
+        kinds = np.array([str(device) for device in DATALESS])[-1 - found["place"].astype(int)]
+        self.device = _main_device(kinds, found["nbytes"])
+        self.others: dict[str, int] = {}  # label → most bytes live there
+        for label in (*(str(k) for k in np.unique(kinds) if k != self.device), self.device):
+            self.blocks = found[kinds == label]
+            grain = GRAIN.get(label.partition(":")[0], 1)
+            self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
+            n = len(self.calls)
+            self.born = np.minimum(self.blocks["born"], n).astype(np.int64)
+            self.died = np.minimum(self.blocks["died"], n).astype(np.int64)
+            self.live = self._over_time(np.ones(len(self.blocks), bool))
+            if label != self.device:
+                self.others[label] = self.peak()
+        self.scratch = np.zeros(len(self.live), np.int64)
+        if self.device == "cpu":
+            self.scratch[1:] = scratch.over(self.calls["sig"])  # the n-th call runs at n + 1
+        self.categories = peak.categories(self.blocks, any(kind == "backward" for kind, _ in marks))
+        entered = self.calls["module"][(self.calls["phase"] & ENTERED) != 0]
+        called, first = np.unique(entered, return_index=True)
+        self.order = dict(zip(called.tolist(), first.tolist(), strict=True))
+        self.names = Names(self.order)
+
+    def _over_time(self, chosen: Any) -> Any:
+        """Bytes live while the n-th call runs, n from 0: what it makes is there already, what it uses still."""
+        change = np.zeros(len(self.calls) + 2, np.int64)
+        np.add.at(change, self.born[chosen], self.nbytes[chosen])
+        np.subtract.at(change, self.died[chosen] + 1, self.nbytes[chosen])
+        return np.cumsum(change)[:-1]
+
+    def peak(self, first: int = 0, last: int | None = None) -> int:
+        """Most bytes live within these positions."""
+        part = self.live[first:] if last is None else self.live[first : last + 1]
+        return int(part.max(initial=0))
+
+    def peaks_by(self, field: str, stretches: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """Most bytes live at positions of each value of ``calls[field]``, within these stretches of positions."""
+        keys = np.concatenate([self.calls[field][first:last] for first, last in stretches])
+        live = np.concatenate([self.live[first + 1 : last + 1] for first, last in stretches])
+        values, which = np.unique(keys & 0xFF if field == "phase" else keys, return_inverse=True)
+        most = np.zeros(len(values), np.int64)
+        np.maximum.at(most, which, live)
+        return {int(v): int(m) for v, m in zip(values, most, strict=True)}
+
+    def report(self, capacity: int | None = None) -> dict[str, Any]:
+        """What the report says about memory: the peak by category, where it is, its largest parts, the way there."""
+        held = self.live + self.scratch
+        at = int(held.argmax()) if len(held) else 0
+        there = (self.born <= at) & (at <= self.died)
+        kinds, nbytes = self.categories[there], self.nbytes[there]
+        most = int(held[at]) if len(held) else 0
+        by_category = peak.by_category(kinds, nbytes)
+        if len(held) and self.scratch[at]:
+            by_category[SCRATCH] = int(self.scratch[at])
+        facts: dict[str, Any] = {
+            "device": self.device,
+            "other_devices": self.others,
+            "peak_bytes": most,
+            "categories": by_category,
+            "at": self._where(at),
+            "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, _name),
+            "timeline": self._timeline(held),
+        }
+        if capacity is not None:
+            facts["capacity_bytes"] = capacity
+            facts["fits"] = most <= capacity
+            facts["spare_bytes"] = capacity - most
+            facts["devices"] = max(1, -(-most // capacity))
+        return facts
+
+    def _where(self, position: int) -> dict[str, Any]:
+        if not len(self.calls):
+            return {}
+        call = self.calls[max(position - 1, 0)]
+        return {"position": position, "op": _name(int(call["sig"])),
+                "module": self.names[int(call["module"])], **peak.line(int(call["location"])),
+                "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip
+
+    def _timeline(self, held: Any) -> dict[str, Any]:
+        """At most `POINTS` stretches of program order: the position where each begins, and the most bytes in it."""
+        n = len(held)
+        edges = peak.stretches(n)
+        rows: dict[str, Any] = {"positions": edges.tolist(), "bytes": []}
+        if not n:
+            return rows
+        rows["bytes"] = np.maximum.reduceat(held, edges).tolist()
+        # Where a stretch is highest, what it is made of: the parts then sum to the whole.
+        at = np.array([a + int(held[a:b].argmax()) for a, b in zip(edges, [*edges[1:], n], strict=True)])
+        rows["categories"] = {
+            name: self._over_time(self.categories == i)[at].tolist()
+            for i, name in enumerate(CATEGORIES) if (self.categories == i).any()
+        }  # fmt: skip
+        if self.scratch.any():
+            rows["categories"][SCRATCH] = self.scratch[at].tolist()
+        return rows
+
+
+def _main_device(kinds: Any, nbytes: Any) -> str:
+    """The accelerator of most bytes, if there is one; else the CPU, else meta."""
+    sums = {str(kind): int(nbytes[kinds == kind].sum()) for kind in np.unique(kinds)}
+    accelerators = {kind: total for kind, total in sums.items() if kind not in ("cpu", "meta")}
+    return max(accelerators or sums or {"cpu": 0}, key=(accelerators or sums or {"cpu": 0}).__getitem__)
+
+
+def _name(sig: int) -> str:
+    if not sig:
+        return ""
+    named = ledger.named(sig)
+    return str(_core.sig_info(sig).name if named is None else named.partition(" ")[0])

@@ -1,0 +1,41 @@
+"""Memory that CPU kernels take while they run, by the op table's rules: what an estimate adds to its storages."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from mindtorch import ops
+from mindtorch._ext import lazy as _core
+from mindtorch._ext import ledger
+from mindtorch.profile.estimate import known
+
+_log = logging.getLogger(__name__)
+
+
+def over(sigs: Any) -> Any:
+    """Bytes of scratch of each call of a ledger's log, given their signatures; 0 for most of them."""
+    values, which = np.unique(sigs, return_inverse=True)
+    return np.array([_scratch(int(sig)) for sig in values], np.int64)[which] if len(sigs) else np.zeros(0, np.int64)
+
+
+def _scratch(sig: int) -> int:
+    name = ledger.named(sig) if sig else ""
+    ran = known.ran.get(name) if name else None
+    if name is None:
+        name = _core.sig_info(sig).name
+    elif ran is not None:
+        name = ops.op_name(ran[0])
+    row = ops.row(name) if name else None
+    if row is None or row.scratch is None:
+        return 0
+    from mindtorch.profile.estimate.estimator import call_of
+
+    _func, args, kwargs, out = ran or call_of(sig)
+    try:
+        return max(int(row.scratch(args, kwargs, out)), 0)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        _log.debug("scratch of this call of %s is not known: %s", name, error)
+        return 0

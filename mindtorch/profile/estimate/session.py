@@ -1,0 +1,103 @@
+"""`estimating()`: within it, whatever a program makes on whatever device has sizes only, and nothing is computed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _foreach_utils
+from torch.utils._foreach_utils import _device_has_foreach_support
+
+from ..._ext import hooks as _hooks
+from ..._ext import intercept as _intercept
+from ..._ext import lazy as _core
+from ...base.errors import UsageError
+from ...devices.lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
+from ...engine.execute import tensors
+from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
+from ...engine.tensor import classes
+from ...patch import hooks
+from . import files, known, saved, written
+from .accelerator import Accelerator, answers, current_device, set_current
+
+__all__ = ["estimating"]
+
+
+@contextmanager
+def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Iterator[None]:
+    """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
+
+    accelerator: what the program is told when it asks for a GPU; None: there is none.
+    assume: what a value is taken for that nobody knows, where the program decides on it; see `known.assumed`.
+    Raises UsageError when lazy work is pending or an estimate is under way already.
+    """
+    if dataless_everywhere():
+        raise UsageError("[estimate] one is under way already")
+    tensors.flush("estimate")
+    enabled = hooks.is_enabled()
+    with ExitStack() as stack:
+        if not enabled:
+            hooks.enable()
+            stack.callback(hooks.disable)
+        tensors.in_use()
+        _core.keep_calls(True)  # what is reported afterwards names them
+        stack.callback(_core.keep_calls, False)
+        set_dataless_everywhere(True, None if accelerator is None else accelerator.count, current_device)
+        stack.callback(set_dataless_everywhere, False)
+        stack.callback(set_current, 0)
+        _hooks.route_everything(torch._C._is_torch_function_all_disabled)
+        stack.callback(_hooks.route_everything, None)
+        stack.enter_context(known.knowing(assume))
+        _intercept.take_apart(True)
+        stack.callback(_intercept.take_apart, False)
+        stack.enter_context(saved.remembering())
+        made = (torch.nn.Parameter, "__new__", _new_parameter)
+        for owner, name, value in (
+            *answers(accelerator),
+            *files.replacements(),
+            *saved.replacements(),
+            *written.replacements(),
+            *_foreach(),
+            made,
+        ):
+            _replace(stack, owner, name, value)
+        yield
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    if own:
+        stack.callback(setattr, owner, name, before)
+    else:
+        stack.callback(delattr, owner, name)
+
+
+def _foreach() -> list[tuple[Any, str, Any]]:
+    """Optimizers and clipping take lists of tensors at once where torch would, though our class is not torch's own."""
+    optimizer = importlib.import_module("torch.optim.optimizer")  # which torch.optim has taken from its own names
+    clip = torch.nn.utils.clip_grad
+    types = [*optimizer._foreach_supported_types, *_TYPES]
+
+    def has_support(tensors: Any, device: Any) -> bool:
+        return _device_has_foreach_support(device) and all(t is None or type(t) in types for t in tensors)
+
+    return [
+        (optimizer, "_foreach_supported_types", types),
+        *((owner, "_has_foreach_support", has_support) for owner in (_foreach_utils, clip)),
+    ]
+
+
+# As torch's own: tensors and parameters, not what a program derives from them.
+_TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
+    if type(data) in (torch.Tensor, torch.nn.Parameter) and not torch._C._is_torch_function_all_disabled():
+        data = as_meta(data.detach(), place_of(data.device))
+    return classes.new_parameter(cls, data, requires_grad)

@@ -1,0 +1,465 @@
+"""`Profiler`: a context manager that records what a plain torch program does, without changing what it computes.
+
+It sees every op at the dispatch level: backward, optimizers, checkpointing, autocast and inference mode included.
+Ops on lazy tensors are counted when they are recorded and timed when they run (SPEC L14).
+Threads that begin while it watches are part of it. It does not see: other processes' ops (DataLoader workers), and the
+insides of compiled functions and of ops written in Python, which count as one op or as time between ops. Where it can
+tell, it says so in a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mindtorch import ops
+from mindtorch._ext import context
+from mindtorch._ext.collect import Collector, now_ns
+from mindtorch._ext.looking import Look
+from mindtorch._ext.opinfo import Op
+from mindtorch._ext.signals import raise_soon
+from mindtorch._ext.timeline import Timeline
+from mindtorch.base.children import ChildWatch
+from mindtorch.base.errors import LazyTensorError
+from mindtorch.base.threads import ThreadWatch
+from mindtorch.devices.lazy_device import cuda_present
+from mindtorch.engine import semantics
+from mindtorch.engine.execute import local, tensors
+from mindtorch.engine.semantics import modules, skipped_prefixes
+from mindtorch.ops.row import FREE_TAGS
+from mindtorch.profile.cost import calibrate, work
+from mindtorch.profile.cost.shapes import Shaped, shaped
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.measure import peak
+from mindtorch.profile.measure.imports import ImportWatch
+from mindtorch.profile.measure.npu_ops import NpuOps
+from mindtorch.profile.measure.run import Run, ThreadWork
+from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
+from mindtorch.profile.report import times
+
+log = logging.getLogger(__name__)
+
+#: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
+ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
+
+#: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
+STAGES = ("import", "init", "warmup", "main", "rest")
+
+#: Kinds of threads told apart; a program may start ever new ones.
+MOST_THREADS = 32
+
+_active: weakref.WeakSet[Profiler] = weakref.WeakSet()
+
+
+class Mode(TorchDispatchMode, Collector):
+    """A collector that torch hands every op to, without a Python frame in between."""
+
+    supports_higher_order_operators = True
+    __torch_dispatch__ = Collector.dispatch
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()  # the arguments went to Collector.__cinit__
+        modes, seen = torch._C._len_torch_function_stack, torch._C._is_torch_function_enabled
+        self.keep_apart(modes, seen, torch._C.DisableTorchFunction, _below_autograd)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a C method can't be traced anyway, and the wrapper would import Dynamo
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled functions stay compiled: a profile must measure the program as it runs
+
+
+_below_autograd = functools.partial(  # not a function of Python: it is asked at every detach
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
+)
+
+
+class Places(NamedTuple):
+    """Where the ops of a stage were: on plain tensors, or recorded on lazy ones (of which devices), and their runs."""
+
+    plain_ops: int
+    lazy_ops: int
+    lazy_runs: int
+    device_bits: int
+
+    @property
+    def lazy_devices(self) -> list[int]:
+        return [index for index in range(64) if self.device_bits >> index & 1]
+
+    def plus(self, more: Places) -> Places:
+        return Places(
+            self.plain_ops + more.plain_ops,
+            self.lazy_ops + more.lazy_ops,
+            self.lazy_runs + more.lazy_runs,
+            self.device_bits | more.device_bits,
+        )
+
+
+class Profiler(Run):
+    """Record everything that runs within the ``with`` block, in this thread and in those that begin in it.
+
+    warmup: iterations left out of the report. An iteration is one of the training loop (see `iterations`), or a round
+        of outermost module calls in no-grad or inference mode.
+    steps: stop recording after this many iterations; the program goes on at full speed.
+    begun_ns: when the program began, on the clock of ``time.perf_counter_ns``; imports done since then on the
+        program's behalf count as its start-up.
+    max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
+    target: where the same calls are predicted for, beside what is measured.
+    shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
+    whole: all that runs in the block is reported. Else what comes before the first call of a module is construction.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup: int = 0,
+        steps: int | None = None,
+        begun_ns: int | None = None,
+        max_events: int = 1 << 20,
+        target: Target | None = None,
+        shapes: bool = False,
+        whole: bool = False,
+    ) -> None:
+        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps)
+        self._begun_ns = begun_ns
+        self._begun = 0  # the stage
+        self._began: dict[str, int] = {}  # each of them, last
+        self._used = False
+        synchronize = _Wait() if cuda_present() else None
+        look = Look(skipped_prefixes())
+        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
+        look.collector = self.collector
+        self._shapes = shapes
+        if shapes:
+            self.collector.weigh = self._look_at
+        elif target is not None:
+            self.collector.weigh = work.work
+        self.costs = calibrate.Costs(0, 0, 0)
+        self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
+        self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
+        self._running: dict[int, tuple[str, Timeline]] = {}
+        self._held: dict[str, peak.Held] = {}  # by stage
+
+    # ---------------------------------------------------------------- the block
+
+    def __enter__(self) -> Profiler:
+        if self._used:
+            raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
+        self._used = True
+        start = time.perf_counter_ns()
+        # What the measuring of our own cost runs is none of the profiles' within which this one is made.
+        outer = [profiler for profiler in _active if profiler.collector.set_aside()]
+        try:
+            self.costs = calibrate.measure(Mode(describe, count, torch.Tensor, lambda *mark: None, 0))
+        finally:
+            for profiler in outer:
+                profiler.collector.resume()
+        collector = self.collector
+        collector.cost_in, collector.cost_out, collector.cost_module = self.costs
+        self._frames = compiled_frames()
+        semantics.install()
+        peak.listening.append(collector.balance.mark)
+        modules.add_listener(self._saw_root)
+        for root, path in modules.roots():
+            self._saw_root(root, path)
+        _active.add(self)
+        now = time.perf_counter_ns()
+        begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
+        self._observer = local.op_observer()
+        local.set_op_observer(_both(self._observer, collector.ran))
+        self._recorded = tensors.tape.n_recorded
+        self.npu = NpuOps()
+        collector.start(begun)
+        if self._stage != STAGES[0]:
+            self._begun = self._began[self._stage] = begun
+        self._compile_watch = CompileWatch(collector.compiling)
+        self._profiler_watch = ProfilerWatch()
+        self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
+        collector.__enter__()
+        self._child_watch = ChildWatch().__enter__()
+        self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
+        collector.sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.collector.sampler.stop()
+        self._thread_watch.__exit__()
+        self._child_watch.__exit__()
+        self.children = dict(self._child_watch.found)
+        self.collector.stop()
+        self._watch.__exit__()
+        self._compile_watch.stop()
+        self._profiler_watch.stop()
+        self.torch_profiles = self._profiler_watch.started
+        self.collector.__exit__(kind, error, trace)
+        local.set_op_observer(self._observer)
+        _active.discard(self)
+        modules.remove_listener(self._saw_root)
+        peak.say_roles()
+        self.collector.balance.close()
+        peak.listening.remove(self.collector.balance.mark)
+        semantics.uninstall()
+        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
+        self.compiled = compiled_frames() - self._frames
+        self.book.refresh()
+        if not self._announced and not self.frozen_ns:
+            self.iterations.finish(self.collector.stopped)
+        if self._stage == "rest" and not self.frozen_ns:
+            self.frozen_ns = self._begun
+        self._end_part()
+        if self.npu is not None:
+            self.npu.stop()
+        if self.collector.mark_error is not None:
+            log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
+
+    def report(self, **facts: Any) -> dict[str, Any]:
+        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        from mindtorch.profile.report.build import build_report
+
+        return build_report(self, **facts)
+
+    # ---------------------------------------------------------------- parts of the run
+
+    def stage(self, name: str) -> None:
+        """For a program that knows its own iterations: one of them begins, as "warmup" or as "main" (in the report), or
+        what they need is made ready ("init"). Nothing is guessed from then on; `warmup` and `steps` say nothing."""
+        now = now_ns()
+        self._announce(now)
+        if name != self._stage:
+            self._end_part(self._run_pending(now))
+            self._stage = name
+
+    def _end_part(self, at: int = 0) -> None:
+        """What was recorded since the last call belongs to the stage that ends here."""
+        collector = self.collector
+        stage = self._stage
+        self._add_labels(stage)
+        if stage not in self._held or collector.balance.peak > self._held[stage].peak:
+            self._held[stage] = peak.Held(collector.balance)
+        places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
+        if stage not in self.parts:
+            self.places[stage] = places
+            if stage != "rest":
+                self.peaks = collector.balance.module_peaks()
+                self.phase_peaks = [collector.balance.phase_peak(i) for i in range(len(context.PHASES))]
+            self.parts[stage] = collector.split(at)
+            return
+        self.places[stage] = self.places[stage].plus(places)
+        if stage == max(self.parts, key=STAGES.index):  # peaks are those of the stage that is reported
+            for path, most in collector.balance.module_peaks().items():
+                self.peaks[path] = max(most, self.peaks.get(path, 0))
+            self.phase_peaks = [max(most, collector.balance.phase_peak(i)) for i, most in enumerate(self.phase_peaks)]
+        rows, overhead, calls, most = self.parts[stage]
+        more = collector.split(at)
+        calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
+        self.parts[stage] = rows + more[0], overhead + more[1], calls, max(most, more[3])
+
+    def _add_labels(self, stage: str) -> None:
+        mine = self.labels.setdefault(stage, {})
+        for name, (calls, ns, least, most) in self.collector.labels.take().items():
+            known = mine.get(name, (0, 0, least, most))
+            mine[name] = (known[0] + calls, known[1] + ns, min(known[2], least), max(known[3], most))
+
+    def _run_pending(self, now: int) -> int:
+        """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
+        if tensors.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
+            return now
+        self._recorded = tensors.tape.n_recorded
+        try:
+            tensors.flush("profile")
+        except LazyTensorError as error:
+            log.debug("the program's own read will raise: %s", error)
+        except BaseException as error:  # noqa: BLE001 - the caller is compiled and can't raise: it comes right after
+            raise_soon(error)
+        return now_ns()
+
+    def _on_mark(self, kind: str, now: int, which: int) -> None:
+        with self._marking:
+            if kind == "backward end":
+                peak.say_roles()
+            elif kind == "op":
+                if self._stage == "import":
+                    self._end_part(now)
+                    self._stage = "init"
+            elif not self._announced:
+                self._follow(kind, now, which)
+
+    def _begin_stage(self, name: str, at: int) -> None:
+        self._begun = self._began[name] = self._run_pending(at)
+        self._end_part(self._begun)
+        self._stage = name
+
+    def _freeze(self) -> None:
+        self.frozen_ns = self._begun
+        self.collector.stop()
+
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        return self._held[stage].report(self.collector, self.names, self._began.get(stage, 0))
+
+    def module_order(self) -> dict[int, int]:
+        return self.collector.order
+
+    def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> Shaped:
+        return shaped(args, kwargs, out, None if self.target is None else work.work(func, args, kwargs, out))
+
+    def works(self) -> list[Any]:
+        found = self.collector.sig_works
+        return [entry.work if isinstance(entry, Shaped) else entry for entry in found] if self._shapes else found
+
+    def shapes(self) -> dict[int, Shaped]:
+        if not self._shapes:
+            return {}
+        ops = self.collector.sig_ops
+        return {sig: entry for sig, entry in enumerate(self.collector.sig_works)
+                if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
+
+    def _reported_since(self) -> int:
+        return self._began.get("main") or self._began.get("warmup") or 0
+
+    def step_times(self) -> list[int]:
+        return [] if self._announced else times.steps(self.marks, self._reported_since())
+
+    def call_times(self) -> dict[int, list[int]]:
+        return times.calls(self.collector.events(), self._reported_since())
+
+    def _imported(self) -> None:
+        self.collector.end_import()
+        self._compile_watch.look()
+
+    def _thread_begins(self, thread: threading.Thread) -> None:
+        if self.collector.enabled:
+            self._running[threading.get_ident()] = (_kind_of(thread.name), self.collector.join())
+
+    def _thread_ends(self) -> None:
+        name, timeline = self._running.pop(threading.get_ident(), ("", None))
+        if timeline is not None:
+            self.collector.leave()
+            self._note_thread(name, timeline)
+
+    def _note_thread(self, name: str, timeline: Timeline) -> None:
+        if timeline.n_ops:
+            if name not in self._threads and len(self._threads) >= MOST_THREADS:
+                name = "others"
+            self._threads[name] = self._threads.get(name, ThreadWork(0, 0, 0)).plus(timeline)
+
+    def thread_work(self) -> list[tuple[str, ThreadWork]]:
+        """What each kind of thread did that ran an op, the one that made the profile first."""
+        while self._running:  # those that still run
+            self._note_thread(*self._running.popitem()[1])
+        first = self.collector.first
+        own = [("main", ThreadWork(0, 0, 0).plus(first))] if first is not None and first.n_ops else []
+        return [*own, *self._threads.items()]
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        if self.collector.started and not self.collector.enabled:
+            return  # what a profile within this one is made ready with; or all was seen that was asked for
+        self.book.add(root, path)
+        parameters, buffers = modules.held(root)
+        for held in (*parameters, *buffers):
+            self.collector.balance.hold_tensor(held)  # it may have been made before
+        peak.say_what_is_held(parameters, buffers)
+
+
+# -------------------------------------------------------------------- what the collector asks
+
+
+def describe(func: Any) -> Op:
+    """What is the same for all calls of `func`; asked once per operator. A name: for the runs of recorded calls."""
+    name = func if isinstance(func, str) else ops.op_name(func)
+    row = ops.row(name)
+    if isinstance(func, str):
+        category = row.tag if row is not None else "other"
+        return Op(None, None, name, category, False, category in FREE_TAGS, False, False, True)
+    schema = getattr(func, "_schema", None)
+    allocates = writes = False
+    is_view = False
+    if schema is not None:
+        returns = [r.alias_info for r in schema.returns]
+        allocates = any(info is None for info in returns) or name in ADOPTS
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        is_view = bool(returns) and all(info is not None and not info.is_write for info in returns)
+    else:  # a higher-order operator
+        allocates = True
+    category = row.tag if row is not None else ("view" if is_view else "other")
+    free = category in FREE_TAGS
+    call = func._op if type(func) is torch._ops.OpOverload else func
+    has_formula = not free and row is not None and row.flops is not None
+    return Op(func, call, name, category, has_formula, free, allocates, writes)
+
+
+def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> tuple[int, int] | None:
+    """(FLOPs, MACs) of one call, None without a formula; asked once per signature."""
+    found = ops.count_flops(func, args, kwargs, out)
+    return None if found is None else (found.flops, found.macs)
+
+
+def _both(first: local.OpObserver | None, second: local.OpObserver) -> local.OpObserver:
+    """Both are told: a profile within another one hides nothing from that."""
+    if first is None:
+        return second
+
+    def observe(*facts: Any) -> None:
+        first(*facts)
+        second(*facts)
+
+    return observe
+
+
+def _kind_of(name: str) -> str:
+    """The name of a thread without what numbers it: "Thread-3 (train)" is "train", a pool has one name."""
+    function = re.fullmatch(r"Thread-\d+ \((.+)\)", name)
+    return function[1] if function else re.sub(r"[-_]\d+(_\d+)?$", "", name)
+
+
+class _Wait:
+    """Kernels on a GPU are queued: wait, so that an op's time is its own."""
+
+    def __init__(self) -> None:
+        # Devices that gave results: waiting for others would start those.
+        self._seen: dict[torch.device | None, None] = {}
+
+    def __call__(self, out: Any) -> None:
+        # A graph that is captured runs nothing, and waiting would end the capture with an error.
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return
+        while isinstance(out, (tuple, list)) and out:
+            out = out[0]
+        if isinstance(out, torch.Tensor) and out.is_cuda:
+            self._seen[out.device] = None
+            torch.cuda.synchronize(out.device)  # which need not be the current one
+            return
+        for device in tuple(self._seen) or (None,):  # nothing says where it was
+            torch.cuda.synchronize(device)
+
+
+def _in_child() -> None:
+    for profiler in list(_active):
+        profiler.collector.disable()
+
+
+def _before_fork() -> None:
+    for profiler in list(_active):  # a process that is forked should have no threads but the program's own
+        profiler.collector.sampler.stop()
+
+
+def _after_fork() -> None:
+    for profiler in list(_active):
+        profiler.collector.sampler.start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

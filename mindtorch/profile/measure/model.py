@@ -1,0 +1,118 @@
+"""Parameters of the modules that ran: who owns how many, tied ones counted once."""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch.engine.semantics import modules
+
+
+class Owned(NamedTuple):
+    """Parameters that a module holds itself: (token, elements, bytes) of each; equal tokens are one parameter."""
+
+    path: int
+    parameters: tuple[tuple[int, int, int], ...]
+
+
+class ModelBook:
+    """What the outermost modules own. Sizes are noted when a module is first called, as the program may drop it."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._next = 1
+        self._frozen: dict[int, bool] = {}  # token -> whether it gets no gradient, when it was looked at last
+        self.roots: dict[int, tuple[str, list[Owned]]] = {}
+        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
+
+    def add(self, root: torch.nn.Module, path: int) -> None:
+        """Note a root's parameters; a root of the same path as another adds to it."""
+        noted: set[int] = set()
+        self._seen.append((weakref.ref(root), path, noted))
+        self.roots.setdefault(path, (context.class_name(root), []))[1].extend(self._look(root, path, noted))
+
+    def refresh(self) -> None:
+        """Look again at what is still alive: lazy modules get their parameters in their first forward."""
+        for ref, path, noted in self._seen:
+            root = ref()
+            if root is None:
+                continue
+            parameters = modules.held(root)[0]
+            if any(self._known(parameter) not in noted for parameter in parameters):
+                self.roots[path][1].extend(self._look(root, path, noted))
+            for parameter in parameters:
+                self._frozen[self._known(parameter)] = not parameter.requires_grad
+
+    def forget_all_but(self, called: set[int]) -> None:
+        """Keep the roots of these paths: others were called before the profile began, and not in it."""
+        self.roots = {path: root for path, root in self.roots.items() if path in called}
+
+    def _look(self, root: torch.nn.Module, path: int, noted: set[int]) -> list[Owned]:
+        found = []
+        for module, module_path in modules.walk(root, path):
+            own = []
+            for parameter in module._parameters.values():
+                if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
+                    elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
+                    token = self._token(parameter)
+                    own.append((token, elements, elements * parameter.dtype.itemsize))
+                    noted.add(token)
+                    self._frozen[token] = not parameter.requires_grad
+            if own:
+                found.append(Owned(module_path, tuple(own)))
+        return found
+
+    def _known(self, parameter: torch.Tensor) -> int:
+        """Its token, 0 if it has none."""
+        entry = self._tokens.get(id(parameter))
+        return entry[1] if entry is not None and entry[0]() is parameter else 0
+
+    def _token(self, parameter: torch.Tensor) -> int:
+        known = self._known(parameter)
+        if known:
+            return known
+        self._tokens[id(parameter)] = (weakref.ref(parameter), self._next)
+        self._next += 1
+        return self._next - 1
+
+    def own(self, trainable: bool = False) -> dict[int, int]:
+        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first.
+
+        trainable: only those that get a gradient.
+        """
+        counts: dict[int, int] = {}
+        for _, owned in self.roots.values():
+            counted: set[int] = set()
+            for path, parameters in owned:
+                for token, elements, _ in parameters:
+                    if token not in counted:
+                        counted.add(token)
+                        if trainable and self._frozen.get(token):
+                            continue
+                        counts[path] = counts.get(path, 0) + elements
+        return counts
+
+    def total(self) -> tuple[int, int]:
+        """(elements, bytes) of all distinct parameters."""
+        return _sum(owned for _, owned in self.roots.values())
+
+    def trainable(self) -> int:
+        """Elements of all distinct parameters that get a gradient."""
+        groups = [owned for _, owned in self.roots.values()]
+        distinct = {token: n for owned in groups for _, parameters in owned for token, n, _ in parameters}
+        return sum(n for token, n in distinct.items() if not self._frozen.get(token))
+
+    def main(self) -> dict[str, object] | None:
+        """Name and size of the model: the root with most parameters, the first one if none has any."""
+        best: dict[str, object] | None = None
+        for name, owned in self.roots.values():
+            elements, nbytes = _sum([owned])
+            if best is None or elements > best["params"]:  # type: ignore[operator]
+                best = {"name": name, "params": elements, "param_bytes": nbytes}
+        return best
+
+
+def _sum(groups) -> tuple[int, int]:  # type: ignore[no-untyped-def]
+    distinct = {token: (n, b) for owned in groups for _, parameters in owned for token, n, b in parameters}
+    return sum(n for n, _ in distinct.values()), sum(b for _, b in distinct.values())

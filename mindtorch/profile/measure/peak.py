@@ -1,0 +1,159 @@
+"""What the peak of a run is made of: the same table for what was measured and for what was only sized.
+
+A storage's category is what the program said or shows that it is for (a parameter or buffer of a module that was
+called, held by `.grad`, a cache), else where it was made, and whether it outlived that stretch of the program (see
+_ext/stretches.pxd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindtorch._ext import context, ledger
+from mindtorch._ext import lazy as _core
+from mindtorch._ext.balance import Balance, Block
+from mindtorch._ext.collect import Collector
+from mindtorch.base import sourceline
+from mindtorch.devices.lazy_device import dataless_everywhere
+from mindtorch.engine.semantics import modules
+from mindtorch.profile.report import times
+from mindtorch.profile.report.names import Names
+
+#: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
+CATEGORIES = (
+    "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries", "inputs",
+)  # fmt: skip
+ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS = range(8)
+#: A storage; those of an estimate's log have more fields.
+BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
+                  ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
+POINTS = 400  # of a timeline
+_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
+
+#: What is told by `say`, of profiles that measure.
+listening: list[Callable[[torch.Tensor, int], None]] = []
+
+
+def say(held: Iterable[torch.Tensor], what: int) -> None:
+    """The storages of these tensors are for this (`PARAMETERS` …); to whoever looks."""
+    for t in held:
+        handle = _core.get_handle(t)
+        if handle is not None:
+            ledger.mark(handle, what)
+        for listener in listening:
+            listener(t, what)
+
+
+def say_what_is_held(parameters: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
+    say(parameters, PARAMETERS)
+    say(buffers, BUFFERS)
+
+
+def say_roles() -> None:
+    """What the models hold that ran and are alive: again, as lazy modules get theirs in their first forward."""
+    for root, _ in modules.roots():
+        parameters, buffers = modules.held(root)
+        say_what_is_held(parameters, buffers)
+        with torch._C.DisableTorchFunction():
+            grads = [p.grad if p.is_leaf else None for p in parameters]
+        if dataless_everywhere():  # C++ makes some itself, as plain tensors: asked for, they become ours
+            grads = [g if g is None or _core.get_handle(g) is not None else p.grad
+                     for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
+        say((grad for grad in grads if grad is not None), GRADIENTS)
+
+
+def categories(blocks: Any, trains: bool) -> Any:
+    """The category of each of `blocks`, an array with the fields of `BLOCK`; trains: there was a backward pass."""
+    found = blocks["mark"].copy()
+    unknown, phase, outlived = found == 0, blocks["phase"], blocks["outlived"] != 0
+    found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS  # and whatever else it made itself
+    for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
+        found[unknown & (phase == made_in)] = TEMPORARIES
+        found[unknown & (phase == made_in) & outlived] = kept
+    if trains:  # what is not kept for backward
+        found[unknown & (phase == _FORWARD) & ~outlived] = TEMPORARIES
+    return found
+
+
+def by_category(kinds: Any, nbytes: Any) -> dict[str, int]:
+    """Bytes of each category that has some."""
+    sums = {name: int(nbytes[kinds == i].sum()) for i, name in enumerate(CATEGORIES)}
+    return {name: total for name, total in sums.items() if total}
+
+
+def largest(
+    kinds: Any, blocks: Any, nbytes: Any, names: Names, op: Callable[[int], str], top: int = 10
+) -> list[dict[str, Any]]:
+    """The largest of `blocks`, those of one kind, op and line together."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    named = {sig: op(sig) for sig in np.unique(blocks["sig"]).tolist()}
+    columns = (kinds, *(blocks[name] for name in ("sig", "module", "location")), nbytes)
+    for kind, sig, module, location, size in zip(*(column.tolist() for column in columns), strict=True):
+        entry = groups.setdefault((kind, named[sig], module, location), [0, 0])
+        entry[0] += size
+        entry[1] += 1
+    rows = [(size, n, CATEGORIES[kind], name, names[module], location)
+            for (kind, name, module, location), (size, n) in groups.items()]  # fmt: skip
+    rows.sort(key=lambda row: (-row[0], *row[1:]))
+    return [
+        {"bytes": size, "count": n, "category": kind, "op": name, "module": module, **line(location)}
+        for size, n, kind, name, module, location in rows[:top]
+    ]
+
+
+def stretches(n: int) -> Any:
+    """Where each of at most `POINTS` stretches of `n` positions begins."""
+    return np.unique(np.linspace(0, n, min(n, POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
+
+
+def line(location: int) -> dict[str, Any]:
+    return sourceline.facts(context.location(location))
+
+
+class Held:
+    """What was live at the peak of one stage of a measured run."""
+
+    def __init__(self, balance: Balance) -> None:
+        found = balance.at_peak()
+        self.peak = balance.peak
+        self.device = "cuda" if balance.cuda else "cpu"
+        self._blocks: list[Block] | None = None if found is None else found[0]
+        self._at = (0, 0, 0, 0) if found is None else found[1]
+
+    def report(self, collector: Collector, names: Names, since: int) -> dict[str, Any] | None:
+        """As `Memory.report`; since: when the stage began. None where memory was too short to keep track.
+
+        After the run only: what a storage is for may show later than at the peak.
+        """
+
+        def op(sig: int) -> str:
+            known = collector.sig_ops[sig]
+            return "" if known is None else known.name
+
+        if self._blocks is None:
+            return None
+        live = _live_after_ops(b"" if collector.dropped_events else collector.events(), since)
+        rows = [(b.nbytes, b.module, b.location, b.sig, b.phase, b.mark, b.outlived) for b in self._blocks]
+        blocks = np.array(rows, BLOCK)
+        kinds, nbytes = categories(blocks, collector.backward), blocks["nbytes"].astype(np.int64)
+        sig, module, location, phase = self._at
+        edges = stretches(len(live))
+        return {
+            "device": self.device,
+            "peak_bytes": self.peak,
+            "categories": by_category(kinds, nbytes),
+            "at": {"op": op(sig), "module": names[module], **line(location), "phase": context.phase_name(phase)},
+            "largest": largest(kinds, blocks, nbytes, names, op),
+            "timeline": {"positions": edges.tolist(),
+                         "bytes": np.maximum.reduceat(live, edges).tolist() if len(live) else []},
+        }  # fmt: skip
+
+
+def _live_after_ops(events: bytes, since: int) -> Any:
+    """Bytes live after each op that began at `since` or later, of a log of events."""
+    table = np.frombuffer(events, times.EVENT)
+    return table["live"][(table["kind"] <= times.OP) & (table["start"] >= since)].astype(np.int64)

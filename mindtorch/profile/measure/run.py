@@ -1,0 +1,151 @@
+"""What a measured profile and an estimate have in common: the model, the stages of the run, its iterations."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch._ext.timeline import Timeline
+from mindtorch.profile.cost.shapes import Shaped
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.measure.iterations import Iterations
+from mindtorch.profile.measure.model import ModelBook
+from mindtorch.profile.measure.npu_ops import NpuOps
+from mindtorch.profile.report.names import Names
+
+
+class ThreadWork(NamedTuple):
+    """What threads of one kind did: how many they were, their ops, and the time within ops."""
+
+    threads: int
+    ops: int
+    ns: int
+
+    def plus(self, timeline: Timeline) -> ThreadWork:
+        return ThreadWork(self.threads + 1, self.ops + timeline.n_ops, self.ns + timeline.op_ns)
+
+
+class Run:
+    """A program's run in stages. Where it is in one is told in the program's own measure: nanoseconds, calls."""
+
+    def __init__(self, stage: str, target: Target | None, warmup: int, steps: int | None) -> None:
+        """Raises ValueError: warmup < 0 or steps < 1."""
+        if warmup < 0 or (steps is not None and steps < 1):
+            name = type(self).__name__
+            raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+        self.target, self.warmup, self.steps = target, warmup, steps
+        self.collector: Any = None
+        self.interrupted = False
+        self.exit_code = 0
+        self.book = ModelBook()
+        self.iterations = Iterations()
+        self.marks = self.iterations.ends
+        #: By stage: (rows or their table, interception in ns, entries by module, peak bytes).
+        self.parts: dict[str, tuple[Any, int, dict[int, int], int]] = {}
+        self.peaks: dict[int, int] = {}
+        #: By stage: {name: (calls, ns, least, most)} of the stretches that the program or torch gives a name.
+        self.labels: dict[str, dict[str, tuple[int, int, int, int]]] = {}
+        self.phase_peaks: list[int] = [0] * len(context.PHASES)
+        self.places: dict[str, Any] = {}
+        self.npu: NpuOps | None = None  # an estimate runs nothing there
+        self.children: dict[str, int] = {}  # processes started that may have run torch
+        self.compiled = 0  # functions
+        self.torch_profiles = 0  # how often the program started torch's own profiler
+        self.frozen_ns = 0
+        self._stage = stage
+        self._before = ""  # the stage that the last end of an iteration ended, if it did
+        self._announced = False
+
+    def _announce(self, at: int) -> None:
+        """The program says by itself that an iteration begins: from now on nothing is guessed."""
+        if not self._announced:
+            self._announced, self.warmup, self.steps = True, 0, None
+        if self._stage in ("warmup", "main"):
+            self.marks.append(at)
+            self.warmup += self._stage == "warmup"
+
+    def thread_work(self) -> list[tuple[str, ThreadWork]]:
+        """What each kind of thread did, where that is known."""
+        return []
+
+    @property
+    def announced(self) -> bool:
+        """Whether the program says itself what an iteration is."""
+        return self._announced
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """What the report calls modules; of a run that has ended."""
+        return Names(self.module_order())
+
+    def works(self) -> list[Any]:
+        """By signature: what one call computes and moves, where that was asked for."""
+        found: list[Any] = self.collector.sig_works
+        return found
+
+    def shapes(self) -> dict[int, Shaped]:
+        """{signature: shapes of its inputs and outputs}, where that was asked for."""
+        return {}
+
+    def step_times(self) -> list[int]:
+        """Nanoseconds of the iterations reported, recording included; where that is known."""
+        return []
+
+    def call_times(self) -> dict[int, list[int]]:
+        """{path id of a module: nanoseconds of its calls}, likewise."""
+        return {}
+
+    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
+        """What the memory was made of when most was held; None where that is not known. After the run."""
+        raise NotImplementedError
+
+    def module_order(self) -> dict[int, int]:
+        """{path id of a module that was called: how many were first called before it}."""
+        raise NotImplementedError
+
+    def _begin_stage(self, name: str, at: int) -> None:
+        """What follows `at` belongs to that stage."""
+        raise NotImplementedError
+
+    def _freeze(self) -> None:
+        """Record nothing more: as many iterations as asked for have ended."""
+        raise NotImplementedError
+
+    def _follow(self, kind: str, at: int, which: int) -> None:
+        """A mark of the program's: an outermost call, a backward pass or an optimizer's step."""
+        loop = self.iterations
+        if kind == "enter":
+            if self._stage in ("import", "init"):
+                self._begin_stage("warmup" if self.warmup else "main", at)
+            if not torch.is_grad_enabled() and loop.calls(which, at):
+                self._iteration_ended(at)
+        elif kind == "backward":
+            if loop.trains() and self._stage == "main" and self._before == "warmup":
+                self._stage = "warmup"
+        elif kind == "step begins":
+            said = loop.step_begins(which)
+            if said == "late":
+                self._iteration_ended(at)
+            elif said == "confirmed" and self._stage == "rest":
+                self._freeze()
+            elif said == "withdrawn" and self._before:
+                self._stage, self._before = self._before, ""  # nothing of the other one was taken yet
+        elif kind == "step" and loop.step_ends(which, at):
+            self._iteration_ended(at)
+
+    def _iteration_ended(self, at: int) -> None:
+        self._before = ""
+        stage, ended = self._stage, len(self.marks)
+        if stage == "warmup" and ended >= self.warmup:
+            following = "main"
+        elif stage == "main" and self.steps is not None and ended >= self.warmup + self.steps:
+            following = "rest"
+        else:
+            return
+        self._before = stage
+        self._begin_stage(following, at)
+        if following == "rest" and not self.iterations.tentative:
+            self._freeze()
