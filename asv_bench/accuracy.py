@@ -158,7 +158,7 @@ def compare(step: Step, runs: int) -> dict[str, Any]:
     for _ in range(runs):
         with Profiler(target=target) as profiler:
             step()
-        rows.append({row[:4]: row[5] / 1e9 for row in profiler.parts["main"][0]})
+        rows.append({row[:4]: row[5] / 1e9 for row in profiler.stages["main"].rows})
         reports.append(profiler.report())
     best = min(reports, key=lambda report: float(report["totals"]["time_s"]))
     quiet: dict[str, float] = {}

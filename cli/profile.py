@@ -270,7 +270,7 @@ def _write_trace(profiler: Any, file: OutputFile) -> None:
     from mindtorch.profile.report import export
 
     dropped: list[int] = []
-    file.write(lambda path: dropped.append(export.write_trace(profiler, path)))
+    file.write(lambda path: dropped.append(export.write_trace(profiler.recording(), path)))
     if dropped and dropped[0]:
         missing = f"{file.name} leaves out the last {dropped[0]:,} events"
         click.echo(f"genie: {missing}; --steps makes a run shorter", err=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import sizes, tree
-from .render import Canvas, Column, Text, clean, grade
+from .render import Canvas, Text, clean, grade
 from .report_workload import workload_facts
 from .units import amount, bytes_text, count, counted, number, percent, seconds, work
 
@@ -171,12 +171,45 @@ def _on_npus(npu: dict[str, Any]) -> str:
     return f"{text} · peak {peaks}"
 
 
-def _predicted_column(report: dict[str, Any]) -> list[Column]:
-    """The times on a target, beside what was measured, where one was asked for."""
-    if report.get("mode") == "estimate":
-        return []  # its times are these
-    target = (report.get("roofline") or {}).get("target")
-    return [Column(clean(str(target))[:8], 8)] if target else []
+def _columns(table: str, report: dict[str, Any], *, full: bool = False) -> list[Any]:
+    """What is shown of it, with the times on a target beside what was measured, where one was asked for."""
+    from mindtorch.profile.report import columns  # imports torch
+
+    estimated = report.get("mode") == "estimate"  # its times are those of the target
+    target = "" if estimated else clean(str((report.get("roofline") or {}).get("target") or ""))
+    return columns.shown(getattr(columns, table), target=target, full=full)
+
+
+def _cells(columns: list[Any], row: dict[str, Any], total: float, canvas: Canvas) -> list[str]:
+    """The fields as their columns write them; total: seconds that shares are of."""
+    found = []
+    for column in columns:
+        value = row.get(column.key)
+        if column.text == "share":
+            found.append(percent(value, total))
+        elif column.text == "rate":
+            flops = row.get("flops")
+            found.append(amount(flops / value) if value and value > 0 and flops else "")
+        elif column.text == "bar":
+            found.append(canvas.bar((value or 0.0) / total if total else 0.0, column.width))
+        else:
+            found.append(_WRITERS[column.text](value))
+    return found
+
+
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    "count": count,
+    "seconds": seconds,
+    "amount": amount,
+    "number": number,
+    "bytes": bytes_text,
+    "median": lambda spread: seconds((spread or {}).get("median")),
+}
+
+
+def _share(seconds: float | None, total: float) -> str:
+    """The style of a row."""
+    return grade((seconds or 0.0) / total if total else 0.0)
 
 
 def _phases(report: dict[str, Any], canvas: Canvas) -> None:
@@ -184,39 +217,12 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not phases:
         return
-    predicted = _predicted_column(report)
-    bar = 0 if predicted else 12  # there is no room for both
-    columns = [Column("ops", 7 if predicted else 9), Column("time", 8), Column("%", 5), *[Column("", bar)] * bool(bar),
-               Column("FLOPs", 8), Column("FLOP/s", 8), Column("peak", 8), *predicted]  # fmt: skip
+    columns = _columns("PHASES", report)
     canvas.heading("Phases")
     canvas.sheet_head("phase", columns)
     for row in phases:
-        time_s, flops = row.get("time_s") or 0.0, row.get("flops") or 0
-        cells = [
-            count(row.get("ops") or 0),
-            seconds(time_s),
-            percent(time_s, total),
-            *[canvas.bar(time_s / total if total else 0.0, bar)] * bool(bar),
-            amount(flops),
-            amount(flops / time_s) if time_s and flops else "",
-            bytes_text(row.get("peak_bytes")),
-            seconds(row.get("predicted_s")),
-        ][: len(columns)]
-        canvas.sheet_row(Text(clean(row.get("name") or "")), cells, columns, grade(time_s / total if total else 0.0))
-
-
-# Of the module tree: column, its text, and whether only the table in full has room for it.
-_MODULE_COLUMNS: list[tuple[Column, Callable[[dict[str, Any], float], str], bool]] = [
-    (Column("time", 8), lambda row, total: seconds(row.get("total_s") or 0.0), False),
-    (Column("total%", 6), lambda row, total: percent(row.get("total_s") or 0.0, total), False),
-    (Column("self%", 5), lambda row, total: percent(row.get("self_s"), total), False),
-    (Column("forward", 8), lambda row, total: seconds(row.get("forward_s")), True),
-    (Column("backward", 8), lambda row, total: seconds(row.get("backward_s")), True),
-    (Column("a call", 8), lambda row, total: seconds((row.get("call_s") or {}).get("median")), True),
-    (Column("FLOPs", 7), lambda row, total: amount(row.get("flops")), False),
-    (Column("peak", 8), lambda row, total: bytes_text(row.get("peak_bytes")), False),
-    (Column("params", 7), lambda row, total: number(row.get("params")), False),
-]
+        name = Text(clean(row.get("name") or ""))
+        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row.get("time_s"), total))
 
 
 def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
@@ -229,8 +235,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         tree.order(roots, lambda node: key(node.values))
     depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
     measured = any(node.values.get("forward_s") for node in roots)
-    shown = [entry for entry in _MODULE_COLUMNS if (view.by == "module" and measured) or not entry[2]]
-    columns = [*(column for column, *_ in shown), *_predicted_column(report)]
+    columns = _columns("MODULES", report, full=view.by == "module" and measured)
     canvas.heading("Modules")
     canvas.sheet_head("module", columns)
     hidden = 0
@@ -252,9 +257,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             room -= len(str(below)) + 2
         if extra and room >= len(extra):
             name.append(" " + extra, style="dim")
-        time_s = values.get("total_s") or 0.0
-        cells = [*(cell(values, total) for _, cell, _ in shown), seconds(values.get("predicted_s"))][: len(columns)]
-        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+        canvas.sheet_row(name, _cells(columns, values, total, canvas), columns, _share(values.get("total_s"), total))
     if hidden:
         canvas.paragraph(f"▸ {hidden} modules lie deeper: --depth {depth + 1} opens the next level.", "dim")
 
@@ -265,34 +268,21 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
     if not rows:
         return
     top = default_top if view.top is None else view.top
-    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7), Column("FLOP/s", 8),
-               Column("bytes", 8), *_predicted_column(report)]  # fmt: skip
+    columns = _columns("OPS", report)
     canvas.heading("Ops", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[:top]:
         name = clean(row.get("name") or "").removeprefix("aten::")
         if name == "(python)":
             name = "(Python and recording)" if report.get("lazy") else "(Python, between ops)"
-        _op_row(canvas, row, name, total, columns)
+            row = {**row, "calls": None}
+        canvas.sheet_row(Text(name), _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))
     rest = rows[top:]
     if rest:
-        keys = ("calls", "self_s", "flops", "bytes", "predicted_s")
-        summed = {key: sum(r.get(key) or 0 for r in rest) for key in keys}
-        _op_row(canvas, summed, f"{len(rest)} more", total, columns)
-
-
-def _op_row(canvas: Canvas, row: dict[str, Any], name: str, total: float, columns: list[Column]) -> None:
-    time_s, flops = row.get("self_s") or 0.0, row.get("flops") or 0
-    cells = [
-        count(row.get("calls")) if not name.startswith("(Python") else "",
-        seconds(time_s),
-        percent(time_s, total),
-        amount(flops),
-        amount(flops / time_s) if time_s > 0 and flops else "",
-        bytes_text(row.get("bytes")),
-        seconds(row.get("predicted_s")),
-    ][: len(columns)]
-    canvas.sheet_row(Text(name), cells, columns, grade(time_s / total if total else 0.0))
+        keys = {column.key for column in columns}
+        summed = {key: sum(row.get(key) or 0 for row in rest) for key in keys}
+        more = Text(f"{len(rest)} more")
+        canvas.sheet_row(more, _cells(columns, summed, total, canvas), columns, _share(summed["self_s"], total))
 
 
 def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
@@ -301,7 +291,7 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     if not rows:
         return
     total = (report.get("totals") or {}).get("time_s") or 0.0
-    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7)]
+    columns = _columns("SHAPES", report)
     canvas.heading("Shapes", "of inputs, and of outputs")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[: 25 if view.top is None else view.top]:
@@ -309,28 +299,24 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             " ".join(f"{shape['dtype']}{shape['shape']}" for shape in row[side]) or "()"
             for side in ("inputs", "outputs")
         )
-        time_s = row["self_s"]
-        cells = [count(row["calls"]), seconds(time_s), percent(time_s, total), amount(row["flops"])]
         name = Text(f"{clean(row['name']).removeprefix('aten::')} ").append(clean(shapes), style="dim")
-        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row["self_s"], total))
 
 
 def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
     total = (report.get("totals") or {}).get("time_s") or 0.0
-    columns = [Column("calls", 7), Column("time", 8), Column("%", 5), Column("FLOPs", 7)]
+    columns = _columns("LINES", report)
     canvas.heading("Lines", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
     canvas.sheet_head("line", columns)
     top = 25 if view.top is None else view.top
     for row in rows[:top]:
-        time_s = row.get("self_s") or 0.0
         where = f"{_near(row['file'])}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
         function = clean(row.get("function") or "")
         name = Text(clean(where))
         if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
             name.append(f" {function}", style="dim")
-        cells = [count(row.get("calls") or 0), seconds(time_s), percent(time_s, total), amount(row.get("flops"))]
-        canvas.sheet_row(name, cells, columns, grade(time_s / total if total else 0.0))
+        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))
         source = clean((row.get("source") or "").strip())
         if source:
             text = Text(f"    {source}", style="dim", no_wrap=True)

@@ -91,11 +91,15 @@ def test_R1_every_op_of_a_recording_has_a_kernel_on_cuda_or_a_stand_in(name: str
     """To C++ a lazy tensor is on the CPU: what torch picks for it then may be an operator of the CPU's alone."""
     mindtorch.flush("test")
     ran: list[str] = []
-    local.set_op_observer(lambda name, *facts: ran.append(name))
+
+    def note(name: str, *_: int) -> None:
+        ran.append(name)
+
+    local.add_op_observer(note)
     try:
         PROGRAMS[name]()
     finally:
-        local.set_op_observer(None)
+        local.remove_op_observer(note)
     assert ran
     assert set(ran) & without_cuda_kernel() <= {f"aten::{name}" for name in cuda.STAND_INS}
 

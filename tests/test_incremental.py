@@ -17,7 +17,7 @@ import torch
 
 import mindtorch
 from mindtorch.engine.execute import triggers
-from mindtorch.engine.execute.local import set_op_observer
+from mindtorch.engine.execute.local import add_op_observer, remove_op_observer
 
 LAZY = "remote_accelerator:0"
 
@@ -28,9 +28,13 @@ def ran() -> Iterator[list[str]]:
     gc.collect()
     mindtorch.flush("test")
     names: list[str] = []
-    set_op_observer(lambda name, *_: names.append(name.removeprefix("aten::")))
+
+    def note(name: str, *_: int) -> None:
+        names.append(name.removeprefix("aten::"))
+
+    add_op_observer(note)
     yield names
-    set_op_observer(None)
+    remove_op_observer(note)
 
 
 def value(x: torch.Tensor) -> object:

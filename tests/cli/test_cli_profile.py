@@ -301,13 +301,15 @@ def test_C2_program_on_lazy_tensors_shows_that_and_its_devices(here):
 
 
 def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
+    from types import SimpleNamespace
+
     from mindtorch.cli.output import OutputFile
     from mindtorch.cli.profile import _write_trace
     from mindtorch.profile.report import export
 
     for dropped in (0, 1234):
-        monkeypatch.setattr(export, "write_trace", lambda profiler, path, n=dropped: Path(path).write_text("{}") and n)
-        _write_trace(None, OutputFile(str(tmp_path / f"{dropped}.json")))
+        monkeypatch.setattr(export, "write_trace", lambda recording, path, n=dropped: Path(path).write_text("{}") and n)
+        _write_trace(SimpleNamespace(recording=lambda: None), OutputFile(str(tmp_path / f"{dropped}.json")))
         error = capsys.readouterr().err
         assert error.count("\n") == bool(dropped) and ("leaves out the last 1,234 events" in error) == bool(dropped)
         assert (tmp_path / f"{dropped}.json").read_text() == "{}"

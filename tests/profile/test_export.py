@@ -45,7 +45,7 @@ def load(path):
 
 def test_C2_trace_is_json_with_nested_slices(trained, tmp_path):
     report, profiler = trained
-    assert write_trace(profiler, tmp_path / "t.json") == 0
+    assert write_trace(profiler.recording(), tmp_path / "t.json") == 0
     trace, slices = load(tmp_path / "t.json")
     for track in slices.values():
         nested(track)
@@ -64,7 +64,7 @@ def test_C2_trace_is_json_with_nested_slices(trained, tmp_path):
 
 def test_C2_trace_is_bounded_and_says_so(trained, tmp_path):
     _, profiler = trained
-    dropped = write_trace(profiler, tmp_path / "t.json", max_events=50)
+    dropped = write_trace(profiler.recording(), tmp_path / "t.json", max_events=50)
     assert dropped == profiler.collector.event_count() - 50
     trace, slices = load(tmp_path / "t.json")
     assert trace["otherData"]["dropped_events"] == dropped
@@ -73,8 +73,8 @@ def test_C2_trace_is_bounded_and_says_so(trained, tmp_path):
 
 def test_C2_trace_can_be_compressed(trained, tmp_path):
     _, profiler = trained
-    write_trace(profiler, tmp_path / "t.json")
-    write_trace(profiler, tmp_path / "t.json.gz")
+    write_trace(profiler.recording(), tmp_path / "t.json")
+    write_trace(profiler.recording(), tmp_path / "t.json.gz")
     assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == (tmp_path / "t.json").read_bytes()
 
 
@@ -96,7 +96,7 @@ def test_C2_nothing_is_half_written(trained, tmp_path):
     with pytest.raises(TypeError):
         write_json({**report, "command": object()}, target)
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["r.json"]
-    for write, what in ((write_json, report), (write_csv, report), (write_trace, profiler)):
+    for write, what in ((write_json, report), (write_csv, report), (write_trace, profiler.recording())):
         with pytest.raises(FileNotFoundError):
             write(what, tmp_path / "missing" / "file")
         with pytest.raises(IsADirectoryError):

@@ -10,8 +10,9 @@ import torch
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets, work
-from mindtorch.profile.cost.forecast import Forecast
 from mindtorch.profile.cost.roofline import Cost, cost, estimate
+from mindtorch.profile.report.forecast import Forecast
+from mindtorch.profile.report.rows import Row
 
 H100 = targets.find("h100")
 
@@ -32,7 +33,8 @@ def test_C4_estimate_is_the_roofline_of_the_work():
 
 def test_C4_rows_are_calls_times_the_cost_of_their_signature():
     works = [None, job(10**12, tag="matmul"), job(10**6, 10**10), job(1, 4)]
-    rows = [(0, 0, 0, 1, 9, 5), (1, 0, 0, 1, 2, 5), (2, 1, 0, 1, 3, 5), (3, 1, 0, 2, 4, 5), (2, 2, 0, 1, 1, 5)]
+    calls = [(0, 0, 0, 1, 9), (1, 0, 0, 1, 2), (2, 1, 0, 1, 3), (3, 1, 0, 2, 4), (2, 2, 0, 1, 1)]
+    rows = [Row(*call, ns=5, nbytes=0) for call in calls]
     forecast = Forecast(H100, works)
     single = [0.0] + [estimate(w, H100).seconds for w in works[1:]]
     assert forecast.seconds(rows) == pytest.approx(2 * single[1] + 4 * single[2] + 4 * single[3])

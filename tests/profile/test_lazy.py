@@ -199,7 +199,7 @@ def test_C2_trace_shows_recording_and_run_apart(record, tmp_path):
             net(torch.ones(1, 8).to(DEVICE)).cpu()
 
     _, profiler = record(program)
-    assert write_trace(profiler, tmp_path / "t.json") == 0
+    assert write_trace(profiler.recording(), tmp_path / "t.json") == 0
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     slices = {(e["tid"], e["name"]): e for e in events if e["ph"] == "X"}
     assert {(1, "aten::mm (recorded)"), (3, "aten::mm"), (1, "Product")} <= set(slices)

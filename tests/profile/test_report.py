@@ -100,7 +100,7 @@ def test_C3_ops_without_a_formula_are_listed(record):
 def test_L12_every_op_of_a_training_step_has_its_module(record, Net):
     _, profiler = record(lambda: train(Net))
     seen: dict[tuple[str, str], set] = {}
-    for row in profiler.parts["main"][0]:
+    for row in profiler.stages["main"].rows:
         if row[0]:
             name = profiler.collector.sig_ops[row[0]].name
             seen.setdefault((context.phase_name(row[3]), context.module_path(row[1])), set()).add(name)

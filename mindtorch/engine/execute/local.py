@@ -21,31 +21,34 @@ from .base import Executor
 from .tensors import tape
 
 OpObserver = Callable[[str, int, int, int, int, int], None]
-_observer: OpObserver | None = None
-_op_observer: Callable[[int, int, int], None] | None = None  # the same, as an executor calls it
+_observers: list[OpObserver] = []
+_op_observer: Callable[[int, int, int], None] | None = None  # all of them, as an executor calls it; None without any
 
 
-def op_observer() -> OpObserver | None:
-    """Who observes the ops that run."""
-    return _observer
-
-
-def set_op_observer(observer: OpObserver | None) -> None:
+def add_op_observer(observer: OpObserver) -> None:
     """Profiling hook (SPEC L14): observer(op name, module id, phase id, location id, start ns, end ns) per op run.
 
-    The ids are those of the moment of recording (`mindtorch._ext.context`), the times those of the run. None removes.
+    The ids are those of the moment of recording (`mindtorch._ext.context`), the times those of the run.
     """
-    global _observer, _op_observer
-    _observer = observer
-    if observer is None:
+    global _op_observer
+    _observers.append(observer)
+    _op_observer = _report
+
+
+def remove_op_observer(observer: OpObserver) -> None:
+    """The last one that was added and is equal goes."""
+    global _op_observer
+    at = len(_observers) - 1 - _observers[::-1].index(observer)
+    del _observers[at]
+    if not _observers:
         _op_observer = None
-        return
 
-    def report(seq: int, start: int, end: int) -> None:
-        sig, module, loc, phase, _ins, _outs = tape.describe(seq)
-        observer(_core.sig_info(sig).name, module, phase, loc, start, end)
 
-    _op_observer = report
+def _report(seq: int, start: int, end: int) -> None:
+    sig, module, location, phase, _ins, _outs = tape.describe(seq)
+    name = _core.sig_info(sig).name
+    for observer in tuple(_observers):
+        observer(name, module, phase, location, start, end)
 
 
 class LocalExecutor(Executor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,9 @@ from mindtorch.profile.estimate import known, memory, saved
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.session import estimating
 from mindtorch.profile.measure import peak
-from mindtorch.profile.measure.collect import STAGES, Places, describe
+from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run
+from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
 from mindtorch.profile.report.rows import CALLS, as_table, exact
 
 #: Ops whose result has as many elements as their input has true ones.
@@ -71,19 +72,12 @@ class Estimator(Run):
         self.memory: memory.Memory | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
-        self.collector = SimpleNamespace(
-            sig_ops=[None],
-            sig_flops=[(0, 0)],
-            sig_works=[None],
-            runs={},
-            other_thread=False,
-            mark_error=None,
-            imported=0,
-            compiled=0,
-            started=0,
-            stopped=0,
-        )
-        self._signatures: dict[int, int] = {}  # of the tape → of the collector
+        self._ops: list[Op | None] = [None]  # by signature, as the next two
+        self._flops: list[tuple[int, int] | None] = [(0, 0)]
+        self._works: list[Work | None] = [None]
+        self._started = self._stopped = 0
+        self._mark_error: BaseException | None = None
+        self._signatures: dict[int, int] = {}  # of the tape → of the recording
         self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
@@ -104,7 +98,7 @@ class Estimator(Run):
         stack.callback(semantics.uninstall)
         modules.add_listener(self._saw_root)
         stack.callback(modules.remove_listener, self._saw_root)
-        self.collector.started = time.perf_counter_ns()
+        self._started = time.perf_counter_ns()
         ledger.open(tensors.tape, self._on_mark)
         stack.callback(self._close)
         for root, path in modules.roots():
@@ -119,13 +113,13 @@ class Estimator(Run):
 
     def _close(self) -> None:
         """Read the ledger while the calls that it names are still known."""
-        self.collector.stopped = time.perf_counter_ns()
+        self._stopped = time.perf_counter_ns()
         self.book.refresh()
         peak.say_roles()
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         calls, blocks = ledger.close()
-        self.collector.mark_error = ledger.failure()
+        self._mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(len(found.calls))
@@ -188,11 +182,11 @@ class Estimator(Run):
         entered = calls[(calls["phase"] & memory.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         rows = self._rows(calls[calls["sig"] != 0])
-        self.parts[stage] = (rows, 0, entries, max(found.peak(first, last) for first, last in stretches))
+        peak_bytes = max(found.peak(first, last) for first, last in stretches)
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(int(rows[:, CALLS].sum())))
         self.peaks = found.peaks_by("module", stretches)
         phases = found.peaks_by("phase", stretches)
         self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
-        self.places[stage] = Places(int(rows[:, CALLS].sum()), 0, 0, 0)
 
     def _rows(self, calls: Any) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
@@ -233,33 +227,44 @@ class Estimator(Run):
             if self.target is not None:
                 seconds = roofline.estimate(done, self.target).seconds
             nbytes = _allocated(op, args, out)
-        self.collector.sig_ops.append(op)
-        self.collector.sig_flops.append(flops)
-        self.collector.sig_works.append(done)
+        self._ops.append(op)
+        self._flops.append(flops)
+        self._works.append(done)
         self._seconds.append(seconds)
         self._bytes.append(nbytes)
         self._signatures[sig] = len(self._bytes) - 1
         return self._signatures[sig]
 
-    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
-        """Of all stages, as the target has to hold it."""
-        assert self.memory is not None
-        return self.memory.report(None if self.target is None else int(self.target.memory_bytes))
-
-    def report(self, **facts: Any) -> dict[str, Any]:
-        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
-        from mindtorch.profile.report.build import build_report
-
-        assert self.memory is not None, "report() after the block"
-        target = self.target
-        own = {
-            "mode": "estimate",
-            "device": self.memory.device if target is None else target.name,
-            "assumed": self._assumed,
-        }
-        report = build_report(self, **{**own, **facts})  # type: ignore[arg-type]
-        report["warnings"] += self._warnings()
-        return report
+    def recording(self) -> Recording:
+        memory, target = self.memory, self.target
+        assert memory is not None, "after the block"
+        return Recording(
+            mode="estimate",
+            device=memory.device if target is None else target.name,
+            stages=self.stages,
+            ops=self._ops,
+            flops=self._flops,
+            works=self._works,
+            names=self.names,
+            parameters=self._parameters(),
+            module_peaks=self.peaks,
+            phase_peaks=self.phase_peaks,
+            memory=memory.report(None if target is None else int(target.memory_bytes)),  # of all stages: it has to fit
+            marks=self.marks,
+            warmup=self.warmup,
+            steps=self.steps,
+            announced=self._announced,
+            started=self._started,
+            stopped=self._stopped,
+            frozen=self.frozen_ns,
+            children=self.children,
+            mark_error=self._mark_error,
+            interrupted=self.interrupted,
+            exit_code=self.exit_code,
+            target=target,
+            assumed=self._assumed,
+            notes=self._warnings(),
+        )
 
     def _warnings(self) -> list[str]:
         found = []

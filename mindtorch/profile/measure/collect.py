@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,17 +43,15 @@ from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
-from mindtorch.profile.measure.run import Run, ThreadWork
+from mindtorch.profile.measure.run import Run
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
+from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork
 
 log = logging.getLogger(__name__)
 
 #: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
 ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
-
-#: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
-STAGES = ("import", "init", "warmup", "main", "rest")
 
 #: Kinds of threads told apart; a program may start ever new ones.
 MOST_THREADS = 32
@@ -84,27 +82,6 @@ class Mode(TorchDispatchMode, Collector):
 _below_autograd = functools.partial(  # not a function of Python: it is asked at every detach
     torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
 )
-
-
-class Places(NamedTuple):
-    """Where the ops of a stage were: on plain tensors, or recorded on lazy ones (of which devices), and their runs."""
-
-    plain_ops: int
-    lazy_ops: int
-    lazy_runs: int
-    device_bits: int
-
-    @property
-    def lazy_devices(self) -> list[int]:
-        return [index for index in range(64) if self.device_bits >> index & 1]
-
-    def plus(self, more: Places) -> Places:
-        return Places(
-            self.plain_ops + more.plain_ops,
-            self.lazy_ops + more.lazy_ops,
-            self.lazy_runs + more.lazy_runs,
-            self.device_bits | more.device_bits,
-        )
 
 
 class Profiler(Run):
@@ -147,6 +124,8 @@ class Profiler(Run):
         elif target is not None:
             self.collector.weigh = work.work
         self.costs = calibrate.Costs(0, 0, 0)
+        self.compiled = 0  # functions
+        self.torch_profiles = 0  # how often the program started torch's own profiler
         self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
         self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
         self._running: dict[int, tuple[str, Timeline]] = {}
@@ -177,8 +156,7 @@ class Profiler(Run):
         _active.add(self)
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
-        self._observer = local.op_observer()
-        local.set_op_observer(_both(self._observer, collector.ran))
+        local.add_op_observer(collector.ran)
         self._recorded = tensors.tape.n_recorded
         self.npu = NpuOps()
         collector.start(begun)
@@ -206,7 +184,7 @@ class Profiler(Run):
         self._profiler_watch.stop()
         self.torch_profiles = self._profiler_watch.started
         self.collector.__exit__(kind, error, trace)
-        local.set_op_observer(self._observer)
+        local.remove_op_observer(self.collector.ran)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
         peak.say_roles()
@@ -221,16 +199,54 @@ class Profiler(Run):
         if self._stage == "rest" and not self.frozen_ns:
             self.frozen_ns = self._begun
         self._end_part()
-        if self.npu is not None:
-            self.npu.stop()
+        self.npu.stop()
         if self.collector.mark_error is not None:
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 
-    def report(self, **facts: Any) -> dict[str, Any]:
-        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
-        from mindtorch.profile.report.build import build_report
-
-        return build_report(self, **facts)
+    def recording(self) -> Recording:
+        collector, npu = self.collector, self.npu.report()
+        held = Recording(
+            mode="measured",
+            device="",
+            stages=self.stages,
+            ops=collector.sig_ops,
+            flops=collector.sig_flops,
+            works=self._works(),
+            names=self.names,
+            parameters=self._parameters(),
+            module_peaks=self.peaks,
+            phase_peaks=self.phase_peaks,
+            memory=None,
+            marks=self.marks,
+            warmup=self.warmup,
+            steps=self.steps,
+            announced=self._announced,
+            started=collector.started,
+            stopped=collector.stopped,
+            frozen=self.frozen_ns,
+            imported_ns=collector.imported,
+            compiled_ns=collector.compiled,
+            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since()),
+            call_ns=times.calls(collector.events(), self._reported_since()),
+            shapes=self._shapes_seen() if self._shapes else None,
+            runs=list(collector.runs.values()),
+            executor=str(tensors.executor().device),
+            npu=npu,
+            threads=self._thread_work(),
+            unseen_threads=collector.other_thread,
+            children=self.children,
+            compiled=self.compiled,
+            torch_profiles=self.torch_profiles,
+            mark_error=collector.mark_error,
+            interrupted=self.interrupted,
+            exit_code=self.exit_code,
+            target=self.target,
+            log=collector,
+        )
+        reached = held.reached
+        held.device = ", ".join(_devices(self.stages[reached].places, npu))
+        held.memory = self._held[reached].report(collector, self.names, self._began.get(reached, 0))
+        return held
 
     # ---------------------------------------------------------------- parts of the run
 
@@ -245,34 +261,30 @@ class Profiler(Run):
 
     def _end_part(self, at: int = 0) -> None:
         """What was recorded since the last call belongs to the stage that ends here."""
-        collector = self.collector
-        stage = self._stage
-        self._add_labels(stage)
-        if stage not in self._held or collector.balance.peak > self._held[stage].peak:
-            self._held[stage] = peak.Held(collector.balance)
+        collector, balance, stage = self.collector, self.collector.balance, self._stage
+        if stage not in self._held or balance.peak > self._held[stage].peak:
+            self._held[stage] = peak.Held(balance)
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
-        if stage not in self.parts:
-            self.places[stage] = places
+        peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
+        rows, overhead, entries, most = collector.split(at)
+        labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
+        known = self.stages.get(stage)
+        if known is None:
             if stage != "rest":
-                self.peaks = collector.balance.module_peaks()
-                self.phase_peaks = [collector.balance.phase_peak(i) for i in range(len(context.PHASES))]
-            self.parts[stage] = collector.split(at)
+                self.peaks, self.phase_peaks = peaks, phase_peaks
+            self.stages[stage] = Stage(rows, overhead, entries, most, places, labels)
             return
-        self.places[stage] = self.places[stage].plus(places)
-        if stage == max(self.parts, key=STAGES.index):  # peaks are those of the stage that is reported
-            for path, most in collector.balance.module_peaks().items():
-                self.peaks[path] = max(most, self.peaks.get(path, 0))
-            self.phase_peaks = [max(most, collector.balance.phase_peak(i)) for i, most in enumerate(self.phase_peaks)]
-        rows, overhead, calls, most = self.parts[stage]
-        more = collector.split(at)
-        calls = {path: calls.get(path, 0) + more[2].get(path, 0) for path in {**calls, **more[2]}}
-        self.parts[stage] = rows + more[0], overhead + more[1], calls, max(most, more[3])
-
-    def _add_labels(self, stage: str) -> None:
-        mine = self.labels.setdefault(stage, {})
-        for name, (calls, ns, least, most) in self.collector.labels.take().items():
-            known = mine.get(name, (0, 0, least, most))
-            mine[name] = (known[0] + calls, known[1] + ns, min(known[2], least), max(known[3], most))
+        if stage == max(self.stages, key=STAGES.index):  # peaks are those of the stage that is reported
+            self.peaks = {path: max(peaks.get(path, 0), self.peaks.get(path, 0)) for path in {**self.peaks, **peaks}}
+            self.phase_peaks = list(map(max, self.phase_peaks, phase_peaks))
+        self.stages[stage] = Stage(
+            known.rows + rows,
+            known.overhead_ns + overhead,
+            {path: known.entries.get(path, 0) + entries.get(path, 0) for path in {**known.entries, **entries}},
+            max(known.peak_bytes, most),
+            known.places.plus(places),
+            {**known.labels, **{n: known.labels[n].plus(x) if n in known.labels else x for n, x in labels.items()}},
+        )
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
@@ -307,34 +319,23 @@ class Profiler(Run):
         self.frozen_ns = self._begun
         self.collector.stop()
 
-    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
-        return self._held[stage].report(self.collector, self.names, self._began.get(stage, 0))
-
     def module_order(self) -> dict[int, int]:
         return self.collector.order
 
     def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> Shaped:
         return shaped(args, kwargs, out, None if self.target is None else work.work(func, args, kwargs, out))
 
-    def works(self) -> list[Any]:
+    def _works(self) -> list[Any]:
         found = self.collector.sig_works
         return [entry.work if isinstance(entry, Shaped) else entry for entry in found] if self._shapes else found
 
-    def shapes(self) -> dict[int, Shaped]:
-        if not self._shapes:
-            return {}
+    def _shapes_seen(self) -> dict[int, Shaped]:
         ops = self.collector.sig_ops
         return {sig: entry for sig, entry in enumerate(self.collector.sig_works)
                 if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
 
     def _reported_since(self) -> int:
         return self._began.get("main") or self._began.get("warmup") or 0
-
-    def step_times(self) -> list[int]:
-        return [] if self._announced else times.steps(self.marks, self._reported_since())
-
-    def call_times(self) -> dict[int, list[int]]:
-        return times.calls(self.collector.events(), self._reported_since())
 
     def _imported(self) -> None:
         self.collector.end_import()
@@ -354,14 +355,15 @@ class Profiler(Run):
         if timeline.n_ops:
             if name not in self._threads and len(self._threads) >= MOST_THREADS:
                 name = "others"
-            self._threads[name] = self._threads.get(name, ThreadWork(0, 0, 0)).plus(timeline)
+            known = self._threads.get(name, ThreadWork(0, 0, 0))
+            self._threads[name] = ThreadWork(known.threads + 1, known.ops + timeline.n_ops, known.ns + timeline.op_ns)
 
-    def thread_work(self) -> list[tuple[str, ThreadWork]]:
+    def _thread_work(self) -> list[tuple[str, ThreadWork]]:
         """What each kind of thread did that ran an op, the one that made the profile first."""
         while self._running:  # those that still run
             self._note_thread(*self._running.popitem()[1])
         first = self.collector.first
-        own = [("main", ThreadWork(0, 0, 0).plus(first))] if first is not None and first.n_ops else []
+        own = [("main", ThreadWork(1, first.n_ops, first.op_ns))] if first is not None and first.n_ops else []
         return [*own, *self._threads.items()]
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
@@ -407,16 +409,16 @@ def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: 
     return None if found is None else (found.flops, found.macs)
 
 
-def _both(first: local.OpObserver | None, second: local.OpObserver) -> local.OpObserver:
-    """Both are told: a profile within another one hides nothing from that."""
-    if first is None:
-        return second
-
-    def observe(*facts: Any) -> None:
-        first(*facts)
-        second(*facts)
-
-    return observe
+def _devices(places: Places, npu: dict[str, Any] | None) -> list[str]:
+    """Where the program's tensors are, the device of most ops first."""
+    plain = ["cuda" if torch.cuda.is_initialized() else "cpu"]
+    lazy = [f"{tensors.DEVICE_TYPE}:{index}" for index in places.lazy_devices]
+    if npu is not None:
+        devices: list[str] = npu["devices"]
+        return devices + lazy  # what is staged runs on plain tensors, too
+    if not lazy or not places.plain_ops:
+        return lazy or plain
+    return lazy + plain if places.lazy_ops >= places.plain_ops else plain + lazy
 
 
 def _kind_of(name: str) -> str:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from mindtorch._ext import context
-from mindtorch._ext.timeline import Timeline
-from mindtorch.profile.cost.shapes import Shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.model import ModelBook
-from mindtorch.profile.measure.npu_ops import NpuOps
+from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.names import Names
-
-
-class ThreadWork(NamedTuple):
-    """What threads of one kind did: how many they were, their ops, and the time within ops."""
-
-    threads: int
-    ops: int
-    ns: int
-
-    def plus(self, timeline: Timeline) -> ThreadWork:
-        return ThreadWork(self.threads + 1, self.ops + timeline.n_ops, self.ns + timeline.op_ns)
+from mindtorch.profile.report.recording import Parameters, Recording, Stage
 
 
 class Run:
@@ -37,23 +25,15 @@ class Run:
             name = type(self).__name__
             raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.target, self.warmup, self.steps = target, warmup, steps
-        self.collector: Any = None
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
         self.iterations = Iterations()
         self.marks = self.iterations.ends
-        #: By stage: (rows or their table, interception in ns, entries by module, peak bytes).
-        self.parts: dict[str, tuple[Any, int, dict[int, int], int]] = {}
+        self.stages: dict[str, Stage] = {}
         self.peaks: dict[int, int] = {}
-        #: By stage: {name: (calls, ns, least, most)} of the stretches that the program or torch gives a name.
-        self.labels: dict[str, dict[str, tuple[int, int, int, int]]] = {}
         self.phase_peaks: list[int] = [0] * len(context.PHASES)
-        self.places: dict[str, Any] = {}
-        self.npu: NpuOps | None = None  # an estimate runs nothing there
         self.children: dict[str, int] = {}  # processes started that may have run torch
-        self.compiled = 0  # functions
-        self.torch_profiles = 0  # how often the program started torch's own profiler
         self.frozen_ns = 0
         self._stage = stage
         self._before = ""  # the stage that the last end of an iteration ended, if it did
@@ -67,40 +47,24 @@ class Run:
             self.marks.append(at)
             self.warmup += self._stage == "warmup"
 
-    def thread_work(self) -> list[tuple[str, ThreadWork]]:
-        """What each kind of thread did, where that is known."""
-        return []
-
-    @property
-    def announced(self) -> bool:
-        """Whether the program says itself what an iteration is."""
-        return self._announced
-
     @functools.cached_property
     def names(self) -> Names:
         """What the report calls modules; of a run that has ended."""
         return Names(self.module_order())
 
-    def works(self) -> list[Any]:
-        """By signature: what one call computes and moves, where that was asked for."""
-        found: list[Any] = self.collector.sig_works
-        return found
-
-    def shapes(self) -> dict[int, Shaped]:
-        """{signature: shapes of its inputs and outputs}, where that was asked for."""
-        return {}
-
-    def step_times(self) -> list[int]:
-        """Nanoseconds of the iterations reported, recording included; where that is known."""
-        return []
-
-    def call_times(self) -> dict[int, list[int]]:
-        """{path id of a module: nanoseconds of its calls}, likewise."""
-        return {}
-
-    def held_at_peak(self, stage: str) -> dict[str, Any] | None:
-        """What the memory was made of when most was held; None where that is not known. After the run."""
+    def recording(self) -> Recording:
+        """What was seen, of a run that has ended."""
         raise NotImplementedError
+
+    def report(self, **facts: Any) -> dict[str, Any]:
+        """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        return build_report(self.recording(), **facts)
+
+    def _parameters(self) -> Parameters:
+        called = [stage for name, stage in self.stages.items() if name in ("warmup", "main")] if self._announced else []
+        book = self.book
+        book.forget_all_but({path for stage in called or self.stages.values() for path in stage.entries})
+        return Parameters(book.total()[0], book.trainable(), book.own(), book.own(trainable=True), book.main())
 
     def module_order(self) -> dict[int, int]:
         """{path id of a module that was called: how many were first called before it}."""

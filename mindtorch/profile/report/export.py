@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from mindtorch._ext import context
-from mindtorch.profile.cost.shapes import Shaped, text
+from mindtorch.profile.cost.shapes import text
+from mindtorch.profile.report.columns import TABLES
 from mindtorch.profile.report.times import ENTER, EXIT, LABEL, OP, RECORD, RUN
 
 if TYPE_CHECKING:
-    from mindtorch.profile.measure.collect import Profiler
     from mindtorch.profile.report.names import Names
+    from mindtorch.profile.report.recording import Log, Recording
 
-CSV_COLUMNS = (
-    "table", "name", "class", "depth", "calls", "self_s", "total_s", "self_flops", "flops", "macs", "bytes",
-    "self_params", "params", "peak_bytes", "ops", "category", "file", "line", "function", "source",
-)  # fmt: skip
+#: Every field of the tables that is one value; what names a row or is its time has one name in all tables.
+_KEYS = (column.key for columns in TABLES.values() for column in columns)
+CSV_COLUMNS = tuple(dict.fromkeys(["table", "name", *(k for k in _KEYS if k not in ("path", "time_s", "call_s"))]))
 
 #: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
 MEMORY_POINTS = 4000
@@ -75,19 +75,21 @@ def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
             writer.writerow({**line, "table": "line", "name": f"{line['file']}:{line['line']}"})
 
 
-def write_trace(profiler: Profiler, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
+def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
     """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
 
     Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there
     are any; and the live bytes of all. Times are as measured, the interception included. The first `max_events` events
     are kept.
     """
-    collector = profiler.collector
-    kept = min(collector.event_count(), max_events)
-    dropped = collector.dropped_events + collector.event_count() - kept
+    log = seen.log
+    if log is None:
+        raise ValueError("[write_trace] expected a measured run, got an estimate: nothing ran that could be drawn")
+    kept = min(log.event_count(), max_events)
+    dropped = log.dropped_events + log.event_count() - kept
     with atomic(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for event in _trace_events(profiler, kept):
+        for event in _trace_events(seen, log, kept):
             file.write(json.dumps(event, separators=(",", ":")) + ",\n")
         meta = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "genie profile"}}
         file.write(json.dumps(meta, separators=(",", ":")))
@@ -153,32 +155,30 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
     return event
 
 
-def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
-    collector: Any = profiler.collector
-    origin = collector.started
-    paths, names, shapes = profiler.names, collector.labels.names, profiler.shapes()
+def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, Any]]:
+    paths, names = seen.names, log.labels.names
     tracks: dict[int, _Track] = {}
     every = max(1, kept // MEMORY_POINTS)
     highest = 0
     for index in range(kept):
-        kind, start, ns, sig, module, location, phase, live, thread = collector.event(index)
-        start -= origin
+        kind, start, ns, sig, module, location, phase, live, thread = log.event(index)
+        start -= seen.started
         track = tracks.get(thread)
         if track is None:
             track = tracks[thread] = _Track(thread, paths)
-            yield from track.names(thread, bool(collector.runs), bool(names))
+            yield from track.names(thread, bool(seen.runs), bool(names))
         if kind == LABEL:  # noted at its end
             yield _slice(names[sig], start, start + ns, track.labels)
             continue
         if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
-            facts = _facts(collector, sig, paths[module], location, shapes)
-            yield _slice(collector.sig_ops[sig].name, start, start + ns, track.runs, facts)
+            facts = _facts(seen, sig, paths[module], location)
+            yield _slice(_name(seen, sig), start, start + ns, track.runs, facts)
             continue
         is_op = kind in (OP, RECORD)
         yield from track.at(start, ns, phase, module, is_op)
         if is_op:
-            facts = _facts(collector, sig, paths[module], location, shapes)
-            name = collector.sig_ops[sig].name
+            facts = _facts(seen, sig, paths[module], location)
+            name = _name(seen, sig)
             yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
         elif kind == ENTER:
             track.enter(module, start)
@@ -192,16 +192,22 @@ def _trace_events(profiler: Profiler, kept: int) -> Iterator[dict[str, Any]]:
         yield from track.close()
 
 
-def _facts(collector: Any, sig: int, path: str, location: int, shapes: dict[int, Shaped]) -> dict[str, Any]:
+def _name(seen: Recording, sig: int) -> str:
+    op = seen.ops[sig]
+    return "" if op is None else op.name
+
+
+def _facts(seen: Recording, sig: int, path: str, location: int) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if path:
         facts["module"] = path
     place = context.location(location) if location else None
     if place is not None:
         facts["line"] = f"{os.path.basename(place[0])}:{place[1]}"
-    cost = collector.sig_flops[sig]
+    cost = seen.flops[sig]
     if cost and cost[0]:
         facts["flops"] = cost[0]
-    if sig in shapes:
+    if seen.shapes and sig in seen.shapes:
+        shapes = seen.shapes
         facts["inputs"], facts["outputs"] = text(shapes[sig].inputs), text(shapes[sig].outputs)
     return facts

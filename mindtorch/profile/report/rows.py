@@ -7,12 +7,25 @@ layers has thousands; reports want them by op, by module, by line, by phase.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-Row = tuple[int, ...]
-SIG, MODULE, LOCATION, PHASE, CALLS, NS, BYTES = range(7)
+
+class Row(NamedTuple):
+    """How often one call was made at one place, and what its calls took together."""
+
+    sig: int
+    module: int
+    location: int
+    phase: int
+    calls: int
+    ns: int
+    nbytes: int
+
+
+#: The columns of a table of rows.
+SIG, MODULE, LOCATION, PHASE, CALLS, NS, BYTES = range(len(Row._fields))
 _SAFE = float(1 << 62)  # what sums up to less fits 64 bits
 
 
@@ -45,7 +58,7 @@ def grouped(rows: Any, *columns: int) -> list[Row]:
     found = np.zeros((len(starts), 7), rows.dtype)
     found[:, columns] = ids[first]
     found[:, CALLS:] = np.add.reduceat(rows[order, CALLS:], starts)
-    return [tuple(row) for row in found[np.argsort(first)].tolist()]
+    return [Row._make(row) for row in found[np.argsort(first)].tolist()]
 
 
 def summed(keys: Any, values: Any) -> dict[int, Any]:

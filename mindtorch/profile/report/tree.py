@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from mindtorch.profile.report.rows import CALLS, MODULE, NS, PHASE, SIG, exact, 
 from mindtorch.profile.report.times import seconds
 
 if TYPE_CHECKING:
-    from mindtorch.profile.cost.forecast import Forecast
-    from mindtorch.profile.measure.collect import Profiler
+    from mindtorch.profile.report.forecast import Forecast
     from mindtorch.profile.report.names import Names
+    from mindtorch.profile.report.recording import Recording
 
 
 _FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
@@ -22,16 +23,16 @@ _BACKWARD = context.PHASES.index("backward")
 
 
 def module_rows(
-    profiler: Profiler, main: str, rows: Any, forecast: Forecast | None = None, share: float = 1.0
+    seen: Recording, rows: Any, forecast: Forecast | None = None, share: float = 1.0
 ) -> list[dict[str, Any]]:
     """Pre-order rows, in the order of first calls in the run; the last row, path "", is the time outside every module.
 
     rows: the table of them. total = self + children, by path. peak_bytes: the most bytes live, in all of the program,
     while the module or one inside it ran. share: of the time of a call, what is the program's own.
     """
-    entries, names = profiler.parts[main][2], profiler.names
-    own = {**_own(profiler, rows, forecast), "params": profiler.book.own(), "trainable": profiler.book.own(True)}
-    calls = profiler.call_times()
+    entries, names, parameters = seen.stages[seen.reached].entries, seen.names, seen.parameters
+    own = {**_own(seen, rows, forecast), "params": parameters.own, "trainable": parameters.own_trainable}
+    calls = seen.call_ns
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))
 
     # An explicit stack: a path may be deeper than Python's recursion limit.
@@ -44,7 +45,7 @@ def module_rows(
         todo.extend((child, depth + 1) for child in sorted(children[path], key=place.__getitem__, reverse=True))
     tree = _Tree(order)
     total = {name: tree.up(np.add, figures) for name, figures in own.items()}
-    peaks = tree.up(np.maximum, profiler.peaks)
+    peaks = tree.up(np.maximum, seen.module_peaks)
     found: list[dict[str, Any]] = []
     for i, (path, depth) in enumerate(order):
         if path in shown:
@@ -76,18 +77,18 @@ def module_rows(
         "self_flops": flops, "flops": flops, "macs": own["macs"].get(0, 0), "self_params": 0, "params": 0,
         "trainable_params": 0, "forward_s": own["forward"].get(0, 0) / 1e9,
         "backward_s": own["backward"].get(0, 0) / 1e9, "call_s": None,
-        "peak_bytes": profiler.peaks.get(0, 0), "ops": own["ops"].get(0, 0),
+        "peak_bytes": seen.module_peaks.get(0, 0), "ops": own["ops"].get(0, 0),
     })  # fmt: skip
     if forecast is not None:
         found[-1]["self_predicted_s"] = found[-1]["predicted_s"] = own["predicted"].get(0, 0.0)
     return found
 
 
-def _own(profiler: Profiler, rows: Any, forecast: Forecast | None) -> dict[str, dict[int, Any]]:
+def _own(seen: Recording, rows: Any, forecast: Forecast | None) -> dict[str, dict[int, Any]]:
     """{figure: {path id: of the module's own ops}}."""
     sigs, which = np.unique(rows[:, SIG].astype(np.int64), return_inverse=True)
     calls, paths, phases = rows[:, CALLS], rows[:, MODULE], rows[:, PHASE].astype(np.int64)
-    costs = [profiler.collector.sig_flops[sig] or (0, 0) for sig in sigs.tolist()]
+    costs = [seen.flops[sig] or (0, 0) for sig in sigs.tolist()]
     flops, macs = (exact([cost[i] for cost in costs], calls) for i in range(2))
     found = {
         "ns": summed(paths, rows[:, NS]),
@@ -145,7 +146,7 @@ class _Tree:
         levels = np.split(by_depth, np.flatnonzero(np.diff(depths[by_depth])) + 1)
         self._levels = [(level, parents[level]) for level in levels if len(level) and depths[level[0]]]
 
-    def up(self, join: Any, own: dict[int, Any]) -> list[Any]:
+    def up(self, join: Any, own: Mapping[int, Any]) -> list[Any]:
         """Of each path, the figures of its own and of all below it, joined."""
         values = [own.get(path, 0) for path in self._paths]
         fits = sum(map(abs, values)) < 1 << 62

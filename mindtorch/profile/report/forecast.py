@@ -1,7 +1,6 @@
 """What a profile's rows take on a target: calls times the time of one, and what bounds it.
 
-The rows are those of a profile, measured or estimated: signature first, number of calls fifth. Each signature has one
-`Work`, or none for time between ops.
+The rows are those of a profile, measured or estimated. Each signature has one `Work`, or none for time between ops.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from typing import Any
 from mindtorch.profile.cost.roofline import BOUNDS, NOTHING, Cost, estimate
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
-
-#: (sig, module, location, phase, calls, ...)
-Row = tuple[int, ...]
-CALLS = 4
+from mindtorch.profile.report.rows import Row
 
 
 class Forecast:
@@ -38,18 +34,18 @@ class Forecast:
         return found
 
     def seconds(self, rows: Iterable[Row]) -> float:
-        return sum(row[CALLS] * self.cost(row[0]).seconds for row in rows)
+        return sum(row.calls * self.cost(row.sig).seconds for row in rows)
 
     def summary(self, rows: Iterable[Row]) -> dict[str, Any]:
         """Seconds bound by computing, by memory and by launches, FLOPs per byte, and the target's name."""
         bound = dict.fromkeys(BOUNDS, 0.0)
         flops = nbytes = 0
         for row in rows:
-            cost, work = self.cost(row[0]), self._works[row[0]]
-            bound[cost.bound] += row[CALLS] * cost.seconds
+            cost, work = self.cost(row.sig), self._works[row.sig]
+            bound[cost.bound] += row.calls * cost.seconds
             if work is not None:
-                flops += row[CALLS] * (work.flops or 0)
-                nbytes += row[CALLS] * work.bytes
+                flops += row.calls * (work.flops or 0)
+                nbytes += row.calls * work.bytes
         return {
             **{f"{name}_s": seconds for name, seconds in bound.items()},
             "intensity": flops / nbytes if nbytes else 0.0,

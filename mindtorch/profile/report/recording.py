@@ -1,0 +1,151 @@
+"""What was seen of a run, by measuring or by estimating: all that a report or a trace is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from mindtorch._ext.opinfo import Op
+from mindtorch.profile.cost.shapes import Shaped
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.cost.work import Work
+from mindtorch.profile.report.names import Names
+
+#: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
+STAGES = ("import", "init", "warmup", "main", "rest")
+
+
+class Places(NamedTuple):
+    """Where the ops of a stage were: on plain tensors, or recorded on lazy ones (of which devices), and their runs."""
+
+    plain_ops: int = 0
+    lazy_ops: int = 0
+    lazy_runs: int = 0
+    device_bits: int = 0
+
+    @property
+    def lazy_devices(self) -> list[int]:
+        return [index for index in range(64) if self.device_bits >> index & 1]
+
+    def plus(self, more: Places) -> Places:
+        return Places(
+            self.plain_ops + more.plain_ops,
+            self.lazy_ops + more.lazy_ops,
+            self.lazy_runs + more.lazy_runs,
+            self.device_bits | more.device_bits,
+        )
+
+
+class Label(NamedTuple):
+    """A stretch that the program or torch gives a name: how often, and nanoseconds in all, at least and at most."""
+
+    calls: int
+    ns: int
+    least: int
+    most: int
+
+    def plus(self, more: Label) -> Label:
+        least, most = min(self.least, more.least), max(self.most, more.most)
+        return Label(self.calls + more.calls, self.ns + more.ns, least, most)
+
+
+@dataclass
+class Stage:
+    """One of `STAGES`. Of a measured run, times and bytes are as recorded; of an estimate, as predicted."""
+
+    rows: Any  # as `rows.as_table` takes them
+    overhead_ns: int  # spent recording, and in no row
+    entries: dict[int, int]  # path id of a module -> how often it was called
+    peak_bytes: int  # the most bytes live
+    places: Places
+    labels: dict[str, Label] = field(default_factory=dict)
+
+
+class Parameters(NamedTuple):
+    """Elements of distinct parameters: all, those that get a gradient, and both by path id of the module that has them.
+
+    model: name, parameters and bytes of the largest model.
+    """
+
+    total: int
+    trainable: int
+    own: dict[int, int]
+    own_trainable: dict[int, int]
+    model: dict[str, object] | None
+
+
+class ThreadWork(NamedTuple):
+    """What threads of one kind did: how many they were, their ops, and the time within ops."""
+
+    threads: int
+    ops: int
+    ns: int
+
+
+class Log(Protocol):
+    """Single events, as far as there was room for them."""
+
+    dropped_events: int
+
+    def event_count(self) -> int: ...
+
+    def event(self, index: int) -> tuple[int, ...]:
+        """kind (see `times`), start and length in ns, sig, module, location, phase, live bytes, number of the thread;
+        of a label, the index of its name for the sig."""
+
+    @property
+    def labels(self) -> Any:
+        """`.names`: the labels' names."""
+
+
+@dataclass
+class Recording:
+    """Everything by stage, by signature (a distinct call: its number is a row's first column), by path id of a module.
+
+    Times of day are nanoseconds on one clock; 0 where something did not happen.
+    """
+
+    mode: str  # "measured" or "estimate"
+    device: str
+    stages: Mapping[str, Stage]
+    ops: Sequence[Op | None]  # by signature; None is the time between ops
+    flops: Sequence[tuple[int, int] | None]  # by signature: (FLOPs, multiply-adds) of a call, None without a formula
+    works: Sequence[Work | None]  # by signature, where there is a target
+    names: Names
+    parameters: Parameters
+    module_peaks: Mapping[int, int]
+    phase_peaks: Sequence[int]
+    memory: dict[str, Any] | None  # what the peak is made of
+    marks: Sequence[int]  # ends of iterations, in the run's own measure
+    warmup: int  # iterations left out
+    steps: int | None  # asked for
+    announced: bool  # whether the program said itself what an iteration is
+    started: int
+    stopped: int
+    frozen: int  # when nothing more was recorded, as asked
+    imported_ns: int = 0  # in the middle of the run
+    compiled_ns: int = 0
+    step_ns: Sequence[int] = ()  # of the iterations reported, recording included
+    call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, likewise
+    shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
+    runs: Sequence[Any] = ()  # of what was recorded on lazy tensors: signatures recorded, ran and unseen, and how often
+    executor: str = ""  # where that ran
+    npu: dict[str, Any] | None = None
+    threads: Sequence[tuple[str, ThreadWork]] = ()
+    unseen_threads: bool = False
+    children: Mapping[str, int] = field(default_factory=dict)  # processes that may have run torch
+    compiled: int = 0  # functions
+    torch_profiles: int = 0  # how often the program started torch's own profiler
+    mark_error: BaseException | None = None
+    interrupted: bool = False
+    exit_code: int = 0
+    target: Target | None = None
+    assumed: Sequence[dict[str, Any]] = ()
+    notes: Sequence[str] = ()  # further warnings
+    log: Log | None = None
+
+    @property
+    def reached(self) -> str:
+        """The stage reported: a run that called no module, or ended early, has not all of them."""
+        return next(name for name in reversed(STAGES[:-1]) if name in self.stages)

@@ -1,0 +1,97 @@
+"""The report's warnings: what its figures leave out, and where they may mislead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindtorch._ext import context
+from mindtorch.profile.report.recording import Recording
+from mindtorch.profile.report.rows import Row
+
+_MATTERS = 0.05  # of the peak
+
+
+def warnings(
+    seen: Recording, uncounted: list[dict[str, Any]], rows: list[Row], macs: int, early_macs: int
+) -> list[str]:
+    """`rows`: by signature and phase. `macs`: multiply-adds that are counted; `early_macs`: before, in construction."""
+    main = seen.reached
+    found = []
+    if uncounted:
+        calls = sum(entry["calls"] for entry in uncounted)
+        names = ", ".join(entry["name"] for entry in uncounted[:5])
+        more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
+        found.append(f"FLOPs leave out {calls} call{'s' * (calls != 1)} of ops without a formula: {names}{more}")
+    if seen.unseen_threads:
+        found.append(
+            "modules ran in threads that began before the profile or that no Python code started; what those "
+            "did is not counted"
+        )
+    if seen.compiled:
+        found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
+    if seen.torch_profiles:
+        times = f"torch's own profiler ({seen.torch_profiles} ×)"
+        found.append(
+            f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
+            "pass through this one first; in a plain run it has them once"
+        )
+    if sums := _gradient_sums(seen, rows):
+        calls, nbytes = sums
+        found.append(
+            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum the gradients of what is "
+            "used more than once; a plain run does some of them in place (add_): its peak may be one of them "
+            "lower"
+        )
+    if seen.children:
+        names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
+        more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
+        found.append(
+            f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
+            "genie profile in place of python, torchrun … --no-python genie profile SCRIPT"
+        )
+    if early_macs > (early_macs + macs) // 100:
+        found.append(
+            f"{early_macs:,} multiply-adds (MACs) ran before the first call of a module and count as "
+            "construction: they are not in the totals"
+        )
+    if seen.warmup and main == "warmup":
+        found.append(f"the program ended within the {seen.warmup} warm-up iterations; the report covers them")
+    if seen.frozen:
+        found.append(f"recording stopped after {seen.steps} iterations, as asked")
+    if seen.stages[main].places.lazy_runs:
+        found.append("peak memory leaves out what lazy ops hold while they run; only computed values are seen")
+    left = {op.name: runs.recorded - runs.ran for op, runs in _recorded(seen) if not op.is_free}
+    left = {name: calls for name, calls in left.items() if calls}
+    if left:
+        names = ", ".join(f"{name} ×{calls}" for name, calls in list(left.items())[:5])
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        found.append(
+            f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
+            "their FLOPs are counted, their time is not"
+        )
+    if main in ("init", "import"):
+        found.append("no nn.Module was called; everything after the first op is reported")
+    if seen.mark_error is not None:
+        found.append(f"start-up and iterations could not be told apart: {seen.mark_error!r}")
+    return [*found, *seen.notes]
+
+
+def _name(seen: Recording, row: Row) -> str:
+    op = seen.ops[row.sig]
+    return "" if op is None else op.name
+
+
+def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
+    """(calls, bytes) of what autograd's engine may have summed in place if nobody watched, where one matters for the
+    peak: it never does while a dispatch mode is on. Formulas of backward that add are among them."""
+    backward = context.PHASES.index("backward")
+    calls = nbytes = 0
+    for row in rows:
+        if row.phase == backward and row.sig and _name(seen, row) == "aten::add":
+            calls, nbytes = calls + row.calls, nbytes + row.nbytes
+    return (calls, nbytes) if calls and nbytes / calls > _MATTERS * max(seen.phase_peaks) else None
+
+
+def _recorded(seen: Recording) -> list[tuple[Any, Any]]:
+    """(op, runs) of every op that was recorded on lazy tensors."""
+    return [(seen.ops[runs.sig], runs) for runs in seen.runs]
