@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = (ROOT / "docs" / "SPEC.md").read_text()
-PAGES = ("docs/SPEC.md", "docs/ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 SOURCES = sorted(
     path
     for folder in ("mindtorch", "cli", "_ext", "tests", "asv_bench", "docs", "examples")
@@ -57,10 +57,10 @@ def test_layout_rows_that_are_kept_have_tests() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_layout_what_a_page_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
-    paths = re.findall(r"(?:^|[ `(])((?:mindtorch|_ext|cli|tests|asv_bench|docs|examples|\.ci)/[\w./*-]*[\w*])", text)
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"(?:^|[ `(\[])((?:mindtorch|_ext|cli|tests|asv_bench|docs|examples|\.ci)/[\w./*-]*[\w*])", text)
+    links = re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", text)
     missing = [path for path in paths if not any(ROOT.glob(path))]
-    missing += [link for link in links if not (ROOT / page).parent.joinpath(link).resolve().exists()]
+    missing += [link for pair in links for link in pair if not (ROOT / page).parent.joinpath(link).resolve().exists()]
     assert missing == []
 
 

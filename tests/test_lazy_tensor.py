@@ -423,20 +423,6 @@ def test_L11_torch_tensor_from_before_the_import_is_caught(in_python: Callable[.
         assert printed.split() == ["LazyTensor", "remote_accelerator:0", "[1.0,", "2.0]"]
 
 
-def test_L11_every_variable_is_in_the_readme(root) -> None:  # type: ignore[no-untyped-def]
-    import re
-
-    text = (root / "README.md").read_text()
-    used = {
-        name
-        for path in (root / "mindtorch").rglob("*.py")
-        for name in re.findall(r"environ(?:\.get)?[\[(]\"(GENIE_\w+)\"|_flag\(\"(GENIE_\w+)\"", path.read_text())
-        for name in name
-        if name
-    }
-    assert used and not sorted(name for name in used if name not in text)
-
-
 def test_L11_logging_goes_to_a_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="mindtorch.intercept"):
         torch.nonzero(torch.ones(2, device=LAZY))

@@ -59,6 +59,7 @@ def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None
     assert {f"_ext/{name}" for name in SOURCES} <= names
     assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md"} <= names
     assert {"mindtorch/py.typed", "mindtorch/base/errors.py", "cli/main.py", "examples/gpt2.py"} <= names
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").iterdir() if path.is_file()} <= names
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))]
 
 

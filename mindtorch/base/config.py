@@ -1,4 +1,4 @@
-"""Every environment variable the library reads, with its default (SPEC L11; the README has the same table)."""
+"""Every environment variable the library reads, with its default (SPEC L11; docs/ENVIRONMENT.md has the same table)."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import torch
 import mindtorch
 from mindtorch.profile import Profiler
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "PROFILE.md"
 
 
-def test_C2_the_readmes_block():
-    (example,) = re.findall(r"<!-- example: profile -->\n```python\n(.+?)```", README.read_text(), re.DOTALL)
+def test_C2_the_documented_block():
+    (example,) = re.findall(r"<!-- example: profile -->\n```python\n(.+?)```", PAGE.read_text(), re.DOTALL)
     out = io.StringIO()
     names = {}
     with redirect_stdout(out):
