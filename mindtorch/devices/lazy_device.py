@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._ext import ledger
+from . import mode
 from .names import device as mindtorch_device
 
 DEVICE_TYPE = "remote_accelerator"
@@ -32,33 +32,16 @@ DATALESS: list[Any] = [torch.device("meta")]
 BELOW: list[torch.device] = [torch.device("meta")]
 #: Bytes that torch's allocator of such devices hands out at a time.
 GRAIN = {"cuda": 512}
-_everywhere = False
-_cudas: int | None = None
-_current_cuda: Callable[[], int] = int  # 0
-
-
-def set_dataless_everywhere(on: bool, cudas: int | None = None, current: Callable[[], int] = int) -> None:
-    """While on (estimates, SPEC C4), no device holds data: ``cpu``, ``cuda:0`` … are places like ``meta``.
-
-    cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
-    current: which one it has chosen.
-    """
-    global _everywhere, _cudas, _current_cuda
-    _everywhere, _cudas, _current_cuda = on, cudas, current
 
 
 def check_cuda(index: int) -> int:
     """``index``, unless an estimate was told that there are fewer CUDA devices: then torch's error."""
-    if _cudas is not None and not 0 <= index < _cudas:
+    told = mode.now.cudas
+    if told is not None and not 0 <= index < told:
         raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {_cudas} device(s)"
+            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {told} device(s)"
         )
     return index
-
-
-def dataless_everywhere() -> bool:
-    """True while estimating."""
-    return _everywhere
 
 
 def device_at(place: int) -> Any:
@@ -69,14 +52,14 @@ def device_at(place: int) -> Any:
 def place_of(device: Any, anywhere: bool = False) -> int:
     """The place of a device of ours or of one that holds no data; ``anywhere``: take it for one that does not."""
     kind, index = _parts(device)
-    anywhere = anywhere or _everywhere
+    anywhere = anywhere or mode.now.everywhere
     if kind == DEVICE_TYPE and not anywhere:
         return index or 0
     if kind != "meta" and not anywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
-        index = _current_cuda() if kind == "cuda" else 0
-    if _cudas is not None and kind == "cuda":
+        index = mode.now.current_cuda() if kind == "cuda" else 0
+    if kind == "cuda":
         check_cuda(index or 0)
     wanted = _device(kind, index)
     if wanted not in DATALESS:
@@ -90,7 +73,7 @@ def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
         return "cuda", device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
-    if _everywhere and spec.type == DEVICE_TYPE:
+    if mode.now.everywhere and spec.type == DEVICE_TYPE:
         return "cuda", spec.index  # also torch's answer to `.to(0)`, since the accelerator that it knows is ours
     return spec.type, spec.index
 
@@ -118,14 +101,14 @@ def known_device(device: Any) -> Any:
 
 def holds_no_data(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
-    if _everywhere:
+    if mode.now.everywhere:
         return True
     return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
 
 
 def is_ours(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
-    if _everywhere:
+    if mode.now.everywhere:
         return False
     if isinstance(device, str):
         return device.startswith(DEVICE_TYPE)

@@ -9,7 +9,8 @@ import torch
 from .._ext import blocks as _blocks
 from .._ext import pool
 from .._ext.guards import NoGrad
-from ..devices.lazy_device import dataless_everywhere, is_ours
+from ..devices import mode
+from ..devices.lazy_device import is_ours
 from ..devices.names import device as mindtorch_device
 from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
@@ -25,7 +26,7 @@ _META = torch.device("meta")
 def names_npu(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is an NPU that we drive."""
     kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    return kind == "npu" and not dataless_everywhere() and not library.stands_aside()
+    return kind == "npu" and not mode.now.everywhere and not library.stands_aside()
 
 
 def index_of(device: Any) -> int:

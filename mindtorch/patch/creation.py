@@ -14,7 +14,8 @@ from .._ext import intern as _intern
 from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from .._ext.guards import Unseen
-from ..devices.lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, place_of
+from ..devices import mode
+from ..devices.lazy_device import device_at, holds_no_data, is_ours, place_of
 from ..engine.execute import tensors
 from ..engine.record import eager, inside, meta, predict
 from . import generators, transforms
@@ -118,7 +119,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
             like = meta.relocate(like.detach(), device_at(index))
         return func(like, *args[1:], **kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
-    if kwargs.pop("pin_memory", False) and not dataless_everywhere():
+    if kwargs.pop("pin_memory", False) and not mode.now.everywhere:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     out = None
     layout = kwargs.get("layout")
@@ -151,9 +152,9 @@ def _default_device(func: Callable[..., Any], args: tuple) -> Any:
     takes_its = func.__name__.endswith("_like") or func.__name__ in ("as_tensor", "asarray", "complex")
     if takes_its and args and isinstance(args[0], torch.Tensor):
         return args[0].device
-    for mode in reversed(_get_current_function_mode_stack()):
-        if isinstance(mode, DeviceContext):  # `with torch.device(...)`, or set_default_device
-            return mode.device
+    for active in reversed(_get_current_function_mode_stack()):
+        if isinstance(active, DeviceContext):  # `with torch.device(...)`, or set_default_device
+            return active.device
     return _CPU
 
 
@@ -168,8 +169,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return lazy
         source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
         return source.to(device_at(index), dtype=dtype, copy=True)
-    if index < 0 and meta.knowing is not None:
-        known = meta.knowing.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
+    if index < 0 and mode.now.known is not None:
+        known = mode.now.known.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
         if known is not None:
             return known
     sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through

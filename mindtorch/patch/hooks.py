@@ -25,10 +25,11 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..base.errors import LazyTensorError
-from ..devices.lazy_device import dataless_everywhere, holds_no_data, place_of
+from ..devices import mode
+from ..devices.lazy_device import holds_no_data, place_of
 from ..devices.names import device as mindtorch_device
 from ..engine.execute import tensors
-from ..engine.record import handlers, inside, meta, predict
+from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
 from ..engine.record.meta import as_meta, relocate
 from ..engine.tensor import classes
@@ -241,7 +242,7 @@ def _nested_hook(original: Any) -> Any:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or dataless_everywhere()
+        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
         return _create(original, args, kwargs) if ours else original(*args, **kwargs)
 
     return make
@@ -266,7 +267,7 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(first, torch.Tensor):
         with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
             return first.device
-    if isinstance(first, int) and not isinstance(first, bool) and dataless_everywhere():
+    if isinstance(first, int) and not isinstance(first, bool) and mode.now.everywhere:
         return torch.device("cuda", first)
     return kwargs.get("device")
 
@@ -295,13 +296,14 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
     if npu_moves.names_npu(target):
         return npu_moves.to(self, args, kwargs)
-    if not lazy and meta.knowing is not None and target is not None and not torch._C._is_torch_function_all_disabled():
-        if dataless_everywhere():
+    knowing = mode.now.known is not None
+    if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
+        if mode.now.everywhere:
             return as_meta(self, place_of(self.device)).to(*args, **kwargs)
         if holds_no_data(target) and torch._C._is_torch_function_enabled():
             dtype, _non_blocking, _format = to_options(args, kwargs)
             return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
-    if not lazy and target is not None and meta.knowing is None and holds_no_data(target) and namespace.speaks():
+    if not lazy and target is not None and not knowing and holds_no_data(target) and namespace.speaks():
         dtype, _non_blocking, _format = to_options(args, kwargs)
         return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
@@ -361,14 +363,14 @@ def _new_hook(name: str) -> Any:
         if device is not None and (
             tensors.is_ours(device)
             or npu_moves.names_npu(device)
-            or (not lazy and meta.knowing is None and holds_no_data(device) and namespace.speaks())
+            or (not lazy and mode.now.known is None and holds_no_data(device) and namespace.speaks())
         ):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return _create(_hooks.original(factory), args, kwargs)
-        nowhere = meta.knowing is not None and lazy and _core.device_index(self) < 0
+        nowhere = mode.now.known is not None and lazy and _core.device_index(self) < 0
         if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
@@ -391,7 +393,7 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         args = (mindtorch_device("npu", args[0]), *args[1:])  # an index is one of the devices that it is on
     target = _target(args, kwargs)
     on_npu = npu_moves.names_npu(target)
-    sized = target is not None and dataless_everywhere() and mindtorch_device(target).type == "npu"
+    sized = target is not None and mode.now.everywhere and mindtorch_device(target).type == "npu"
     if target is None or not (on_npu or sized or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
@@ -434,7 +436,7 @@ def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: 
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
     ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
-    ours = ours or (holds_no_data(self.device) and (meta.knowing is not None or namespace.speaks()))
+    ours = ours or (holds_no_data(self.device) and (mode.now.known is not None or namespace.speaks()))
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return _create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .._ext import lazy as _core
 from .._ext.guards import NoGrad, Unseen
 from ..base.errors import LazyTensorError
-from ..devices.lazy_device import dataless_everywhere
+from ..devices import mode
 from ..engine.tensor import classes
 from ..npu.tensor import as_npu, is_npu
 
@@ -40,7 +40,7 @@ def apply_to_module(
             lazy = _core.get_handle(param) is not None
             if not lazy and param.device.type == "meta":
                 continue
-            if lazy and dataless_everywhere():
+            if lazy and mode.now.everywhere:
                 continue  # all devices are alike: torch's own way keeps the parameter's identity
             moved = done[id(param)] = fn(param)
             if moved is param:

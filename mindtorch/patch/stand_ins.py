@@ -12,7 +12,7 @@ from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOpti
 
 from .. import npu
 from .._ext import lazy as _core
-from ..devices.lazy_device import dataless_everywhere
+from ..devices import mode
 from ..engine.execute import tensors
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
@@ -76,7 +76,7 @@ AUTOCAST = (
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or dataless_everywhere()
+    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or mode.now.everywhere
     _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
 
 

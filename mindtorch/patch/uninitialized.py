@@ -18,7 +18,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     is_lazy,
 )
 
-from ..devices import lazy_device
+from ..devices import lazy_device, mode
 from ..npu.moves import names_npu
 from .modules import apply_to_module, assign_data, is_ours
 
@@ -57,7 +57,7 @@ def _materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -
 
 
 def _names_ours(device: Any) -> bool:
-    return lazy_device.is_ours(device) or names_npu(device) or lazy_device.dataless_everywhere()
+    return lazy_device.is_ours(device) or names_npu(device) or mode.now.everywhere
 
 
 def _device(self: Any) -> Any:

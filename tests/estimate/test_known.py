@@ -282,7 +282,6 @@ def test_C4_assumptions_are_listed_by_line_and_op(knowing: None) -> None:
     assert second["line"] == first["line"] + 2
     with known.knowing():
         assert known.assumed() == []
-    known.install()
 
 
 def test_C4_the_list_is_bounded(knowing: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +328,8 @@ def test_C4_too_much_to_assume_is_said(knowing: None) -> None:
 
 def test_C4_a_wrong_assumption_is_refused() -> None:
     with pytest.raises(UsageError, match="expected a finite number"):
-        known.install("yes")  # type: ignore[arg-type]
+        with known.knowing("yes"):  # type: ignore[arg-type]
+            pass
 
 
 def test_C4_training_with_guards(knowing: None) -> None:

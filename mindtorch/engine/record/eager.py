@@ -16,8 +16,8 @@ from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
 from ...base.config import unsupported
 from ...base.errors import UnsupportedOperationError
+from ...devices import mode
 from ...ops.schema import data_dependent
-from . import meta
 from .backward import on_values
 from .meta import as_meta, refuse
 from .mixing import common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
@@ -116,10 +116,10 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
         mixed_devices(info, args, kwargs)
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
-    if meta.knowing is not None:
+    if mode.now.known is not None:
         inputs = list(lazy_in([*args, *kwargs.values()]))
         if inputs and _core.device_index(inputs[0]) < 0:
-            return meta.knowing.run(info, args, kwargs, inputs, _run_eagerly)
+            return mode.now.known.run(info, args, kwargs, inputs, _run_eagerly)
     return _run_eagerly(info, args, kwargs)
 
 

@@ -15,31 +15,22 @@ from ..._ext import ledger as _ledger
 from ..._ext.guards import NoGrad
 from ...base import sourceline
 from ...base.errors import NoDataError
-from ...devices.lazy_device import dataless_everywhere, device_at, holds_no_data, is_ours, known_device, place_of
+from ...devices import mode
+from ...devices.lazy_device import device_at, holds_no_data, is_ours, known_device, place_of
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
 from .predict import extent
-
-#: While an estimate runs: the module that knows values, or assumes them (mindtorch.profile.estimate.known). Else None.
-knowing: Any = None
-
-
-def know_with(module: Any) -> None:
-    """Let ``module`` answer for the values of tensors without data from now on; None: nobody does (SPEC C4, M5)."""
-    global knowing
-    knowing = module
-
 
 _SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
 
 
 def value_of(t: Any, what: str) -> torch.Tensor:
     """A plain tensor with the value of ``t``, known or assumed, in an estimate; elsewhere an error."""
-    if knowing is None:
+    if mode.now.known is None:
         refuse(what)
     if what in _SCALARS:
         _ledger.note("aten::_local_scalar_dense")
-    value: torch.Tensor = knowing.read(t, what)
+    value: torch.Tensor = mode.now.known.read(t, what)
     return value
 
 
@@ -53,7 +44,7 @@ def address(t: Any, of_storage: bool = False) -> int:
 
     Elsewhere an error. Nothing is there, and no address of the program's own is that large.
     """
-    if knowing is None:
+    if mode.now.known is None:
         refuse("data_ptr")
     start = (_core.root_slot(t._handle) + (1 << 18)) << 44  # 16 TiB each
     if of_storage:
@@ -69,7 +60,7 @@ class MetaStorage:
         self.dtype = t.dtype
         self.device = t.device
         self._extent = extent(t.shape, t.stride(), t.storage_offset())
-        self._address = None if knowing is None else address(t, of_storage=True)
+        self._address = None if mode.now.known is None else address(t, of_storage=True)
 
     def nbytes(self) -> int:
         """Bytes from the start of the storage to the tensor's last element."""
@@ -144,7 +135,7 @@ class MetaTensor(RecordedTensor):
         return value_of(self, "tolist").tolist()
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
-        if knowing is None or not (dtype is None or isinstance(dtype, (str, type))):
+        if mode.now.known is None or not (dtype is None or isinstance(dtype, (str, type))):
             return super().type(dtype, non_blocking, **kwargs)
         if dtype is None:
             name: str = super().type()
@@ -155,7 +146,7 @@ class MetaTensor(RecordedTensor):
         return made.to(kind or "cpu") if (kind or "cpu") != self.device.type else made
 
     def numpy(self, *, force: bool = False) -> Any:
-        if knowing is not None and not force and not (self.is_cpu or self.is_meta):
+        if mode.now.known is not None and not force and not (self.is_cpu or self.is_meta):
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
                 "tensor to host memory first."
@@ -198,12 +189,12 @@ class MetaTensor(RecordedTensor):
         return MetaStorage(self)
 
     def __format__(self, spec: str) -> str:
-        if knowing is not None and self.dim() == 0:
+        if mode.now.known is not None and self.dim() == 0:
             return format(self.item(), spec)
         return object.__format__(repr(self), spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        contents = "..." if knowing is None else knowing.contents(self)
+        contents = "..." if mode.now.known is None else mode.now.known.contents(self)
         parts = [f"device='{self.device}'", f"size={tuple(self.shape)}", f"dtype={self.dtype}"]
         if self.grad_fn is not None:
             parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -251,7 +242,7 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         other = rest.pop(0)
     elif rest and not isinstance(rest[0], (torch.dtype, bool)):
         first = rest.pop(0)
-        target = torch.device(first) if isinstance(first, int) and not dataless_everywhere() else first
+        target = torch.device(first) if isinstance(first, int) and not mode.now.everywhere else first
     if other is not None:
         target = other.device
         options["dtype"] = other.dtype
@@ -266,8 +257,8 @@ def relocate(t: Any, device: Any) -> Any:
 
     In an estimate nothing gets memory: a tensor without data on any device, with the values if they are known.
     """
-    if knowing is not None and _core.device_index(t) < 0:
-        return knowing.move(t, device)
+    if mode.now.known is not None and _core.device_index(t) < 0:
+        return mode.now.known.move(t, device)
     with NoGrad():
         where = "meta" if holds_no_data(device) else device if is_ours(device) else known_device(device)
         made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
@@ -287,9 +278,9 @@ _FastMetaTensor: Any = classes.family(MetaTensor, MetaParameter)
 
 def as_meta(t: torch.Tensor, place: int) -> Any:
     """A MetaTensor that says of itself what is known of any tensor ``t``."""
-    if knowing is not None:
-        return knowing.adopt(t, place)
+    if mode.now.known is not None:
+        return mode.now.known.adopt(t, place)
     return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
 
 
-__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "know_with", "refuse", "relocate", "value_of"]
+__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "refuse", "relocate", "value_of"]

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import torch
 
 from ..._ext import lazy as _core
-from ...devices.lazy_device import dataless_everywhere, device_at, place_of
+from ...devices import mode
+from ...devices.lazy_device import device_at, place_of
 from .inside import wrapped
 from .predict import tensors_in
 
@@ -101,7 +102,7 @@ def _check(info: Any, operands: dict[Any, Any]) -> None:
     # In an estimate, autograd's C++ hands out zeros like that, too.
     made_below = (
         isinstance(info.func, torch._ops.OpOverload)
-        or dataless_everywhere()
+        or mode.now.everywhere
         or (torch._C._functorch.peek_interpreter_stack() is not None)
     )
     first = ""

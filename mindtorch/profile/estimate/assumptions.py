@@ -35,7 +35,7 @@ def begin(number: float) -> None:
 
 
 def assumed() -> list[dict[str, Any]]:
-    """What was assumed since install(): one row per source line and op, most frequent first.
+    """What was assumed since `begin`: one row per source line and op, most frequent first.
 
     Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
     it was taken to be full of, and calls.

@@ -18,7 +18,8 @@ import numpy
 import torch
 
 from ..._ext import lazy as _core
-from ...devices.lazy_device import dataless_everywhere, place_of
+from ...devices import mode
+from ...devices.lazy_device import place_of
 from ...engine.record.meta import as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
@@ -225,7 +226,7 @@ def _without_data(value: Any, place: int) -> Any:
 def _opener(original: Any) -> Any:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
-        if not dataless_everywhere() or framework not in FRAMEWORKS:
+        if not mode.now.everywhere or framework not in FRAMEWORKS:
             return original(filename, framework, device=device, **options)
         if isinstance(saved_tensors := saved.found(filename), _SavedTensors):
             return _SavedFile(saved_tensors, device)

@@ -24,8 +24,9 @@ from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.signals import by_signal_handler
 from ...base.errors import NoDataError
+from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
-from ...engine.record import meta, predict
+from ...engine.record import predict
 from ...engine.record.predict import ABSORBING, BLIND, concrete, lazy_in, little
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
@@ -37,12 +38,10 @@ __all__ = [
     "assumed",
     "contents",
     "create",
-    "install",
     "knowing",
     "move",
     "read",
     "run",
-    "uninstall",
 ]
 
 _CPU = torch.device("cpu")
@@ -50,32 +49,23 @@ _EMPTY = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like", "n
 kept, handle_of = _core.kept, _core.get_handle
 
 
-# ---- on and off ------------------------------------------------------------------------------------------------------
-def install(assume: float = 0) -> None:
-    """Know small values from now on, and take unknown ones that the program reads for ``assume``."""
+@contextmanager
+def knowing(assume: float = 0) -> Iterator[None]:
+    """Know small values for the length of a block, and take unknown ones that the program reads for ``assume``.
+
+    Afterwards reading a tensor without data is an error again; what was assumed stays listed.
+    """
     assumptions.begin(assume)
     ran.clear()
     _names.clear()
-    meta.know_with(_Answers)
-    _intercept.set_evaluator(_evaluate)
-    _hooks.take_meta(torch._C._is_torch_function_enabled)
-
-
-def uninstall() -> None:
-    """Know nothing more: reading a tensor without data is an error again. What was assumed stays listed."""
-    _hooks.take_meta(None)
-    _intercept.set_evaluator(None)
-    meta.know_with(None)
-
-
-@contextmanager
-def knowing(assume: float = 0) -> Iterator[None]:
-    """``install()`` for the length of a block."""
-    install(assume)
-    try:
-        yield
-    finally:
-        uninstall()
+    with mode.enter(known=_Answers):
+        _intercept.set_evaluator(_evaluate)
+        _hooks.take_meta(torch._C._is_torch_function_enabled)
+        try:
+            yield
+        finally:
+            _hooks.take_meta(None)
+            _intercept.set_evaluator(None)
 
 
 # ---- reads -----------------------------------------------------------------------------------------------------------

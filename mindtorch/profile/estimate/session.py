@@ -15,7 +15,8 @@ from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
 from ...base.errors import UsageError
-from ...devices.lazy_device import dataless_everywhere, place_of, set_dataless_everywhere
+from ...devices import mode
+from ...devices.lazy_device import place_of
 from ...engine.execute import tensors
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
@@ -34,7 +35,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
     assume: what a value is taken for that nobody knows, where the program decides on it; see `known.assumed`.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
-    if dataless_everywhere():
+    if mode.now.everywhere:
         raise UsageError("[estimate] one is under way already")
     tensors.flush("estimate")
     enabled = hooks.is_enabled()
@@ -45,8 +46,8 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         tensors.in_use()
         _core.keep_calls(True)  # what is reported afterwards names them
         stack.callback(_core.keep_calls, False)
-        set_dataless_everywhere(True, None if accelerator is None else accelerator.count, current_device)
-        stack.callback(set_dataless_everywhere, False)
+        cudas = None if accelerator is None else accelerator.count
+        stack.enter_context(mode.enter(everywhere=True, cudas=cudas, current_cuda=current_device))
         stack.callback(set_current, 0)
         _hooks.route_everything(torch._C._is_torch_function_all_disabled)
         stack.callback(_hooks.route_everything, None)

@@ -18,7 +18,7 @@ from mindtorch._ext import lazy as _core
 from mindtorch._ext.balance import Balance, Block
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
-from mindtorch.devices.lazy_device import dataless_everywhere
+from mindtorch.devices import mode
 from mindtorch.engine.semantics import modules
 from mindtorch.profile.report import times
 from mindtorch.profile.report.names import Names
@@ -60,7 +60,7 @@ def say_roles() -> None:
         say_what_is_held(parameters, buffers)
         with torch._C.DisableTorchFunction():
             grads = [p.grad if p.is_leaf else None for p in parameters]
-        if dataless_everywhere():  # C++ makes some itself, as plain tensors: asked for, they become ours
+        if mode.now.everywhere:  # C++ makes some itself, as plain tensors: asked for, they become ours
             grads = [g if g is None or _core.get_handle(g) is not None else p.grad
                      for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
         say((grad for grad in grads if grad is not None), GRADIENTS)

@@ -1,0 +1,38 @@
+"""What a program's tensors are taken for. By default they are recorded where a device of ours is named; in an estimate
+(SPEC C4) they are without data wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Mode:
+    """everywhere: no device holds data; ``cpu``, ``cuda:0`` … are places like ``meta``.
+
+    known: what answers for the values of tensors without data (`mindtorch.profile.estimate.known`); None: nobody does.
+    cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
+    current_cuda: which one it has chosen.
+    """
+
+    everywhere: bool = False
+    known: Any = None
+    cudas: int | None = None
+    current_cuda: Callable[[], int] = int  # 0
+
+
+now = Mode()
+
+
+@contextmanager
+def enter(**changes: Any) -> Iterator[None]:
+    """The mode is another one for the length of a block, in every thread."""
+    global now
+    before, now = now, replace(now, **changes)
+    try:
+        yield
+    finally:
+        now = before
