@@ -2,5 +2,7 @@
 
 import os
 
+#: The package as programs import it.
+NAME = __name__.partition(".")[0]
 #: The installed package: every Python file of ours lies in it.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

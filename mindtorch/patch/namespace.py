@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .._ext import hooks as _hooks
+from ..base import NAME
 from ..devices.lazy_device import holds_no_data
 from ..devices.names import device as mindtorch_device
 from ..devices.names import get_default_device
@@ -25,7 +26,7 @@ from . import creation
 
 CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
 _made: dict[str, Any] = {}
-_package = sys.modules[__package__.partition(".")[0]]
+_package = sys.modules[NAME]
 # A checkout that comes first on the path takes its modules from the installed package: see __init__.
 _own = (os.path.dirname(os.path.abspath(file or "")) for file in (torch.__file__, _package.__file__))
 _folders = tuple(folder + os.sep for folder in (*_own, *_package.__path__))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..base import NAME
 from ..base.errors import UnsupportedOperationError
 from ..npu.tensor import is_npu
 from . import attention
@@ -88,8 +89,7 @@ def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def _tell_dynamo() -> None:
     from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
 
-    assert __package__
-    trace_rules.add(__package__)  # else it compiles our own Python code, which runs inside the program's calls
+    trace_rules.add(NAME)  # else it compiles our own Python code, which runs inside the program's calls
 
 
 _stand_ins = [
