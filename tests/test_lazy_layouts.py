@@ -5,6 +5,7 @@ Calls of up to 16,384 elements are tried on the kernel as they are: all tensors 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -140,6 +141,40 @@ def test_L3_strides_of_large_gradients(name: str, make: Callable[[str], torch.Te
         return [() if g is None else g.stride() for g in found]
 
     assert gradients("remote_accelerator:0") == gradients("cpu")
+
+
+NORMS: dict[str, Callable[..., object]] = {
+    "rms_norm": lambda x, shape, weight: F.rms_norm(x, shape, weight),
+    "_fused_rms_norm": lambda x, shape, weight: torch.ops.aten._fused_rms_norm(x, shape, weight, None),
+    "layer_norm": lambda x, shape, weight: F.layer_norm(x, shape, weight),
+    "native_layer_norm": lambda x, shape, weight: torch.native_layer_norm(x, shape, weight, None, 1e-5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_L3_norms_of_empty_tensors_and_of_odd_strides(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is empty, or has sizes of 1, passes for contiguous with strides that kernels hand on; nothing is tried."""
+    monkeypatch.setattr(trial, "COPIES", False)
+    monkeypatch.setattr(trial, "OWN_SIZE", -1)
+    _core.forget_calls()
+
+    def facts(device: str, size: tuple[int, ...], stride: tuple[int, ...], weighs: torch.dtype | None) -> object:
+        x = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        weight = None if weighs is None else torch.ones(size[-1:], dtype=weighs, device=device)
+        made = NORMS[name](x, size[-1:], weight)
+        return [(t.shape, t.stride(), t.dtype) for t in (made if isinstance(made, tuple) else (made,))]
+
+    wrong = []
+    for size in itertools.product((0, 1, 3), repeat=3):
+        for order in itertools.permutations(range(3)):
+            stride = torch.empty([size[i] for i in order]).permute([order.index(i) for i in range(3)]).stride()
+            for weighs in (None, dtype, torch.float32):
+                eager, lazy = (facts(d, size, stride, weighs) for d in ("cpu", "remote_accelerator:0"))
+                wrong += [(size, stride, weighs, lazy, eager)] if lazy != eager else []
+    assert wrong == []
 
 
 # ---- small copies of large calls -------------------------------------------------------------------------------------

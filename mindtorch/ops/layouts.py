@@ -94,6 +94,30 @@ def _element_wise(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
     return outs if found is None else [_strided(o, found[0][1]) for o in outs]
 
 
+def _scaled(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
+    """``rms_norm(x, shape, weight, eps)``: x times one factor a row, times the weight, then made contiguous. What is
+    empty passes for contiguous however it is laid out."""
+    x = tensors[0]
+    shape = next(a for a in args if isinstance(a, (int, tuple, list)))
+    rows = x.shape[: x.dim() - (1 if isinstance(shape, int) else len(shape))]
+    factors = torch.empty((*rows, *(1,) * (x.dim() - len(rows))), device="meta")
+    made = _element_wise(outs[:1], [x, factors], args)
+    if tensors[1:]:
+        made = _element_wise(outs[:1], [*made, tensors[1]], args)
+    return [made[0] if made[0].is_contiguous() else _empty(made[0]), *outs[1:]]
+
+
+def _with_statistics(layout: Rule) -> Rule:
+    """``native_layer_norm(x, …)``: means and deviations are as precise as the weights, without those as x."""
+
+    def rule(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
+        dtype = tensors[min(1, len(tensors) - 1)].dtype
+        out, *rest = layout(outs, tensors, args)
+        return [out, *(torch.empty(o.shape, dtype=dtype, device="meta") for o in rest[:2]), *rest[2:]]
+
+    return rule
+
+
 def _gated(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
     """``glu(x, dim)``: of the halves of x."""
     dim = next((a for a in args[1:] if type(a) is int), -1)
@@ -220,7 +244,7 @@ RULES: dict[str, Rule] = {
     **_rows(
         _as_suggested_by(0),
         "group_norm channel_shuffle native_channel_shuffle reflection_pad2d reflection_pad3d "
-        "replication_pad2d replication_pad3d _batch_norm_with_update",
+        "replication_pad2d replication_pad3d",
     ),
     **_rows(
         _as_suggested_by(1),
@@ -232,6 +256,9 @@ RULES: dict[str, Rule] = {
         _element_wise,
         "copysign heaviside xlogy special_xlogy special_xlog1py logaddexp logaddexp2 native_dropout_backward",
     ),
+    **_rows(_scaled, "rms_norm _fused_rms_norm"),
+    **_rows(_with_statistics(_dense), "layer_norm native_layer_norm"),
+    **_rows(_with_statistics(_as_suggested_by(0)), "_batch_norm_with_update"),
     **_rows(_gated, "glu"),
     **_rows(_scaled_by_powers, "ldexp"),
     **_rows(_power, "pow"),
