@@ -238,6 +238,37 @@ def test_L7_a_generator_of_the_device_does_not_draw_for_the_cpu(name: str) -> No
         assert not torch.equal(g.get_state(), state)
 
 
+CPU_DRAWS: dict[str, Callable[[torch.Tensor, torch.Generator], object]] = {
+    **{
+        name: draw
+        for name, draw in DRAWS.items()
+        if name not in ("rand", "randn there", "randperm", "normal", "sampler")
+    },
+    "rand": lambda x, g: torch.rand(2, generator=g, device=x.device),
+    "randperm": lambda x, g: torch.randperm(3, generator=g, device=x.device),
+    "normal": lambda x, g: torch.normal(0.0, 1.0, (2,), generator=g, device=x.device),
+    "randint out": lambda x, g: torch.randint(3, (2, 2), generator=g, out=x),
+    "under a default device": lambda x, g: _under(x.device, lambda: torch.rand(2, generator=g)),
+    "of which gradients are wanted": lambda x, g: (x.clone().requires_grad_() * 1).normal_(generator=g),
+    "default generator": lambda x, g: x.normal_(generator=torch.default_generator),
+}
+
+
+def _under(device: torch.device, call: Callable[[], object]) -> object:
+    with device:
+        return call()
+
+
+@pytest.mark.parametrize("name", CPU_DRAWS)
+def test_L7_a_generator_of_the_cpu_does_not_draw_for_the_device(name: str) -> None:
+    """As torch has it for CUDA; nothing is written, no number drawn."""
+    x, g = torch.full((2, 2), 0.5, device=DEVICES[0]), torch.Generator().manual_seed(3)
+    state = g.get_state()
+    with pytest.raises(RuntimeError, match="Expected a 'remote_accelerator' device type for generator but found 'cpu'"):
+        CPU_DRAWS[name](x, g)
+    assert torch.equal(g.get_state(), state) and x.tolist() == [[0.5, 0.5]] * 2
+
+
 def test_L7_generators_follow_the_default_device() -> None:
     g = torch.Generator(DEVICES[0])
     with torch.device(DEVICES[0]):

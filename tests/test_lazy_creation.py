@@ -297,7 +297,7 @@ WITH_OUT: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
     "linspace": lambda d, out: torch.linspace(0, 1, 3, out=out, device=d),
     "randn": lambda d, out: torch.randn(3, out=out, device=d),
     "resized": lambda d, out: torch.ones(5, out=out, device=d),
-    "generator": lambda d, out: torch.randn(3, out=out, device=d, generator=torch.Generator().manual_seed(3)),
+    "generator": lambda d, out: torch.randn(3, out=out, device=d, generator=torch.Generator(d).manual_seed(3)),
 }
 
 
@@ -320,7 +320,7 @@ def test_L2_out_is_what_comes_back(name: str, same_as_eager: Callable[..., None]
 
 def test_L2_generator_argument_draws_from_that_generator(same_bits: Callable[..., None]) -> None:
     expected = torch.randn(4, generator=torch.Generator().manual_seed(9))
-    got = torch.randn(4, generator=torch.Generator().manual_seed(9), device=LAZY)
+    got = torch.randn(4, generator=torch.Generator(LAZY).manual_seed(9), device=LAZY)
     assert isinstance(got, mindtorch.LazyTensor)
     same_bits(got, expected)
 

@@ -335,7 +335,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(in_python: Ca
             for _ in range(5):
                 (x + 1).nonzero()
                 x[x > 0]
-                torch.rand(2, device=d, generator=torch.Generator())
+                torch.rand(2, device=d, generator=torch.Generator(d))
         threads = [threading.Thread(target=program) for _ in range(2)]
         for t in threads: t.start()
         for t in threads: t.join()

@@ -118,6 +118,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         if _core.device_index(like) != index:
             like = meta.relocate(like.detach(), device_at(index))
         return func(like, *args[1:], **kwargs)
+    if index >= 0:
+        eager.check_generator(kwargs.get("generator"))
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False) and not mode.now.everywhere:
         raise RuntimeError("Only dense CPU tensors can be pinned")

@@ -13,6 +13,7 @@ import torch
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..engine.execute import tensors
+from ..engine.record import eager
 
 __all__ = ["Generator", "draw", "unwatch", "where_it_draws"]
 _watching: list[Any] = []  # functions of torch's that are asked about
@@ -27,6 +28,7 @@ class Generator(torch.Generator):
         tensors.on_device()
         _watch()
         made = super().__new__(cls, tensors.executor().device)
+        eager.generators[made._cdata] = made  # type: ignore[attr-defined]
         made._device = tensors.torch_device(tensors.index_of(device))
         return made
 

@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.config import unsupported
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
+from ...devices.lazy_device import DEVICE_TYPE
 from ...ops.schema import data_dependent
 from .backward import on_values
 from .meta import as_meta, refuse
@@ -123,6 +125,16 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     return _run_eagerly(info, args, kwargs)
 
 
+#: The program's generators on the device, by the C++ object: below Python another object may stand for it.
+generators: weakref.WeakValueDictionary[int, torch.Generator] = weakref.WeakValueDictionary()
+
+
+def check_generator(given: Any) -> None:
+    """Raise torch's own error unless ``given`` may draw on the device: a generator of it, or None."""
+    if isinstance(given, torch.Generator) and given._cdata not in generators:  # type: ignore[attr-defined]
+        raise RuntimeError(f"Expected a '{DEVICE_TYPE}' device type for generator but found '{given.device.type}'")
+
+
 def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     inputs: list[torch.Tensor] = []
     written = bytearray()
@@ -133,9 +145,12 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     for t in tensors_in([*args, *kwargs.values()]):
         if getattr(type(t), "_settle", None) is not None:
             t._settle()  # type: ignore[attr-defined]
+    index = _core.device_index(inputs[0]) if inputs else 0
+    if info.random and index >= 0:
+        for a in (*args, *kwargs.values()):
+            check_generator(a)
     note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
-    index = _core.device_index(inputs[0]) if inputs else 0
     device = _META if index < 0 else _runtime.device()
     if index < 0:
         named = {**dict(enumerate(args)), **kwargs}
