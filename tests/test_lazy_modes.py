@@ -7,7 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -103,6 +103,26 @@ USED: dict[str, Call] = {
     "multinomial": lambda d, x: torch.multinomial(x, 1),
     "normal_": lambda d, x: x.normal_(),
     "manual_seed": lambda d, x: torch.manual_seed(0),
+    "shape": lambda d, x: x.shape,
+    "dtype": lambda d, x: x.dtype,
+    "device": lambda d, x: x.device,
+    "is_cpu": lambda d, x: x.is_cpu,
+    "is_cuda": lambda d, x: x.is_cuda,
+    "is_meta": lambda d, x: x.is_meta,
+    "get_device": lambda d, x: x.get_device(),
+    "size": lambda d, x: (x.size(), x.dim(), x.numel(), x.stride(), len(x)),
+    "attributes": lambda d, x: (x.ndim, x.layout, x.requires_grad, x.grad, x.is_leaf, x.nbytes, x.itemsize),
+    "attributes of a parameter": lambda d, x: [getattr(nn.Parameter(x), name) for name in ("shape", "dtype", "device")],
+    "is_pinned": lambda d, x: x.is_pinned(),
+    "is_set_to": lambda d, x: x.is_set_to(x),
+    "to_dlpack": lambda d, x: torch.utils.dlpack.to_dlpack(x),
+    "one_hot": lambda d, x: F.one_hot(x.long()),
+    "pad_sequence": lambda d, x: nn.utils.rnn.pad_sequence([x, x[:1]]),
+    "pad_sequence on the left": lambda d, x: nn.utils.rnn.pad_sequence([x[:1], x], True, 2.0, "left"),
+    "lstm": lambda d, x: nn.LSTM(2, 2, device=d)(x[None]),
+    "self-attention": lambda d, x: nn.MultiheadAttention(2, 1, device=d)(x[None], x[None], x[None]),
+    "load_state_dict": lambda d, x: nn.Linear(2, 2, device=d).load_state_dict(nn.Linear(2, 2).state_dict()),
+    "assert_close": lambda d, x: torch.testing.assert_close(x, x),
 }
 
 
@@ -149,6 +169,37 @@ def seen(mode: type[Functions] | type[Operators], d: str, call: Call) -> list[st
 def test_L3_modes_see_what_they_see_on_the_cpu(name: str, mode: type[Functions]) -> None:
     call = (CREATED | USED)[name]
     assert seen(mode, LAZY, call) == seen(mode, "cpu", call)
+
+
+def test_L3_what_modes_and_classes_make_of_attributes() -> None:
+    """What they say is what the program gets; a default device is no mode that is asked."""
+
+    class Otherwise(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            return "otherwise" if func == torch.Tensor.shape.__get__ else func(*args, **(kwargs or {}))
+
+    class Named(torch.Tensor):
+        seen: ClassVar[list[Any]] = []
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            cls.seen.append(getattr(func, "__self__", func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def program(d: str) -> object:
+        x = torch.ones(2).to(d)
+        with Otherwise():
+            told = (x.shape, x.dtype, x.is_cpu == (d == "cpu"))
+        with torch.device(d):
+            told += (x.shape, x.device == torch.device(d))
+        named = x.as_subclass(Named)
+        Named.seen.clear()
+        told += (named.shape, named.dtype, named.is_cuda, named.device == torch.device(d))
+        with pytest.raises(AttributeError, match="is not writable"):
+            x.shape = (1,)  # type: ignore[misc]
+        return told, [getattr(f, "__name__", "?") for f in Named.seen]
+
+    assert program(LAZY) == program("cpu")
 
 
 @pytest.mark.parametrize("call", [lambda d, x: copy.copy(x), lambda d, x: copy.deepcopy(x), lambda d, x: x.__copy__()])

@@ -19,7 +19,8 @@ def torch_device(index: int) -> Any:
     device = _torch_devices.get(index)
     if device is None:
         try:
-            device = torch.device(DEVICE_TYPE, index)
+            with torch._C.DisableTorchFunction():  # the program did not ask for it
+                device = torch.device(DEVICE_TYPE, index)
         except RuntimeError:
             return mindtorch_device(DEVICE_TYPE, index)
         _torch_devices[index] = device

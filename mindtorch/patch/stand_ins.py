@@ -12,6 +12,7 @@ from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOpti
 
 from .. import npu
 from .._ext import lazy as _core
+from .._ext.guards import Unseen
 from ..devices import mode
 from ..engine.execute import tensors
 from ..npu import moves as npu_moves
@@ -43,7 +44,11 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
 def _to_dlpack(self: torch.Tensor) -> Any:
     if is_npu(self):
         self.__dlpack__()  # raises
-    return _torch_to_dlpack(tensors._copy_out(self.detach(), "dlpack") if _core.get_handle(self) is not None else self)
+    if _core.get_handle(self) is None:
+        return _torch_to_dlpack(self)
+    with Unseen():
+        plain = tensors._copy_out(self.detach(), "dlpack")
+    return _torch_to_dlpack(plain)
 
 
 @functools.wraps(_torch_manual_seed)

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
+from ..._ext import attributes as _attributes
 from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
@@ -25,7 +27,7 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError
 from ...base.warned import listen
-from ...devices.lazy_device import BELOW, DEVICE_TYPE, index_of, is_ours, torch_device  # noqa: F401
+from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, is_ours, torch_device  # noqa: F401
 from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
@@ -459,6 +461,7 @@ def _install() -> _tape.Tape:
     )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
+    _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(_Runtime)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]

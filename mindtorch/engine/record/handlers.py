@@ -16,6 +16,7 @@ from ..._ext.guards import NoGrad
 from ...base.errors import LazyTensorError
 from ...devices import mode
 from ...devices.lazy_device import is_ours, place_of
+from ..tensor.recorded import ATTRIBUTES
 from . import eager, inside, predict
 from .meta import as_meta, value_of
 
@@ -104,12 +105,26 @@ def _pad_sequence(
     if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
         return NotImplemented  # torch says what is wrong
     longest, batch = max(len(t) for t in sequences), len(sequences)
+    if _watched():
+        return _padded_step_by_step(sequences, longest, batch_first, padding_value, padding_side)
     places = []
     for i, t in enumerate(sequences):
         begin = longest - len(t) if padding_side == "left" else 0
         places += [i * longest + k if batch_first else k * batch + i for k in range(begin, begin + len(t))]
     spread = _spread(torch.cat(tuple(sequences)), places, longest * batch, padding_value)
     return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
+
+
+def _padded_step_by_step(sequences: Any, longest: int, batch_first: bool, value: float, side: str) -> Any:
+    """As torch's C++ does it."""
+    first = sequences[0]
+    size = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    out = torch.full((*size, *first.shape[1:]), value, dtype=first.dtype, device=first.device)
+    for i, t in enumerate(sequences):
+        begin = longest - len(t) if side == "left" else 0
+        place = out.select(0, i).narrow(0, begin, len(t)) if batch_first else out.narrow(0, begin, len(t)).select(1, i)
+        place.copy_(t)
+    return out
 
 
 def _pad_packed_sequence(
@@ -145,6 +160,23 @@ def _type_as(args: tuple, kwargs: dict) -> Any:
     if target.device == other.device:
         return NotImplemented
     return target.to(other)  # C++ takes both to be on the CPU
+
+
+def _watched() -> bool:
+    """Does a dispatch mode of the program look on? It is to see what torch itself would do."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _query(op: Any, answer: Handler) -> dict[Any, Handler]:
+    """What a query gives, as a method and as the operator that dispatch modes see."""
+
+    def asked(args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not _watched():
+            return answer(args, kwargs)
+        with torch._C.DisableTorchFunction():
+            return op(*args, **kwargs)
+
+    return {getattr(_base, op._schema.name.removeprefix("aten::")): asked, op: answer}
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
@@ -326,7 +358,10 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
         return NotImplemented
-    zeros = index.new_zeros((*index.shape, classes))
+    if _watched() and not _without_data(index):
+        zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
+    else:
+        zeros = index.new_zeros((*index.shape, classes))
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 
 
@@ -376,9 +411,7 @@ def table() -> dict[Any, Handler]:
         _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
         _base.data.__set__: set_data,  # type: ignore[attr-defined]
         torch._C._VariableFunctions._make_dual: _unsure,
-        _base.device.__get__: lambda args, kwargs: args[0].device,  # type: ignore[attr-defined]
-        _base.shape.__get__: lambda args, kwargs: args[0].shape,  # type: ignore[attr-defined]
-        _base.dtype.__get__: lambda args, kwargs: args[0].dtype,  # type: ignore[attr-defined]
+        **{getattr(_base, name).__get__: attribute.answer for name, attribute in ATTRIBUTES.items()},
         _base.item: lambda args, kwargs: args[0].item(),
         _base.tolist: lambda args, kwargs: args[0].tolist(),
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
@@ -389,10 +422,10 @@ def table() -> dict[Any, Handler]:
         _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
         **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
         _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
-        _base.is_set_to: _is_set_to,
+        **_query(torch.ops.aten.is_set_to.default, _is_set_to),
+        **_query(torch.ops.aten.is_pinned.default, lambda args, kwargs: False),
         _base.type_as: _type_as,
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
-        _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.

@@ -105,18 +105,6 @@ class MetaStorage:
 class MetaTensor(RecordedTensor):
     """A tensor on ``meta[:i]``: what every op gives is known, and nothing is computed or allocated."""
 
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self.device.type == "meta"
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self.device.type == "cuda"
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return self.device.type == "cpu"
-
     def get_device(self) -> int:
         return -1 if self.device.index is None else self.device.index
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..._ext import intercept as _intercept
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
+from ..._ext.attributes import Attribute
 from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError
 
@@ -219,6 +220,11 @@ def _methods(base: Any) -> dict[str, Any]:
     return found
 
 
+def _attributes_of(base: Any) -> dict[str, Attribute]:
+    """Torch's attributes that the class answers itself."""
+    return {n: a for cls in reversed(base.__mro__) for n, a in vars(cls).items() if isinstance(a, Attribute)}
+
+
 def _overridden(base: Any) -> dict[Any, Any]:
     table = _tables.get(base)
     if table is None:
@@ -232,6 +238,7 @@ def _routed(base: Any) -> Any:
     if made is None:
         _keys.class_asks_first()
         methods = {name: _asking(getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items()}
+        methods |= {name: a.asking() for name, a in _attributes_of(base).items()}
         methods["__hash__"] = base.__hash__  # Python takes it from a class that compares in its own way
         made = _routes[base] = RecordedMeta(base.__name__, (base,), {**methods, "_routed": True})
     return made

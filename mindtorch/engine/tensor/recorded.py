@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
+from ..._ext import attributes as _attributes
 from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad, Unseen
-from ...devices.lazy_device import device_at
 from . import classes
 from .metadata import TensorMetadata
 
@@ -71,7 +71,7 @@ def _is_leaf(t: Any) -> bool:
 _SHOWN = (
     "item", "tolist", "numpy", "__array__", "cpu", "cuda", "__bool__", "__int__", "__float__", "__complex__",
     "__index__", "__repr__", "__format__", "__dlpack__", "__dlpack_device__", "data_ptr", "untyped_storage", "storage",
-    "new", "__deepcopy__",
+    "new", "__deepcopy__", "get_device",
 )  # fmt: skip
 _modes_on = torch._C._len_torch_function_stack
 _functions_on = torch._C._is_torch_function_enabled
@@ -144,6 +144,13 @@ def _formatted(t: torch.Tensor, value: torch.Tensor) -> str:
     return ("Parameter containing:\n" if isinstance(t, torch.nn.Parameter) else "") + whole
 
 
+#: Attributes that tensors of ours answer themselves.
+ATTRIBUTES: dict[str, _attributes.Attribute] = {
+    name: _attributes.Attribute(name, getattr(torch._C.TensorBase, name))
+    for name in ("shape", "dtype", "device", "is_cpu", "is_cuda", "is_meta")
+}
+
+
 class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
     """A tensor whose calls are recorded: on ``remote_accelerator`` (LazyTensor) or without data (MetaTensor)."""
 
@@ -162,22 +169,6 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
         return classes.as_subclass(self, cls)
 
     # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return _core.meta_of(self._handle)[1]
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return _core.meta_of(self._handle)[0]
-
-    @property
-    def device(self) -> Any:  # type: ignore[override]
-        return device_at(_core.device_index(self))
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
     def get_device(self) -> int:
         return _core.device_index(self)
 
@@ -211,3 +202,7 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
     def metadata(self) -> TensorMetadata:
         """A view on what the engine knows about this value; built on demand."""
         return TensorMetadata(self)
+
+
+for _name, _attribute in ATTRIBUTES.items():
+    setattr(RecordedTensor, _name, _attribute)

@@ -1,0 +1,89 @@
+"""What torch's tensors tell without running anything, told of ours.
+
+Function modes of the program see these asked, as they do of torch's own tensors.
+"""
+from .lazy cimport get_tape, handle_of
+from .structs cimport MetaS
+from .tape cimport Handle, Tape
+
+cdef extern from "Python.h":
+    object PyObject_CallNoArgs(object callable)
+
+cdef Tape tape = None
+cdef object modes_on, functions_on, mode_at, harmless, device_at
+
+cdef enum:
+    SHAPE, DTYPE, DEVICE, KIND                 # KIND: is it on a device of this type?
+
+cdef dict KINDS = {"shape": SHAPE, "dtype": DTYPE, "device": DEVICE}
+
+
+def init(torch, default_device, place):
+    """Hand in torch, the class of modes that set a default device, and what names the device of a place.
+
+    Called once, after lazy.init().
+    """
+    global tape, modes_on, functions_on, mode_at, harmless, device_at
+    tape = get_tape()
+    modes_on = torch._C._len_torch_function_stack
+    functions_on = torch._C._is_torch_function_enabled
+    mode_at = torch._C._get_function_stack_at
+    harmless = default_device
+    device_at = place
+
+
+cdef bint _asked() except -1:
+    """Is there a function mode that wants to know? A default device is none: it looks at what makes tensors."""
+    modes = PyObject_CallNoArgs(modes_on)
+    if not modes or not PyObject_CallNoArgs(functions_on):
+        return False
+    return modes > 1 or type(mode_at(0)) is not harmless
+
+
+cdef class Attribute:
+    """Attribute `name` of tensors of ours: shape, dtype, device, or is_cpu and its like. `theirs`: torch's own.
+
+    asks: of classes whose ``__torch_function__`` is the program's, and wants to know, too.
+    """
+    cdef object name, theirs
+    cdef int kind
+    cdef bint asks
+
+    def __init__(self, str name not None, theirs, bint asks=False):
+        self.name = name
+        self.theirs = theirs
+        self.asks = asks
+        self.kind = KINDS.get(name, KIND)
+
+    def __get__(self, instance, owner):
+        if instance is None:
+            return self
+        if _asked() or (self.asks and functions_on()):
+            return self.theirs.__get__(instance)
+        return self.known(instance)
+
+    def __set__(self, instance, value):
+        self.theirs.__set__(instance, value)       # refused, in torch's words
+
+    def asking(self):
+        """The same for classes with a ``__torch_function__`` of the program's."""
+        return Attribute(self.name, self.theirs, True)
+
+    cpdef known(self, t):
+        """What it is of tensor `t`, whoever wants to know."""
+        cdef Handle h = handle_of(t)
+        cdef MetaS* m
+        if h is None:
+            raise AttributeError(f"[{self.name}] expected a tensor with a place on the tape, got a {type(t).__name__}")
+        m = &tape.interner.metas[h.meta]
+        if self.kind == SHAPE:
+            return <object>m.size
+        if self.kind == DTYPE:
+            return <object>m.dtype
+        if self.kind == DEVICE:
+            return device_at(m.device)
+        return m.device < 0 and device_at(m.device).type == self.name[3:]
+
+    def answer(self, tuple args, dict kwargs):
+        """What torch's getter gives, once modes and classes of the program have had their say."""
+        return self.known(args[0]) if handle_of(args[0]) is not None else getattr(args[0], self.name)
