@@ -107,6 +107,47 @@ def test_L8_what_sparse_tensors_give_is_on_the_device(
     same_as_eager(program)
 
 
+#: s, x: on the device; p, y: the same on the CPU.
+MIXED: dict[str, Callable[..., Any]] = {
+    "sparse.mm": lambda s, x, p, y: torch.sparse.mm(s, y),
+    "sparse.mm of the CPU's": lambda s, x, p, y: torch.sparse.mm(p, x),
+    "matmul": lambda s, x, p, y: s @ y,
+    "matmul of the CPU's": lambda s, x, p, y: p @ x,
+    "matmul from the left": lambda s, x, p, y: y @ s,
+    "add": lambda s, x, p, y: s + p,
+    "add to the CPU's": lambda s, x, p, y: p + s,
+    "add to a dense one": lambda s, x, p, y: y + s,
+    "add to a dense one of the device": lambda s, x, p, y: x + p,
+    "in place": lambda s, x, p, y: s.clone().add_(p),
+    "multiply": lambda s, x, p, y: s * y,
+    "addmm": lambda s, x, p, y: torch.addmm(x, p, x),
+    "sparse.addmm": lambda s, x, p, y: torch.sparse.addmm(y, s, y),
+    "linear": lambda s, x, p, y: nn.functional.linear(y, s),
+    "cat": lambda s, x, p, y: torch.cat([s, p]),
+}
+
+
+@pytest.mark.parametrize("make", [coo, csr])
+@pytest.mark.parametrize("name", MIXED)
+def test_D4_sparse_tensors_of_the_device_do_not_mix_with_the_cpus(name: str, make: Callable[[str], Any]) -> None:
+    with pytest.raises(RuntimeError, match="found at least two devices") as refused:
+        MIXED[name](make(LAZY), dense(LAZY), make("cpu"), dense("cpu"))
+    assert LAZY in str(refused.value) and "cpu" in str(refused.value)
+
+
+def test_D4_what_may_be_on_the_cpu_beside_a_sparse_tensor(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        s, number = coo(d), torch.tensor(2.0)
+        return (
+            (s * number).to_dense() + dense(d),
+            (s / number).to_dense(),
+            s.clone().copy_(coo("cpu")).to_dense(),
+            s.to(coo("cpu")).to_dense(),
+        )
+
+    same_as_eager(program)
+
+
 def test_L3_a_sparse_tensor_knows_its_device() -> None:
     s = coo("cpu").to("remote_accelerator:1")
     assert str(s.device) == "remote_accelerator:1" and s.get_device() == 1 and not s.is_cpu and s.is_sparse

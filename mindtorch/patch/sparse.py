@@ -7,6 +7,7 @@ graph, to C++ a sparse tensor where recordings run.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ import torch
 from .._ext import lazy as _core
 from ..devices.lazy_device import index_of, is_ours, torch_device
 from ..engine.execute import tensors
-from ..engine.record import eager
+from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
 
 __all__ = ["SparseTensor", "label"]
 _base: Any = torch.Tensor
 _below: Any = torch._C._disabled_torch_function_impl
-_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_info = functools.cache(functools.partial(intercept.describe, dispatch=False))
 #: What gives out the memory that the tensor itself is made of: a write to it is one to the tensor.
 _PARTS = frozenset({"_values", "_indices", "values", "indices", "crow_indices", "col_indices", "ccol_indices",
                     "row_indices"})  # fmt: skip
@@ -46,6 +47,8 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            mixing.mixed_devices(_info(func), args, kwargs)
         ours = [t for t in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(t, SparseTensor)]
         for t in ours:
             t._settle()
@@ -115,7 +118,7 @@ class SparseTensor(torch.Tensor):
 
 def label(t: Any, index: int, lent: list[Any] | None = None) -> Any:
     """Let ``t``, a result on device ``index``, know that it is there, if it is a sparse tensor of torch's own."""
-    if type(t) is torch.Tensor and t.layout in _SPARSE:
+    if type(t) is torch.Tensor and t.layout in mixing.SPARSE:
         t.__class__ = SparseTensor  # type: ignore[assignment]
         t._index, t._lent = index, [] if lent is None else lent
     return t

@@ -17,7 +17,7 @@ from ...devices.lazy_device import device_at, place_of
 from .inside import wrapped
 from .predict import tensors_in
 
-__all__ = ["common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
+__all__ = ["SPARSE", "common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 
 # Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
 _ANYWHERE = frozenset(
@@ -55,6 +55,7 @@ _FREE: dict[str, frozenset[int | str]] = {
         ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"), frozenset({3, "scalars"})
     ),
 }
+SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
 
@@ -110,7 +111,8 @@ def _check(info: Any, operands: dict[Any, Any]) -> None:
         for t in a if isinstance(a, (tuple, list)) else (a,):
             if not isinstance(t, torch.Tensor):
                 continue
-            if _core.get_handle(t) is None and (made_below or no_ordinary_cpu_tensor(t)):
+            foreign = _core.get_handle(t) is None and not getattr(type(t), "_is_mindtorchs", False)
+            if foreign and (made_below or (no_ordinary_cpu_tensor(t) and not _is_sparse(t))):
                 continue
             if t.dim() == 0 and t.is_cpu and key not in info.writes and key != "out":
                 continue
@@ -169,6 +171,11 @@ def no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:
     """Sparse, nested and quantized results of eager runs stay torch's own; functorch's wrappers may have a lazy tensor
     inside."""
     return t.is_nested or t.is_quantized or t.layout is not torch.strided or wrapped(t)
+
+
+def _is_sparse(t: torch.Tensor) -> bool:
+    """Is this a sparse tensor of torch's? What an eager run gives on the device is not one: it knows where it is."""
+    return type(t) is torch.Tensor and t.layout in SPARSE and not t.is_nested and not wrapped(t)
 
 
 def torchs_meta(t: torch.Tensor) -> bool:
