@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 # One thread: bit-for-bit comparisons and timings must not depend on how torch splits work. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,7 +36,10 @@ import torch  # noqa: E402
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("ci")
 torch.set_num_threads(1)
-
+# What torch writes down of the stack with every seed, for the case that a device is used later and fails, takes longer
+# than most tests: three times the source lines of all pytest's frames.
+for _backend in (torch.cuda, torch.xpu, torch.mtia):
+    _backend.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
 
 _CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "complex64")
 

@@ -21,10 +21,16 @@ from opcompare import (
     tensors_in,
     tree_differences,
 )
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils._pytree import tree_map
 
 import mindtorch
+
+# For every entry and every error torch looks on the stack for a test case of its own, which is not there, and reads the
+# source of every frame to do so: under pytest that took nine tenths of the time of making samples.
+common_utils.extract_test_fn = core.extract_test_fn = lambda: None
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64, torch.bfloat16, torch.complex64)
 
