@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +121,43 @@ def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """``in_python`` for code that begins with importing torch: in a fork of a process that has done that (forks.py).
+
+    Not for what Python, torch or OpenMP reads from the environment as it starts.
+    """
+    source = ROOT / "tests" / "forks.py"
+    begin = f"exec(compile(open({str(source)!r}).read(), {str(source)!r}, 'exec'))"
+    server = subprocess.Popen([sys.executable, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin and server.stdout
+    files = {name: tmp_path_factory.mktemp("fork") / name for name in ("stdout", "stderr")}
+
+    def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+        assert all(name.startswith("GENIE_") for name in environment), "read before a fork's program begins"
+        for path in files.values():
+            path.write_text("")
+        request = {
+            "code": textwrap.dedent(code),
+            "environment": {**os.environ, **environment},
+            "folder": os.getcwd(),
+            **{name: str(path) for name, path in files.items()},
+        }
+        print(json.dumps(request), file=server.stdin, flush=True)
+        process = int(server.stdout.readline())
+        killer = threading.Timer(300, os.kill, (process, signal.SIGKILL))
+        killer.start()
+        returned = int(server.stdout.readline())
+        killer.cancel()
+        done = subprocess.CompletedProcess(code, returned, *(path.read_text() for path in files.values()))
+        assert (returned != 0) == fails, done.stderr
+        return done
+
+    yield run
+    server.stdin.close()
+    server.wait(60)
 
 
 @pytest.fixture

@@ -66,8 +66,8 @@ def test_D1_equal_to_and_hashing_like_torch(spec):
     assert ours.to_torch() == theirs and type(ours.to_torch()) is torch.device
 
 
-def test_D1_equal_to_torch_in_the_registered_slot():
-    # torch has one slot for a foreign device and can fill it once per process, hence the subprocess.
+def test_D1_equal_to_torch_in_the_registered_slot(after_torch):
+    # torch has one slot for a foreign device and can fill it once per process, hence the fork.
     for name in ("remote_accelerator", "npu"):
         code = f"""
 import torch
@@ -78,7 +78,7 @@ for spec in ({name!r}, {name + ":0"!r}, {name + ":3"!r}):
     assert ours == theirs and theirs == ours and hash(ours) == hash(theirs), spec
     assert ours.to_torch() == theirs and device(theirs) is ours
 """
-        subprocess.run([sys.executable, "-c", code], check=True)
+        after_torch(code)
 
 
 def test_D1_index_none_differs_from_zero():
@@ -108,7 +108,7 @@ def test_D1_pickle_and_copy(spec):
     assert copy.copy(value) is value and copy.deepcopy([value])[0] is value
 
 
-def test_D1_to_torch_says_when_torch_cannot():
+def test_D1_to_torch_says_when_torch_cannot(after_torch):
     code = """
 import torch
 from mindtorch.devices.names import device
@@ -119,7 +119,7 @@ except RuntimeError as error:
 else:
     raise SystemExit("no error")
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    after_torch(code)
 
 
 BAD = [

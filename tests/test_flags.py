@@ -401,7 +401,7 @@ def test_L7_workers_do_not_run_what_their_parent_left_pending(in_python: Callabl
     assert in_python(code, OMP_NUM_THREADS="2").stdout == "ok\n"
 
 
-def test_L1_disable_puts_the_setters_back(in_python: Callable[..., Any]) -> None:
+def test_L1_disable_puts_the_setters_back(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         def all_of_them():
@@ -415,10 +415,10 @@ def test_L1_disable_puts_the_setters_back(in_python: Callable[..., Any]) -> None
         assert all(a is b for a, b in zip(before, all_of_them(), strict=True))
         print("ok")
     """
-    assert in_python(code).stdout == "ok\n"
+    assert after_torch(code).stdout == "ok\n"
 
 
-def test_L1_a_warning_names_the_line_that_it_would_name_without_us(in_python: Callable[..., Any]) -> None:
+def test_L1_a_warning_names_the_line_that_it_would_name_without_us(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch, warnings
         if {with_us}: import mindtorch
@@ -428,4 +428,4 @@ def test_L1_a_warning_names_the_line_that_it_would_name_without_us(in_python: Ca
             torch.set_default_tensor_type(torch.FloatTensor)
         print([(w.filename, w.lineno) for w in seen])
     """
-    assert in_python(code.format(with_us=True)).stdout == in_python(code.format(with_us=False)).stdout
+    assert after_torch(code.format(with_us=True)).stdout == after_torch(code.format(with_us=False)).stdout

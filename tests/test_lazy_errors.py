@@ -326,7 +326,7 @@ def test_L8_sparse_and_quantized_results_stay_torchs_own() -> None:
 
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
-def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(in_python: Callable[..., Any]) -> None:
+def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_torch: Callable[..., Any]) -> None:
     code = """
         import threading, torch, mindtorch
         d = "remote_accelerator:0"
@@ -346,7 +346,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(in_python: Ca
         x.nonzero()
         print(mindtorch.stats()["fallbacks"])
     """
-    on, off = in_python(code, GENIE_LOG_INTERCEPTS="1"), in_python(code)
+    on, off = after_torch(code, GENIE_LOG_INTERCEPTS="1"), after_torch(code)
     counts = {"aten::index": 10, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
     assert on.stdout == off.stdout == f"{list(counts.items())} 31\n{{'aten::nonzero': 1}}\n"
     lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
@@ -354,7 +354,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(in_python: Ca
     assert "captured aten::gt" in on.stderr and not off.stderr
 
 
-def test_L7_a_fork_while_another_thread_runs_something(in_python: Callable[..., Any]) -> None:
+def test_L7_a_fork_while_another_thread_runs_something(after_torch: Callable[..., Any]) -> None:
     code = """
         import os, signal, threading, torch, mindtorch
         torch.set_num_threads(1)
@@ -378,7 +378,7 @@ def test_L7_a_fork_while_another_thread_runs_something(in_python: Callable[..., 
         thread.join()
         print(failed)
     """
-    assert in_python(code).stdout == "0\n"
+    assert after_torch(code).stdout == "0\n"
 
 
 @pytest.mark.parametrize(

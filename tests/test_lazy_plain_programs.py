@@ -31,7 +31,7 @@ def test_L1_pin_memory_loader_works_on_cpu() -> None:
     assert [b.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_L1_torch_accelerator_is_as_without_mindtorch(in_python: Callable[..., Any]) -> None:
+def test_L1_torch_accelerator_is_as_without_mindtorch(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         {0}
@@ -40,7 +40,7 @@ def test_L1_torch_accelerator_is_as_without_mindtorch(in_python: Callable[..., A
               torch.cuda.is_available(), torch.get_default_device(), torch.empty(2).is_pinned(),
               torch.get_device_module().__name__, torch.amp.is_autocast_available("cpu"))
     """
-    assert in_python(code.format("import mindtorch")).stdout == in_python(code.format("")).stdout
+    assert after_torch(code.format("import mindtorch")).stdout == after_torch(code.format("")).stdout
 
 
 def test_L1_torch_compile_keeps_creation_calls_in_one_graph() -> None:
@@ -150,7 +150,7 @@ def test_L1_disable_restores_every_attribute_exactly() -> None:
     assert type(torch.zeros(2, device=LAZY)) is not torch.Tensor
 
 
-def test_L1_every_patched_attribute_is_torchs_own_after_disable(in_python: Callable[..., Any]) -> None:
+def test_L1_every_patched_attribute_is_torchs_own_after_disable(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch, torch.overrides, torch.random
         from torch.utils import _device
@@ -165,7 +165,7 @@ def test_L1_every_patched_attribute_is_torchs_own_after_disable(in_python: Calla
                 assert a[name] is b.get(name), (o, name)
         print([sorted(set(b) - set(a)) for a, b in zip(before, after)])
     """
-    assert in_python(code).stdout.strip() == "[[], [], [], [], [], []]"
+    assert after_torch(code).stdout.strip() == "[[], [], [], [], [], []]"
 
 
 def test_L1_lazy_tensors_outlive_disable() -> None:
@@ -178,7 +178,7 @@ def test_L1_lazy_tensors_outlive_disable() -> None:
         mindtorch.enable()
 
 
-def test_L1_auto_enable_0_leaves_torch_alone(in_python: Callable[..., Any]) -> None:
+def test_L1_auto_enable_0_leaves_torch_alone(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         before = {(o, n): v for o in (torch, torch.Tensor, torch.nn.Module) for n, v in vars(o).items()}
@@ -190,10 +190,10 @@ def test_L1_auto_enable_0_leaves_torch_alone(in_python: Callable[..., Any]) -> N
         mindtorch.enable()
         print(mindtorch.is_enabled(), (torch.ones(2, device="remote_accelerator:0") + 1).tolist())
     """
-    assert in_python(code, GENIE_AUTO_ENABLE="0").stdout.strip() == "True [2.0, 2.0]"
+    assert after_torch(code, GENIE_AUTO_ENABLE="0").stdout.strip() == "True [2.0, 2.0]"
 
 
-def test_L1_import_survives_another_backend_owning_the_slot(in_python: Callable[..., Any]) -> None:
+def test_L1_import_survives_another_backend_owning_the_slot(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         torch.utils.rename_privateuse1_backend("othernpu")
@@ -210,19 +210,19 @@ def test_L1_import_survives_another_backend_owning_the_slot(in_python: Callable[
         print(x.metadata.device_hint, torch.zeros_like(x).device, x.new_ones(1).device, x.to("cpu").device)
         print(repr(x))
     """
-    first, second, third = in_python(code).stdout.strip().splitlines()
+    first, second, third = after_torch(code).stdout.strip().splitlines()
     assert first == "4.0 remote_accelerator:1 True LazyTensor True True"
     assert second == "remote_accelerator:1 remote_accelerator:1 remote_accelerator:1 cpu"
     assert third == "tensor([1., 1.], device='remote_accelerator:1')"
 
 
-def test_L1_register_never_keeps_the_name_free(in_python: Callable[..., Any]) -> None:
+def test_L1_register_never_keeps_the_name_free(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch, mindtorch
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         print((torch.ones(2, device="remote_accelerator") * 3).tolist())
     """
-    assert in_python(code, GENIE_REGISTER_DEVICE="never").stdout.strip() == "[3.0, 3.0]"
+    assert after_torch(code, GENIE_REGISTER_DEVICE="never").stdout.strip() == "[3.0, 3.0]"
 
 
 def test_L1_lightning_like_device_checks_do_not_break() -> None:

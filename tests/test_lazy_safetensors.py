@@ -34,12 +34,12 @@ def test_L2_safetensors_are_loaded_onto_the_device(tmp_path: Path, same_bits: Ca
 
 @pytest.mark.parametrize("first", ["mindtorch", "safetensors.torch"])
 def test_L2_safetensors_are_loaded_whoever_is_imported_first(
-    first: str, tmp_path: Path, in_python: Callable[..., Any]
+    first: str, tmp_path: Path, after_torch: Callable[..., Any]
 ) -> None:
     files = pytest.importorskip("safetensors.torch")
     path = str(tmp_path / "tensors.safetensors")
     files.save_file({"a": torch.arange(3.0)}, path)
-    in_python(f"""
+    after_torch(f"""
         import torch, sys
         import {first}
         assert ("safetensors" in sys.modules) == ({first!r} != "mindtorch")

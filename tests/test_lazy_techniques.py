@@ -402,7 +402,7 @@ def test_L7_flex_attention_with_functions_that_refer_to_tensors(
         flex.flex_attention(*[torch.zeros(1, 2, 128, 16, device="remote_accelerator", requires_grad=True)] * 3)
 
 
-def test_L1_names_of_flex_attention_from_before_the_import(in_python: Callable[..., Any]) -> None:
+def test_L1_names_of_flex_attention_from_before_the_import(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch, warnings
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -425,4 +425,4 @@ def test_L1_names_of_flex_attention_from_before_the_import(in_python: Callable[.
         except ValueError as error:
             print("Found input tensors on" in str(error))
     """
-    assert in_python(code).stdout.split() == ["True", "True"]
+    assert after_torch(code).stdout.split() == ["True", "True"]

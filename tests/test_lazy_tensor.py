@@ -371,7 +371,7 @@ def test_L7_deepcopy_and_copy(same_bits: Callable[..., None]) -> None:
 
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
-def test_L11_intercepts_are_logged(in_python: Callable[..., Any]) -> None:
+def test_L11_intercepts_are_logged(after_torch: Callable[..., Any]) -> None:
     code = """
         import logging
         logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
@@ -381,14 +381,14 @@ def test_L11_intercepts_are_logged(in_python: Callable[..., Any]) -> None:
         y.add_(1)
         print(y.tolist())
     """
-    on, off = in_python(code, GENIE_LOG_INTERCEPTS="1"), in_python(code)
+    on, off = after_torch(code, GENIE_LOG_INTERCEPTS="1"), after_torch(code)
     assert on.stdout == off.stdout == "[3.0, 3.0]\n"
     lines = [line for line in on.stderr.splitlines() if line.startswith("mindtorch.intercept captured")]
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["aten::ones", "aten::add", "aten::relu", "aten::add_"]
     assert "captured" not in off.stderr
 
 
-def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks(in_python: Callable[..., Any]) -> None:
+def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         from torch import randn, zeros, ones, empty, full, arange, eye, rand, linspace, randint, randperm, empty_strided
@@ -407,11 +407,11 @@ def test_L11_dispatcher_registrations_catch_calls_that_bypass_the_hooks(in_pytho
         print(made[3].tolist(), made[4].tolist(), made[3].dtype,
               made[11].tolist(), made[12].dtype, made[13].requires_grad)
     """
-    done = in_python(code, GENIE_ENABLE_ATEN_IMPL="1")
+    done = after_torch(code, GENIE_ENABLE_ATEN_IMPL="1")
     assert done.stdout == "[3, 3] [0, 1, 2] torch.int64 [1, 3] torch.int64 True\n"
 
 
-def test_L11_torch_tensor_from_before_the_import_is_caught(in_python: Callable[..., Any]) -> None:
+def test_L11_torch_tensor_from_before_the_import_is_caught(after_torch: Callable[..., Any]) -> None:
     code = """
         from torch import tensor
         import mindtorch
@@ -419,7 +419,7 @@ def test_L11_torch_tensor_from_before_the_import_is_caught(in_python: Callable[.
         print(type(made).__name__, made.device, made.tolist())
     """
     for asked in ("0", "1"):
-        printed = in_python(code, GENIE_ENABLE_ATEN_IMPL=asked).stdout
+        printed = after_torch(code, GENIE_ENABLE_ATEN_IMPL=asked).stdout
         assert printed.split() == ["LazyTensor", "remote_accelerator:0", "[1.0,", "2.0]"]
 
 

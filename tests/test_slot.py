@@ -36,7 +36,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES, ids=str)
-def test_L1_the_first_use_of_a_device_claims_the_slot(use: str, in_python: Callable[..., Any]) -> None:
+def test_L1_the_first_use_of_a_device_claims_the_slot(use: str, after_torch: Callable[..., Any]) -> None:
     code = f"""
         import io, torch, mindtorch
         assert torch.accelerator.current_accelerator() is None
@@ -46,10 +46,10 @@ def test_L1_the_first_use_of_a_device_claims_the_slot(use: str, in_python: Calla
         x = torch.ones(2, device="remote_accelerator:1")
         assert x.device == torch.device("remote_accelerator:1") and (x + 1).tolist() == [2.0, 2.0]
     """
-    assert in_python(code).stdout.split() == ["remote_accelerator"] * 2
+    assert after_torch(code).stdout.split() == ["remote_accelerator"] * 2
 
 
-def test_L1_what_is_no_use_claims_nothing(in_python: Callable[..., Any]) -> None:
+def test_L1_what_is_no_use_claims_nothing(after_torch: Callable[..., Any]) -> None:
     code = """
         import traceback, torch, mindtorch
         torch.zeros(2, device="meta").to("meta:1"); mindtorch.zeros(2, device="meta:1"); mindtorch.ones(2)
@@ -69,16 +69,16 @@ def test_L1_what_is_no_use_claims_nothing(in_python: Callable[..., Any]) -> None
         except RuntimeError as error:
             print(torch._C._get_privateuse1_backend_name(), str(error).startswith("Expected one of cpu"))
     """
-    assert in_python(code).stdout.split() == ["privateuseone", "True"]
+    assert after_torch(code).stdout.split() == ["privateuseone", "True"]
 
 
-def test_L1_always_claims_the_slot_at_import(in_python: Callable[..., Any]) -> None:
+def test_L1_always_claims_the_slot_at_import(after_torch: Callable[..., Any]) -> None:
     code = "import torch, mindtorch; print(torch.accelerator.current_accelerator())"
-    assert in_python(code, GENIE_REGISTER_DEVICE="always").stdout.strip() == "remote_accelerator"
+    assert after_torch(code, GENIE_REGISTER_DEVICE="always").stdout.strip() == "remote_accelerator"
 
 
 @pytest.mark.parametrize(("mode", "there"), [("auto", "None"), ("never", "None"), ("always", "remote_accelerator")])
-def test_L1_a_machine_with_cuda_keeps_its_accelerator(mode: str, there: str, in_python: Callable[..., Any]) -> None:
+def test_L1_a_machine_with_cuda_keeps_its_accelerator(mode: str, there: str, after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         torch.backends.cuda.is_built = torch.cuda.is_available = lambda: True
@@ -88,12 +88,12 @@ def test_L1_a_machine_with_cuda_keeps_its_accelerator(mode: str, there: str, in_
         print(torch.accelerator.current_accelerator(), x.device, type(x.device).__module__, x.tolist())
     """
     name = "torch" if mode == "always" else "mindtorch.devices.names"
-    assert in_python(code, GENIE_REGISTER_DEVICE=mode).stdout.strip() == (
+    assert after_torch(code, GENIE_REGISTER_DEVICE=mode).stdout.strip() == (
         f"{there} remote_accelerator:1 {name} [2.0, 2.0]"
     )
 
 
-def test_L1_torch_accelerator_answers_once_a_device_is_in_use(in_python: Callable[..., Any]) -> None:
+def test_L1_torch_accelerator_answers_once_a_device_is_in_use(after_torch: Callable[..., Any]) -> None:
     code = """
         import tempfile, torch, mindtorch
         import torch.distributed as dist
@@ -129,7 +129,7 @@ def test_L1_torch_accelerator_answers_once_a_device_is_in_use(in_python: Callabl
         print(fully_shard(torch.nn.Linear(4, 4))(torch.ones(1, 4)).shape, t.tolist(), x.tolist())
         dist.destroy_process_group()
     """
-    assert in_python(code).stdout.strip() == "torch.Size([1, 4]) [1.0, 1.0] [2.0, 2.0]"
+    assert after_torch(code).stdout.strip() == "torch.Size([1, 4]) [1.0, 1.0] [2.0, 2.0]"
 
 
 class Seen(TorchFunctionMode):
@@ -178,7 +178,7 @@ def test_L1_a_function_mode_may_name_the_device() -> None:
     assert str(x.device) == LAZY and (x + 1).tolist() == [1.0, 1.0]
 
 
-def test_L1_names_taken_before_the_import_are_hooked(in_python: Callable[..., Any]) -> None:
+def test_L1_names_taken_before_the_import_are_hooked(after_torch: Callable[..., Any]) -> None:
     code = """
         import torch
         from torch import randn, zeros, tensor
@@ -189,7 +189,7 @@ def test_L1_names_taken_before_the_import_are_hooked(in_python: Callable[..., An
         print(zeros(2, device="remote_accelerator:0").device, tensor([1.0], device="remote_accelerator:0").device,
               to(torch.ones(2), "remote_accelerator:0").device, mindtorch.is_enabled())
     """
-    assert in_python(code).stdout.split() == ["remote_accelerator:0"] * 3 + ["True"]
+    assert after_torch(code).stdout.split() == ["remote_accelerator:0"] * 3 + ["True"]
 
 
 def test_L1_hooked_functions_are_torchs_own_objects() -> None:

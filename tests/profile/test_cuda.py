@@ -104,7 +104,7 @@ def test_C2_a_graph_that_is_captured_is_not_waited_for(waited: list[Any], monkey
     assert waited == []
 
 
-def test_L1_neither_import_nor_profile_starts_cuda(in_python: Callable[..., Any]) -> None:
+def test_L1_neither_import_nor_profile_starts_cuda(after_torch: Callable[..., Any]) -> None:
     """A process forked after torch asked the CUDA runtime for its devices can't use them; the driver's management
     library answers without harm. That goes for programs that import mindtorch, or are profiled, and fork then."""
     code = """
@@ -122,4 +122,4 @@ def test_L1_neither_import_nor_profile_starts_cuda(in_python: Callable[..., Any]
         torch.ones(2, device="remote_accelerator").tolist()
         print(asked, torch._C._get_privateuse1_backend_name())
     """
-    assert in_python(code).stdout.split() == ["[]", "privateuseone"]
+    assert after_torch(code).stdout.split() == ["[]", "privateuseone"]

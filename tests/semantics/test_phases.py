@@ -11,7 +11,7 @@ def phase():
     return context.phase_name(context.get_phase())
 
 
-def test_L12_tracking_begins_outside_of_any_phase(in_python):
+def test_L12_tracking_begins_outside_of_any_phase(after_torch):
     code = """
         import torch
         from mindtorch.engine import semantics
@@ -23,7 +23,7 @@ def test_L12_tracking_begins_outside_of_any_phase(in_python):
             print(context.phase_name(context.get_phase()))  # up to a backward: still forward
             semantics.uninstall()
     """
-    assert in_python(code).stdout.split() == ["other", "forward"] * 2
+    assert after_torch(code).stdout.split() == ["other", "forward"] * 2
 
 
 def test_L12_training_step_phases(tracked, Seen):
