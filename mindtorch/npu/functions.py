@@ -82,7 +82,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     info, other_formula = _infos.get(func) or _describe(func)
     name = getattr(func, "__name__", "")
     if name not in _TAKE_SIZES and len({block_of(t).device if is_npu(t) else None for t in operands}) > 1:
-        mixing.mixed_devices(info, args, kwargs)
+        mixing.mixed_devices(info, args, kwargs, sparse_anywhere=True)
     if other_formula and any(is_npu(t) for t in operands):
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
             if other_formula == _WHOLE:

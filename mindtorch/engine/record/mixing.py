@@ -60,8 +60,11 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
 
 
-def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
-    """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything."""
+def mixed_devices(info: Any, args: tuple, kwargs: dict | None, sparse_anywhere: bool = False) -> None:
+    """Refuse operands on different devices as torch does: 0-dim CPU tensors join anything.
+
+    sparse_anywhere: so do sparse ones. Those of NPUs are made on the host.
+    """
     name = info.name.removeprefix("aten::").removeprefix("torch::")
     kwargs = kwargs or {}
     if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
@@ -74,7 +77,7 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None) -> None:
     free = _FREE.get(name, frozenset())
     if name in _RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple)):
         free = frozenset({1})  # of packed sequences: the batch sizes
-    _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free})
+    _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free}, sparse_anywhere)
 
 
 def common_place(info: Any, args: tuple, kwargs: dict) -> int:
@@ -98,7 +101,7 @@ def common_place(info: Any, args: tuple, kwargs: dict) -> int:
     return dataless[0][1]
 
 
-def _check(info: Any, operands: dict[Any, Any]) -> None:
+def _check(info: Any, operands: dict[Any, Any], sparse_anywhere: bool = False) -> None:
     # Transforms make tensors of their own and traced code holds constants, where they took the lazy tensor to be.
     # In an estimate, autograd's C++ hands out zeros like that, too.
     made_below = (
@@ -112,7 +115,7 @@ def _check(info: Any, operands: dict[Any, Any]) -> None:
             if not isinstance(t, torch.Tensor):
                 continue
             foreign = _core.get_handle(t) is None and not getattr(type(t), "_is_mindtorchs", False)
-            if foreign and (made_below or (no_ordinary_cpu_tensor(t) and not _is_sparse(t))):
+            if foreign and (made_below or (no_ordinary_cpu_tensor(t) and (sparse_anywhere or not _is_sparse(t)))):
                 continue
             if t.dim() == 0 and t.is_cpu and key not in info.writes and key != "out":
                 continue
