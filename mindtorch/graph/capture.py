@@ -22,6 +22,7 @@ from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
 from ..base.threads import ThreadWatch
+from ..ops import schema
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, constant, output_of
 
@@ -63,19 +64,15 @@ class Function:
 
     def __init__(self, func: Any) -> None:
         self.name = ops.op_name(func)
-        schema = getattr(func, "_schema", None)
         tags = getattr(func, "tags", ())
         self.reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         self.writes: set[Any] = set()
         self.views = False
-        if schema is not None:
-            for position, a in enumerate(schema.arguments):
-                if a.alias_info is not None and a.alias_info.is_write:
-                    self.writes.update((position, a.name))
-                elif a.alias_info is not None and not self.views:
-                    self.views = True
-            row = ops.row(self.name)
-            self.writes.update(row.writes if row is not None else ())
+        if hasattr(func, "_schema"):  # not a higher-order operator
+            names = schema.argument_names(func)
+            for which in schema.writes(func):
+                self.writes.update((which, names[which]) if isinstance(which, int) else (which, names.index(which)))
+            self.views = schema.takes_views(func)
 
 
 class Named(NamedTuple):

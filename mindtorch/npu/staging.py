@@ -26,7 +26,6 @@ from ..engine.record.handlers import histc
 from ..engine.record.meta import refuse
 from ..engine.record.mixing import refuse_two_devices
 from ..engine.record.predict import (
-    BLIND,
     contiguous,
     decompose,
     knowing_views,
@@ -35,6 +34,7 @@ from ..engine.record.predict import (
     taken_apart,
     tensors_in,
 )
+from ..ops import schema, traits
 from . import backward
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
@@ -74,25 +74,17 @@ class _Op:
 def _describe(func: Any) -> _Op:
     name = func.name()
     base = name.partition(".")[0]
-    schema = func._schema
-    writes = set()
-    for position, a in enumerate(schema.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            writes.add(a.name if a.kwarg_only else position)
-    row = ops.row(base)
-    if row is not None:
-        writes.update(row.writes)  # running statistics, which the schema does not tell of
-    aliases = any(r.alias_info is not None for r in schema.returns)
+    row, writes = ops.row(base), schema.writes(func)
     in_place = torch.Tag.inplace_view in func.tags or base == "aten::detach_"
     return _Op(
         func,
         name,
         base,
         frozenset(writes),
-        view=(aliases and not writes) or in_place,
+        view=(schema.gives_aliases(func) and not writes) or in_place,
         in_place=in_place,
         composite=taken_apart(name, row),
-        blind=base in BLIND and not writes,
+        blind=base in traits.BLIND and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         bumps=bool(writes) and base.startswith("aten::_foreach_"),
     )

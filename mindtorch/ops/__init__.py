@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import schema, traits  # here: `__getattr__` below would answer for them
 from .flops import FlopCount, count_flops
 from .names import op_name
 from .row import TAGS, OpRow
@@ -16,4 +17,4 @@ def __getattr__(name: str) -> Any:
     return getattr(torch.ops, name)  # `import mindtorch as torch`: torch.ops is reachable here (SPEC D6)
 
 
-__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "count_flops", "op_name", "row"]
+__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "count_flops", "op_name", "row", "schema", "traits"]

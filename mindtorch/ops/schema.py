@@ -1,10 +1,13 @@
-"""What torch's own schema says of an op: its overloads, whether it is pure, whether its sizes depend on data."""
+"""What torch's own schema says of an op. Nothing else of mindtorch reads schemas."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from . import traits
+from .table import row
 
 
 def overloads(name: str) -> list[Any]:
@@ -27,6 +30,52 @@ def is_pure(overload: Any) -> bool:
     return not (data_dependent(overload) or torch.Tag.nondeterministic_seeded in overload.tags)
 
 
+def has_out(overload: Any) -> bool:
+    """Is it the overload that writes into ``out=``?"""
+    return any(a.is_out for a in overload._schema.arguments)
+
+
 def data_dependent(overload: Any) -> bool:
     """Do the sizes of what the op gives, or what it gives, depend on data?"""
     return torch.Tag.dynamic_output_shape in overload.tags or torch.Tag.data_dependent_output in overload.tags
+
+
+def argument_names(overload: Any) -> list[str]:
+    """Of its arguments, in order."""
+    return [a.name for a in overload._schema.arguments]
+
+
+def writes_told(overload: Any) -> list[int | str]:
+    """The arguments that the op writes, as far as its schema tells: positions, or names of keyword-only ones."""
+    return [
+        a.name if a.kwarg_only else position
+        for position, a in enumerate(overload._schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write
+    ]
+
+
+def writes(overload: Any) -> tuple[int | str, ...]:
+    """The same, with what the schema does not tell of: running statistics and the like."""
+    found, known = writes_told(overload), row(overload._schema.name)
+    return (*found, *(w for w in (known.writes if known is not None else ()) if w not in found))
+
+
+def gives_aliases(overload: Any) -> bool:
+    """Does any of what it gives share memory with an argument, or is one?"""
+    return any(r.alias_info is not None for r in overload._schema.returns)
+
+
+def takes_views(overload: Any) -> bool:
+    """May what it gives share the memory of an argument that it does not write?"""
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in overload._schema.arguments)
+
+
+def is_view(overload: Any) -> bool:
+    """Is all that it gives a view of an argument, and nothing written?"""
+    returns = [r.alias_info for r in overload._schema.returns]
+    return bool(returns) and all(info is not None and not info.is_write for info in returns)
+
+
+def allocates(overload: Any) -> bool:
+    """Does it give a tensor with memory of its own?"""
+    return overload._schema.name in traits.ADOPTS or any(r.alias_info is None for r in overload._schema.returns)

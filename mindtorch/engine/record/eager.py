@@ -19,6 +19,7 @@ from ...base.config import unsupported
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
+from ...ops import traits
 from ...ops.schema import data_dependent
 from .backward import on_values
 from .meta import as_meta, refuse
@@ -37,8 +38,6 @@ from .predict import (
 )
 
 log = logging.getLogger("mindtorch.intercept")
-#: Reductions of which only those without a dimension have another gradient formula for tensor subclasses.
-_OF_ALL = frozenset({"aten::max", "aten::min", "aten::median", "aten::nanmedian"})
 fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
@@ -243,7 +242,7 @@ def with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
     asked: Any = (args, *kwargs.values())
     if info.name.startswith("aten::masked_fill"):
         asked = (args[2:], kwargs.get("value"))  # only the gradient for the value has another formula
-    elif info.name in _OF_ALL and len(asked) + len(args) > 2:
+    elif info.name in traits.OVER_ALL and len(asked) + len(args) > 2:
         return NotImplemented  # only those over all elements have
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
         return NotImplemented

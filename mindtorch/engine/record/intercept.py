@@ -16,7 +16,7 @@ import torch
 from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
-from ...ops.schema import data_dependent, is_pure, overloads
+from ...ops import schema, traits
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
 from .predict import RULES, decompose, infer, lazy_in, taken_apart
@@ -33,24 +33,6 @@ __all__ = [
     "run_whole",
     "show_log",
 ]
-# Composite functions that fill tensors or mutate state in ways their schema does not show, or whose replay would
-# depend on state that is not part of the call.
-_NEVER_WHOLE = frozenset(
-    {
-        "aten::lstm",
-        "aten::gru",
-        "aten::rnn_tanh",
-        "aten::rnn_relu",
-        "aten::batch_norm",
-        "aten::instance_norm",
-        "aten::fractional_max_pool2d",
-        "aten::fractional_max_pool3d",  # draw inside
-        "aten::_add_batch_dim",
-        "aten::_remove_batch_dim",  # torch's older vmap: wrappers, not values
-    }
-)
-#: What copies its input, or views it, or gives it back, as the arguments and its strides have it.
-_MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten", "aten::type_as"})
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 
@@ -71,7 +53,7 @@ def describe(func: Any, dispatch: bool) -> Any:
             handler=guard,
             whole=whole,
             writes=("out",) if whole else (),
-            pointwise=any(torch.Tag.pointwise in o.tags for o in overloads(name)),
+            pointwise=any(torch.Tag.pointwise in o.tags for o in schema.overloads(name)),
         )
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
@@ -81,7 +63,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         plain_name,
         kind,
         writes=(0,) if in_place and not dispatch else (),
-        copies=plain_name in _MAY_COPY and not dispatch,
+        copies=plain_name in traits.MAY_COPY and not dispatch,
     )
     if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
@@ -109,7 +91,7 @@ def _name(func: Any) -> str | None:
 
 def _can_record_whole(func: Any, name: str) -> bool:
     row = ops.row(name)
-    if name in _NEVER_WHOLE:
+    if name in traits.NEVER_WHOLE:
         return False
     if row is not None and (row.writes or (row.eager and name not in RULES)):
         return False
@@ -120,34 +102,28 @@ def _can_record_whole(func: Any, name: str) -> bool:
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if packet is None:
         return False
-    named = overloads(name)
-    pure = [o for o in named if not any(a.is_out for a in o._schema.arguments)]
-    return bool(pure) and all(is_pure(o) for o in pure)
+    pure = [o for o in schema.overloads(name) if not schema.has_out(o)]
+    return bool(pure) and all(schema.is_pure(o) for o in pure)
 
 
 def _describe_overload(func: Any) -> Any:
     name = ops.op_name(func)
     row = ops.row(name)
-    schema = func._schema
     if not torch._C._dispatch_has_kernel(func.name()):
         # TorchScript's own (aten::sym_size, aten::len, prim::device …): no kernel, but C++ code that asks the tensor or
         # calls what has one.
         if name == "prim::device":
             return _intern.OpInfo(func, name, _intern.HANDLER, handler=lambda args, kwargs: args[0].device)
         return _intern.OpInfo(func, name, _intern.PASS)
-    writes: list[Any] = []
-    for position, a in enumerate(schema.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            writes.append(a.name if a.kwarg_only else position)
-    if row is not None:
-        writes.extend(w for w in row.writes if w not in writes)
+    writes = schema.writes(func)
     kind = _intern.RECORD
     mispredicted = row is not None and row.eager and name not in RULES
-    depends = data_dependent(func) and name != "aten::index"  # which does so for masks only: its meta kernel says
+    # aten::index does so for masks only: its meta kernel says.
+    depends = schema.data_dependent(func) and name != "aten::index"
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
     if mispredicted or no_kernel or depends or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
-    view = not writes and any(r.alias_info is not None for r in schema.returns)
+    view = not writes and schema.gives_aliases(func)
     random = torch.Tag.nondeterministic_seeded in func.tags
     info = _intern.OpInfo(
         func,
@@ -155,7 +131,7 @@ def _describe_overload(func: Any) -> Any:
         kind,
         call=func._op,
         random=random,
-        writes=tuple(writes),
+        writes=writes,
         view=view,
         pointwise=torch.Tag.pointwise in func.tags or name == "aten::copy_",
         bumps=bool(writes) and name.startswith("aten::_foreach_"),

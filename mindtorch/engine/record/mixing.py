@@ -14,50 +14,13 @@ import torch
 from ..._ext import lazy as _core
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
+from ...ops import traits
 from .inside import wrapped
 from .predict import tensors_in
 
 __all__ = ["SPARSE", "common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
 
-# Functions that take tensors of two devices on purpose, or look at sizes and dtypes only.
-_ANYWHERE = frozenset(
-    {
-        "copy_",
-        "_foreach_copy_",
-        "fill_",
-        "to",
-        "type_as",
-        "module_load",
-        "set_data",
-        "data",
-        "grad",
-        "requires_grad_",
-        "retain_grad_",
-        "view_as",
-        "reshape_as",
-        "expand_as",
-        "resize_as_",
-        "broadcast_tensors",
-        "is_same_size",
-        "is_set_to",
-        "result_type",
-    }
-)
-# Arguments, by position or name, that may be elsewhere: torch wants lengths and splits on the CPU.
-_FREE: dict[str, frozenset[int | str]] = {
-    "ctc_loss": frozenset({2, 3, "input_lengths", "target_lengths"}),
-    "_pack_padded_sequence": frozenset({1, "lengths"}),
-    "_pad_packed_sequence": frozenset({1, "batch_sizes"}),
-    "tensor_split": frozenset({1, "indices", "indices_or_sections", "tensor_indices_or_sections"}),
-    "backward": frozenset({"inputs"}),
-    "_nested_view_from_jagged": frozenset({5, 6, "min_seqlen", "max_seqlen"}),  # whose sizes are the numbers
-    **dict.fromkeys(
-        ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"), frozenset({3, "scalars"})
-    ),
-}
 SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"})
 
 
 def mixed_devices(info: Any, args: tuple, kwargs: dict | None, sparse_anywhere: bool = False) -> None:
@@ -67,15 +30,15 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None, sparse_anywhere: 
     """
     name = info.name.removeprefix("aten::").removeprefix("torch::")
     kwargs = kwargs or {}
-    if name in _ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
+    if name in traits.ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
         return
     if any(torchs_meta(t) or (_core.device_index(t) < 0 and t.is_meta) for t in tensors_in([*args, *kwargs.values()])):
         return  # what meets a meta tensor becomes one
-    if name in _INDEXED:
+    if name in traits.INDEXED:
         _check_index(info, args, kwargs)
         return
-    free = _FREE.get(name, frozenset())
-    if name in _RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple)):
+    free = traits.ELSEWHERE.get(name, frozenset())
+    if name in traits.RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple)):
         free = frozenset({1})  # of packed sequences: the batch sizes
     _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free}, sparse_anywhere)
 
@@ -95,7 +58,7 @@ def common_place(info: Any, args: tuple, kwargs: dict) -> int:
     if meta:
         return meta[0]
     name = info.name.removeprefix("aten::")
-    for t, place in dataless if name not in _ANYWHERE and 0 not in info.writes else ():
+    for t, place in dataless if name not in traits.ANYWHERE and 0 not in info.writes else ():
         if t.dim() or not t.is_cpu:
             return place
     return dataless[0][1]

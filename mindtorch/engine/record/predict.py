@@ -21,6 +21,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
 from ...devices.lazy_device import device_at
+from ...ops import schema, traits
 from ...ops.layouts import REFUSED, laid_out
 from . import trial
 from .arguments import (
@@ -66,11 +67,8 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         say(caught.messages)
     inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
     if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
-        return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in _PRODUCTS and _folds(*inputs[:2]) else spec
+        return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in traits.FOLDS and _folds(*inputs[:2]) else spec
     return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
-
-
-_PRODUCTS = frozenset({"aten::matmul", "aten::linear", "aten::linalg_matmul"})
 
 
 def _folds(a: tuple, b: tuple) -> bool:
@@ -86,31 +84,6 @@ def _folds(a: tuple, b: tuple) -> bool:
 MOST_KNOWN = 1 << 16
 #: The same for floats that come from constants alone (linspace, rates): far fewer are ever read by a program.
 MOST_KNOWN_FLOATS = 1 << 12
-#: Calls that do not look at the content of their first input.
-BLIND = frozenset(
-    f"aten::{name}"
-    for name in (
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "randint_like",
-        "new_empty",
-        "new_empty_strided",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "zero_",
-        "fill_",
-        "copy_",
-        "random_",
-    )
-)
-#: Calls whose result may follow from one of their inputs alone: what the elements of that one all have to be.
-ABSORBING = {
-    **dict.fromkeys(("aten::__and__", "aten::bitwise_and", "aten::logical_and"), False),
-    **dict.fromkeys(("aten::__or__", "aten::bitwise_or", "aten::logical_or"), True),
-}
 
 
 def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> int:
@@ -118,12 +91,12 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     outs, alias, _ret, written, flags = spec
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
-    blind = name in BLIND
+    blind = name in traits.BLIND
     if flags & SIG_VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
     if any(m[1].numel() > MOST_KNOWN for m in inputs[blind:]):
         return 0  # a small storage, expanded
-    return SIG_SMALL | (SIG_BLIND if blind or (name in ABSORBING and len(inputs) > 1) else 0)
+    return SIG_SMALL | (SIG_BLIND if blind or (name in traits.ABSORBING and len(inputs) > 1) else 0)
 
 
 def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
@@ -301,7 +274,7 @@ def _asked_for(info: Any, out: Any, args: tuple) -> Any:
     """
     if not isinstance(out, tuple) or not isinstance(info.func, torch._ops.OpOverload):
         return out
-    names = [a.name for a in info.func._schema.arguments]
+    names = schema.argument_names(info.func)
     at = names.index("output_mask") if "output_mask" in names else len(args)
     return tuple(o if wanted else None for o, wanted in zip(out, args[at], strict=True)) if at < len(args) else out
 

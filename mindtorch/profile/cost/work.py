@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from mindtorch import ops
+from mindtorch.ops import schema
 from mindtorch.ops.row import MATRIX_TAGS
 from mindtorch.ops.rules import is_tensor, numel
 
@@ -144,19 +145,16 @@ def _pieces(args: Args) -> int:
 
 
 def _is_view(func: Any) -> bool:
-    if not isinstance(func, OpOverload):
-        return False
-    returns = [result.alias_info for result in func._schema.returns]
-    return bool(returns) and all(info is not None and not info.is_write for info in returns)
+    return isinstance(func, OpOverload) and schema.is_view(func)
 
 
 def _mutated(func: Any, name: str, args: Args, kwargs: Kwargs) -> list[Any]:
     found: list[Any] = []
     if isinstance(func, OpOverload):
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[index] if index < len(args) else kwargs.get(argument.name)
-                found.extend(_tensors(value))
+        names = schema.argument_names(func)
+        for which in schema.writes_told(func):
+            at, name = (which, names[which]) if isinstance(which, int) else (len(args), which)
+            found.extend(_tensors(args[at] if at < len(args) else kwargs.get(name)))
     elif name.endswith("_") and not name.endswith("__") and args:
         found.extend(_tensors(args[0]))
     else:

@@ -24,6 +24,7 @@ from mindtorch.engine import semantics
 from mindtorch.engine.execute import tensors
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules
+from mindtorch.ops import traits
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
@@ -36,10 +37,6 @@ from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
 from mindtorch.profile.report.rows import CALLS, as_table, exact
-
-#: Ops whose result has as many elements as their input has true ones.
-_SIZES = frozenset({"nonzero", "index", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim",
-                    "repeat_interleave", "bincount"})  # fmt: skip
 
 
 class Estimator(Run):
@@ -268,7 +265,7 @@ class Estimator(Run):
 
     def _warnings(self) -> list[str]:
         found = []
-        sized = [row for row in self._assumed if row["op"] in _SIZES]
+        sized = [row for row in self._assumed if row["op"] in traits.SIZES_FROM_VALUES]
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
             found.append(

@@ -27,7 +27,8 @@ from ...base.errors import NoDataError
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
-from ...engine.record.predict import ABSORBING, BLIND, concrete, lazy_in, little
+from ...engine.record.predict import concrete, lazy_in, little
+from ...ops import traits
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
 from . import assumptions
@@ -200,10 +201,10 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     made = None
     if any(v is None for v in values):
         missing = [i for i, v in enumerate(values) if v is None]
-        if info.name in ABSORBING:
-            _absorb(ABSORBING[info.name], results[0], values)
+        if info.name in traits.ABSORBING:
+            _absorb(traits.ABSORBING[info.name], results[0], values)
             return
-        if missing == [0] and info.name in BLIND:
+        if missing == [0] and info.name in traits.BLIND:
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if made is None:
             _lose(call, info, inputs)

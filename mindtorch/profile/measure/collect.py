@@ -36,6 +36,7 @@ from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors
 from mindtorch.engine.semantics import modules, skipped_prefixes
+from mindtorch.ops import schema
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.shapes import Shaped, shaped
@@ -49,9 +50,6 @@ from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork
 
 log = logging.getLogger(__name__)
-
-#: Ops whose schema says "view" although their storage was not made by an op: data given to ``torch.tensor``, ``load``.
-ADOPTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_"})
 
 #: Kinds of threads told apart; a program may start ever new ones.
 MOST_THREADS = 32
@@ -386,16 +384,9 @@ def describe(func: Any) -> Op:
     if isinstance(func, str):
         category = row.tag if row is not None else "other"
         return Op(None, None, name, category, False, category in FREE_TAGS, False, False, True)
-    schema = getattr(func, "_schema", None)
-    allocates = writes = False
-    is_view = False
-    if schema is not None:
-        returns = [r.alias_info for r in schema.returns]
-        allocates = any(info is None for info in returns) or name in ADOPTS
-        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-        is_view = bool(returns) and all(info is not None and not info.is_write for info in returns)
-    else:  # a higher-order operator
-        allocates = True
+    allocates, writes, is_view = True, False, False  # of a higher-order operator, which has no schema
+    if hasattr(func, "_schema"):
+        allocates, writes, is_view = schema.allocates(func), bool(schema.writes_told(func)), schema.is_view(func)
     category = row.tag if row is not None else ("view" if is_view else "other")
     free = category in FREE_TAGS
     call = func._op if type(func) is torch._ops.OpOverload else func
