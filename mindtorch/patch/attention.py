@@ -5,6 +5,7 @@ So it runs now, on the values, as it would on the CPU (where torch has no backwa
 
 from __future__ import annotations
 
+import importlib
 import types
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from .._ext import lazy as _core
-from ..base.errors import LazyTensorError
+from ..base.errors import LazyTensorError, UnsupportedOperationError
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 
-__all__ = ["restore", "run", "stand_in"]
+__all__ = ["restore", "run", "stand_in", "without_data"]
 _validates: list[tuple[Any, types.CodeType]] = []
 
 
@@ -35,6 +36,16 @@ def stand_in(module: Any) -> None:
     check.__code__ = check.__code__.replace(co_consts=constants)
     for cls in tensors.TYPES:  # where the program has told torch not to compile
         module.flex_attention_hop.python_key_table.setdefault(cls, run)
+
+
+def without_data(*args: Any) -> Any:
+    """``flex_attention_hop(query, ...)`` in an estimate: what torch computes where nobody compiles it, step by step."""
+    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        raise UnsupportedOperationError(
+            "[flex_attention] expected a call without gradients, since an estimate does not know its backward pass: "
+            "use torch.no_grad(), or scaled_dot_product_attention"
+        )
+    return importlib.import_module("torch._higher_order_ops.flex_attention").sdpa_dense(*args)
 
 
 def restore() -> None:

@@ -14,6 +14,7 @@ from .._ext import intern as _intern
 from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from .._ext.guards import Unseen
+from ..base.errors import UnsupportedOperationError
 from ..devices import mode
 from ..devices.lazy_device import device_at, holds_no_data, is_ours, place_of
 from ..engine.execute import tensors
@@ -55,6 +56,7 @@ RECORDED = (
     "randint_like",
 )
 FROM_DATA = ("tensor", "as_tensor", "asarray")
+QUANTIZED = ("empty_quantized", "_empty_affine_quantized", "_empty_per_channel_affine_quantized")
 EAGER = (
     *FROM_DATA,
     "complex",
@@ -66,9 +68,7 @@ EAGER = (
     "sparse_bsr_tensor",
     "sparse_bsc_tensor",
     "sparse_compressed_tensor",
-    "empty_quantized",
-    "_empty_affine_quantized",
-    "_empty_per_channel_affine_quantized",
+    *QUANTIZED,
 )
 NESTED = ("nested_tensor", "as_nested_tensor")
 _RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
@@ -91,12 +91,19 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     tensors.in_use()
     device = kwargs.get("device")
     if device is None:  # while estimating, every call comes here
+        if func.__name__ == "normal" and any(isinstance(a, torch.Tensor) for a in (*args, *kwargs.values())):
+            return func(*args, **kwargs)  # of means or deviations that are where they are: it takes no device
         device = _default_device(func, args)
         kwargs = {**kwargs, "device": device}
     if not is_ours(device) and (func.__name__ in FROM_DATA or inside.hides(args[0] if args else None)):
         elsewhere = _elsewhere(func, args, kwargs, device)
         if elsewhere is not None:
             return elsewhere
+    if func.__name__ in QUANTIZED and mode.now.everywhere:
+        raise UnsupportedOperationError(
+            f"[{func.__name__}] expected a program without quantized tensors, whose sizes an estimate does not know: "
+            "leave the model as it is, or measure it"
+        )
     if func.__name__ in NESTED:
         return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)

@@ -32,6 +32,7 @@ from ..engine.execute import tensors
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
 from ..engine.record.meta import as_meta, relocate
+from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
 from ..npu import creation as npu_creation
 from ..npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
@@ -218,6 +219,7 @@ _torch_module_apply = torch.nn.Module._apply
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
+_COMPRESSED = SPARSE - {torch.sparse_coo}
 _public: dict[Any, Any] = {}  # torch's creation functions by their twins
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -298,6 +300,8 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return npu_moves.to(self, args, kwargs)
     knowing = mode.now.known is not None
     if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
+        if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
+            return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
         if mode.now.everywhere:
             return as_meta(self, place_of(self.device)).to(*args, **kwargs)
         if holds_no_data(target) and torch._C._is_torch_function_enabled():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.base.errors import NoDataError, UsageError
+from mindtorch.base.errors import NoDataError, UnsupportedOperationError, UsageError
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.assumptions import assumed
 from mindtorch.profile.estimate.session import estimating
@@ -181,6 +181,50 @@ def test_C4_modules_that_learn_their_shapes(session: None) -> None:
     out.sum().backward()
     torch.optim.Adam(weights).step()
     assert net[0].weight.grad.shape == (BIG, 7) and out.shape == (4, 3)
+
+
+def test_C4_draws_around_means_with_a_default_device(session: None) -> None:
+    torch.set_default_device("cuda")
+    try:
+        drawn = torch.distributions.Normal(torch.zeros(2), torch.ones(2)).sample()
+        assert drawn.device == torch.device("cuda", 0) and drawn.shape == (2,)
+        assert torch.normal(0.0, torch.ones(3)).is_cuda and torch.normal(torch.ones(3), 1.0).shape == (3,)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_C4_flex_attention(session: None, compiled: bool) -> None:
+    """Without gradients, as torch computes it uncompiled; else one sentence."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    attend = torch.compile(flex_attention) if compiled else flex_attention
+    q = torch.randn(1, 2, 128, 16, device="cuda")
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 2, 128, 128, device="cuda")
+    for options in ({}, {"block_mask": mask}, {"score_mod": lambda score, b, h, i, j: score + (i - j)}):
+        out = attend(q, q, q, **options)
+        assert out.shape == q.shape and out.is_cuda
+    with pytest.raises(UnsupportedOperationError, match="does not know its backward pass"):
+        attend(q.requires_grad_(), q, q)
+    with torch.no_grad():
+        assert attend(q, q, q).shape == q.shape
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
+def test_C4_products_with_sparse_matrices(session: None, layout: torch.layout) -> None:
+    x = torch.ones(4, 3, device="cuda")
+    made = torch.eye(4, device="cuda").to_sparse(layout=layout)
+    for sparse in (made, torch.eye(4).to_sparse(layout=layout).to("cuda"), made.to(torch.float32)):
+        out = sparse @ x
+        assert out.shape == (4, 3) and (out + x).is_cuda
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_C4_quantizing_is_refused_in_a_sentence(session: None) -> None:
+    with pytest.raises(UnsupportedOperationError, match="a program without quantized tensors"):
+        torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, dtype=torch.qint8)
 
 
 def test_C4_modules_move_to_npus_by_name(session: None) -> None:

@@ -23,7 +23,7 @@ from ...ops import traits
 from ...ops.schema import data_dependent
 from .backward import on_values
 from .meta import as_meta, refuse
-from .mixing import common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
+from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
 from .predict import (
     collect,
     concrete,
@@ -86,7 +86,7 @@ def _turned(a: Any, write: bool, device: int) -> Any:
         if (
             device < 0
             and not write
-            and not a.is_sparse
+            and a.layout not in SPARSE
             and (_core.get_handle(a) is None or _core.device_index(a) != device)
         ):
             return as_meta(a, device)
