@@ -1,7 +1,10 @@
 """FLOP rules for matrix work. A multiply-add is 2 FLOPs; adding a bias is not counted.
 
 These are the conventions of ``torch.utils.flop_counter``, and the numbers are equal to it wherever it has a formula,
-except where it is wrong:
+except where it is wrong (below). A multiply-add of complex numbers is 2 FLOPs, too, because torch has it so, though
+it takes 8 operations on real ones; Fourier transforms, for which torch has no formula, count real operations.
+
+Where torch's number is wrong:
 
 - a product with a sparse matrix: it counts that as a dense one, here only the stored numbers count;
 - weight gradient of a grouped convolution: it counts `groups` times too much;

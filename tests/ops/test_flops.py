@@ -58,6 +58,12 @@ def both(run) -> tuple[Counter, int]:
     return ours, theirs.get_total_flops()
 
 
+def test_C3_products_of_complex_numbers_equal_torch_counter():
+    a, b = torch.empty(5, 8, dtype=torch.complex64), torch.empty(8, 3, dtype=torch.complex64)
+    ours, theirs = both(lambda: (a @ b, torch.bmm(a[None], b[None])))
+    assert ours.matrix == theirs == 2 * 2 * 5 * 8 * 3
+
+
 def test_C3_products_equal_torch_counter():
     rng = random.Random(0)
     for _ in range(60):
