@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["Node", "build", "collapse", "fold", "order", "rows", "shown_depth"]
 
-_SUMMED = ("self_s", "total_s", "self_flops", "flops", "macs", "self_params", "params", "calls", "ops",
-           "predicted_s", "self_predicted_s")  # fmt: skip
+_SUMMED = ("self_s", "total_s", "forward_s", "backward_s", "self_flops", "flops", "macs", "self_params", "params",
+           "trainable_params", "calls", "ops", "predicted_s", "self_predicted_s")  # fmt: skip
 _INDEXED = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
@@ -106,6 +106,8 @@ def _join(run: list[Node]) -> Node:
     values = dict(run[0].values)
     for key in _SUMMED:
         values[key] = sum(node.values.get(key) or 0 for node in run)
+    calls = sorted(filter(None, (node.values.get("call_s") for node in run)), key=lambda spread: spread["median"])
+    values["call_s"] = calls[len(calls) // 2] if calls else None
     values["peak_bytes"] = max((node.values.get("peak_bytes") or 0 for node in run), default=0)
     children = [_join_same([node.children[i] for node in run]) for i in range(len(run[0].children))]
     last = _INDEXED.match(run[-1].label)

@@ -46,6 +46,20 @@ def test_L7_padded_sequences(side: str, batch_first: bool, shape: tuple, grad: b
     same_as_eager(program)
 
 
+def test_D4_the_lengths_of_packed_sequences_are_on_the_cpu(same_as_eager: Same) -> None:
+    """Where torch wants them, however the op is called."""
+
+    def program(device: str) -> object:
+        packed = pack_sequence([torch.ones(3, 2).to(device), torch.ones(2, 2).to(device)])
+        found = []
+        for call in (torch._VF._pad_packed_sequence, torch.ops.aten._pad_packed_sequence):
+            padded, lengths = call(packed.data, packed.batch_sizes, False, 0.5, 4)
+            found += [padded, lengths.tolist(), str(lengths.device)]
+        return found
+
+    same_as_eager(program)
+
+
 def test_L9_a_total_length_that_is_too_short_is_refused() -> None:
     packed = pack_sequence([torch.ones(3, 2, device="remote_accelerator")])
     with pytest.raises(ValueError, match="total_length=2 and max sequence length being 3"):
