@@ -5,6 +5,7 @@ The modules include Python's C headers only, never torch's or numpy's, so one wh
 ``GENIE_BUILD`` (comma-separated) changes how the extension modules are built:
 
 * ``debug``     bounds checks, wraparound, overflow and None checks; ``-O1 -g``
+* ``quick``     not optimized: for tests of the package, not of its speed
 * ``asan``      AddressSanitizer and UBSan (run with ``LD_PRELOAD=$(cc -print-file-name=libasan.so)``)
 * ``tsan``      ThreadSanitizer (run with ``LD_PRELOAD=$(cc -print-file-name=libtsan.so)``)
 * ``annotate``  Cython's HTML annotation beside the C files in ``build/``
@@ -22,8 +23,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OPTIONS = {word.strip() for word in os.environ.get("GENIE_BUILD", "").split(",") if word.strip()}
-if unknown := OPTIONS - {"debug", "asan", "tsan", "annotate"}:
-    raise SystemExit(f"GENIE_BUILD: unknown {', '.join(sorted(unknown))}. Options: debug, asan, tsan, annotate")
+if unknown := OPTIONS - {"debug", "quick", "asan", "tsan", "annotate"}:
+    raise SystemExit(f"GENIE_BUILD: unknown {', '.join(sorted(unknown))}. Options: debug, quick, asan, tsan, annotate")
 DEBUG = "debug" in OPTIONS
 
 # The one place for directives: Cython ignores a misspelt "# cython:" header without a word.
@@ -41,6 +42,8 @@ DIRECTIVES = {
 
 COMPILE = ["-O1", "-g", "-fno-omit-frame-pointer"] if DEBUG else ["-O2", "-g0"]
 LINK: list[str] = []
+if "quick" in OPTIONS:
+    COMPILE = ["-O0", "-g0"]
 if "asan" in OPTIONS:
     # Not optimized: that takes four times as long to compile, and may leave out the very access that is wrong.
     COMPILE = ["-O0", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]

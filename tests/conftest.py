@@ -81,6 +81,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="'PYTEST ARGUMENTS'",
         help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)",
     )
+    parser.addoption(
+        "--shuffle", type=int, default=None, metavar="SEED", help="run the files of tests in another order"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--shuffle``, no file may need what another has left behind."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
 
 
 @pytest.fixture(autouse=True)
