@@ -1,7 +1,9 @@
 """The caching allocator, after the conventions of torch's.
 
-Sizes in steps of 512 bytes, pieces up to 1 MiB from segments of 2 MiB, larger ones from segments of 20 MiB or their own
-size in steps of 2 MiB; best fit, splitting and merging.
+Sizes in steps of 512 bytes, of which the last 32 and what fills a unit of 32 before them are padding: operators may
+touch them (ALIGN_UP(size, 32) + 32 bytes are a tensor's). As in torch_npu, what is told as allocated has the padding in
+it, what is told as requested has not. Pieces up to 1 MiB are from segments of 2 MiB, larger ones from segments of
+20 MiB or their own size in steps of 2 MiB; best fit, splitting and merging.
 
 A free piece belongs to the lane it was allocated on: that stream's order makes reuse there safe at once. Where other
 streams used it, an event on each tells when it may be reused. Nothing here needs the GIL.
@@ -44,6 +46,7 @@ cdef extern from *:
 
 cdef enum:
     STEP = 512
+    PADDING = 32
     SMALL = 1 << 20
     SMALL_SEGMENT = 2 << 20
     LARGE_SEGMENT = 20 << 20
@@ -345,7 +348,7 @@ cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
     memory = memory_of(unit)
     if memory == NULL:
         return NO_MEMORY
-    size = (min(size, TOO_MUCH) + STEP - 1) // STEP * STEP
+    size = (min(size, TOO_MUCH) + PADDING + STEP - 1) // STEP * STEP  # a multiple of 32, too
     large = size > SMALL
     piece = _cached(lane, large, size)
     if piece == NULL:

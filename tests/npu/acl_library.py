@@ -8,6 +8,10 @@ Environment, read when it is loaded and at :meth:`Library.reset`: ``GENIE_TEST_N
 ``GENIE_TEST_NPU_INIT`` (``once``: a second ``aclInit`` gives 100002), ``GENIE_TEST_NPU_ORDER`` (0: do not check that
 uses of the same memory are ordered), ``GENIE_TEST_NPU_REPORT`` (a file for violations and leaks at process exit).
 
+And how unkind it is, as devices are; ``GENIE_TEST_NPU_UNKIND=1`` is all of these that leave programs right:
+``GENIE_TEST_NPU_SCRIBBLE`` (1: operators write to the padding behind their operands),
+``GENIE_TEST_NPU_FOREIGN_WAITS`` (0: a stream that is to wait for another device's event does not).
+
 Under a sanitizer::
 
     CC="cc -fsanitize=thread" LD_PRELOAD=$(cc -print-file-name=libtsan.so) python -m pytest tests/npu/test_aclnn.py

@@ -25,20 +25,21 @@ def empty(npu):
 # Allocation.
 
 
-def test_N2_sizes_are_rounded_to_512_bytes(empty):
-    before = empty.memory_allocated(0)
-    held = [blocks.allocate(0, size) for size in (1, 512, 513, 100_000)]
-    assert [block.nbytes for block in held] == [1, 512, 513, 100_000]
-    assert empty.memory_allocated(0) - before == 512 + 512 + 1024 + 100_352
-    assert all(block.ptr % 512 == 0 for block in held) and len({block.ptr for block in held}) == 4
+def test_N2_sizes_with_their_padding_are_rounded_to_512_bytes(empty):
+    before, asked = empty.memory_allocated(0), empty.memory_stats(0)["requested_bytes.all.current"]
+    held = [blocks.allocate(0, size) for size in (1, 480, 481, 512, 100_000)]
+    assert [block.nbytes for block in held] == [1, 480, 481, 512, 100_000]
+    assert empty.memory_allocated(0) - before == 512 + 512 + 1024 + 1024 + 100_352
+    assert empty.memory_stats(0)["requested_bytes.all.current"] - asked == 1 + 480 + 481 + 512 + 100_000
+    assert all(block.ptr % 512 == 0 for block in held) and len({block.ptr for block in held}) == 5
     held.clear()
     assert empty.memory_allocated(0) == before
 
 
 @pytest.mark.parametrize(
     ("size", "segment"),
-    [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
-     (33 * MIB + 1, 34 * MIB)],
+    [(1, 2 * MIB), (MIB - 32, 2 * MIB), (MIB, 20 * MIB), (10 * MIB - 544, 20 * MIB), (10 * MIB - 32, 10 * MIB),
+     (10 * MIB, 12 * MIB), (33 * MIB + 1, 34 * MIB)],
 )  # fmt: skip
 def test_N2_segments(empty, size, segment):
     before = empty.memory_reserved(0)
@@ -53,18 +54,18 @@ def test_N2_segments(empty, size, segment):
 
 def test_N2_memory_is_used_again_split_and_merged(empty):
     with empty.Stream(0):
-        first = blocks.allocate(0, 300 * KIB)
+        first = blocks.allocate(0, 300 * KIB - 32)
         start = first.ptr
-        second, third = blocks.allocate(0, 300 * KIB), blocks.allocate(0, 300 * KIB)
+        second, third = blocks.allocate(0, 300 * KIB - 32), blocks.allocate(0, 300 * KIB - 32)
         assert [second.ptr - start, third.ptr - start] == [300 * KIB, 600 * KIB]
         del first
         assert blocks.allocate(0, 200 * KIB).ptr == start  # split, and given back at once
         del second
-        whole = blocks.allocate(0, 600 * KIB)  # the two as one
+        whole = blocks.allocate(0, 600 * KIB - 32)  # the two as one
         assert whole.ptr == start
         reserved = empty.memory_reserved(0)
         del third, whole
-        assert blocks.allocate(0, MIB).ptr == start
+        assert blocks.allocate(0, MIB - 32).ptr == start
         assert empty.memory_reserved(0) == reserved
 
 
@@ -106,7 +107,7 @@ def test_N3_each_device_has_its_own_memory(empty, devices):
     before = [empty.memory_allocated(index) for index in (0, 1)]
     free = empty.mem_get_info(1)[0]
     with empty.Stream(1):
-        block = blocks.allocate(1, 30 * MIB)
+        block = blocks.allocate(1, 30 * MIB - 32)
     assert [empty.memory_allocated(index) - was for index, was in zip((0, 1), before)] == [0, 30 * MIB]
     assert empty.mem_get_info("npu:1") == (free - 30 * MIB, empty.mem_get_info(0)[1])
     with empty.device(1):
@@ -158,7 +159,7 @@ def test_N2_what_another_stream_used_is_reused_behind_an_event(empty, library):
 def test_N2_record_stream(empty, library, how):
     owner, user = empty.Stream(0), empty.Stream(0)
     with owner:
-        block = blocks.allocate(0, 700 * KIB)
+        block = blocks.allocate(0, 700 * KIB - 32)
     place = block.ptr
     for _ in range(2):
         if how == "record_stream":
@@ -232,7 +233,7 @@ def test_N2_out_of_memory_says_what_was_asked_and_what_there_is(in_npu_process):
         """
         from mindtorch import npu
         from mindtorch._ext import blocks
-        held = [blocks.allocate(1, 100 << 20), blocks.allocate(1, 5 << 20)]
+        held = [blocks.allocate(1, (100 << 20) - 32), blocks.allocate(1, (5 << 20) - 32)]
         try:
             blocks.allocate(1, 1 << 30)
         except RuntimeError as error:
@@ -286,7 +287,7 @@ def test_N3_peaks(empty):
     empty.reset_peak_memory_stats(0)
     base = empty.memory_allocated(0)
     with empty.Stream(0):
-        block = blocks.allocate(0, 30 * MIB)
+        block = blocks.allocate(0, 30 * MIB - 32)
         reserved = empty.memory_reserved(0)
     del block
     empty.empty_cache(0)

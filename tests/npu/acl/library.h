@@ -122,6 +122,8 @@ struct site {
 extern pthread_mutex_t lock;
 extern struct device devices[MAX_DEVICES];
 extern int device_count, peers_allowed, copy_delay;
+extern int scribbles;     /* operators write to the padding behind their operands */
+extern int foreign_waits; /* a stream can wait for another device's event; else the wait is none */
 extern struct stream *streams;
 extern struct block *host_blocks;
 extern _Thread_local struct context *current;

@@ -144,10 +144,18 @@ int get_dimension(int64_t dimension, int rank, int64_t *result) {
 
 /* Second phase */
 
+/* Operators read and write whole units of 32 bytes, and one more. */
+static void scribble(const struct plan *plan) {
+    for (int i = 0; i < plan->count; i++)
+        if (plan->tensors[i].padded) memset(plan->tensors[i].padding, 0x5A, plan->tensors[i].padded);
+}
+
 static void run_plan(struct work *work) {
     struct plan *plan = work->plan;
+    scribble(plan);
     if (work->to) memset(work->to, 0xA5, work->size); /* whoever else keeps something there will notice */
     int code = plan->run(plan);
+    scribble(plan);
     if (!code) return;
     pthread_mutex_lock(&lock);
     work->stream->error = code;
@@ -157,6 +165,18 @@ static void run_plan(struct work *work) {
 static int same_place(const tensor *one, const tensor *other) {
     return one->data == other->data && one->offset == other->offset && one->type == other->type &&
            same_shape(one, other) && !memcmp(one->strides, other->strides, (size_t)one->rank * sizeof *one->strides);
+}
+
+/* Memory is handed out in such pieces that ALIGN_UP(size, 32) + 32 bytes are the tensor's. */
+static int add_padding(struct block *block, tensor *t) {
+    char *end = t->data + t->storage * (int64_t)bytes_of(t->type);
+    size_t size = (size_t)(-(uintptr_t)end % 32 + 32);
+    if (!scribbles) return OK;
+    if (find_block(end, size) != block)
+        return misuse(NN_PARAM, "a tensor ends at %p, which is not 32 bytes before the end of its block", (void *)end);
+    t->padding = memory_of(block, end);
+    t->padded = size;
+    return OK;
 }
 
 static int add_memory(struct plan *plan, struct work *work, int at) {
@@ -180,6 +200,8 @@ static int add_memory(struct plan *plan, struct work *work, int at) {
         if (!plan->in_place || !other->write || !same_place(plan->handles[0], handle))
             return misuse(NN_PARAM, "an output overlaps another tensor at %p", (void *)start);
     }
+    int code = add_padding(block, t);
+    if (code) return code;
     add_range(work, block, start, size, at < plan->outputs);
     t->data = memory_of(block, start) + (t->offset - low) * wide;
     return OK;

@@ -12,7 +12,7 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
-int device_count, peers_allowed, copy_delay;
+int device_count, peers_allowed, copy_delay, scribbles, foreign_waits;
 _Thread_local struct context *current;
 
 static _Thread_local char recent[512];
@@ -55,6 +55,9 @@ static void configure(void) {
     for (int i = 0; i < MAX_DEVICES; i++) devices[i].limit = setting("GENIE_TEST_NPU_MEMORY", (size_t)1 << 30);
     peers_allowed = (int)setting("GENIE_TEST_NPU_PEER", 1);
     order_checked = (int)setting("GENIE_TEST_NPU_ORDER", 1);
+    int unkind = (int)setting("GENIE_TEST_NPU_UNKIND", 0); /* what the others are where they are not set */
+    scribbles = (int)setting("GENIE_TEST_NPU_SCRIBBLE", (size_t)unkind);
+    foreign_waits = (int)setting("GENIE_TEST_NPU_FOREIGN_WAITS", !unkind);
     const char *mode = getenv("GENIE_TEST_NPU_INIT");
     once_only = mode && !strcmp(mode, "once");
 }

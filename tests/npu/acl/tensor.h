@@ -12,6 +12,8 @@ typedef struct tensor {
     int64_t sizes[MAX_DIMS], strides[MAX_DIMS]; /* in elements */
     int64_t offset, storage;                    /* in elements; how many there are */
     char *data;                                 /* the caller's address; while work runs, the element at offset */
+    char *padding;                              /* while work runs: what lies behind the storage and is operators', too */
+    size_t padded;
 } tensor;
 
 struct scalar {
