@@ -33,7 +33,7 @@ from mindtorch.profile.estimate import known, memory, saved
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.session import estimating
 from mindtorch.profile.measure import peak
-from mindtorch.profile.measure.collect import ADOPTS, describe
+from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
 from mindtorch.profile.report.rows import CALLS, as_table, exact
@@ -298,7 +298,7 @@ def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
 
 def _allocated(op: Op, args: tuple, out: Any) -> int:
     """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
-    if op.category == "view" and op.name not in ADOPTS:
+    if op.category == "view" and op.name not in traits.ADOPTS:
         return 0  # of _unsafe_view the schema does not say that it makes nothing
     if op.allocates:
         made = out if isinstance(out, (list, tuple)) else [out]
