@@ -272,7 +272,7 @@ def _write_trace(profiler: Any, file: OutputFile) -> None:
     dropped: list[int] = []
     file.write(lambda path: dropped.append(export.write_trace(profiler.recording(), path)))
     if dropped and dropped[0]:
-        missing = f"{file.name} leaves out the last {dropped[0]:,} events"
+        missing = f"{file.name} leaves out the last {counted(dropped[0], 'event')}"
         click.echo(f"genie: {missing}; --steps makes a run shorter", err=True)
 
 

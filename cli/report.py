@@ -75,7 +75,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     model = report.get("model")
     facts = []
     if model:
-        text = f"{model.get('name') or 'model'}, {number(model.get('params'), '0')} parameters"
+        params = model.get("params") or 0
+        text = f"{model.get('name') or 'model'}, {counted(params, 'parameter', number(params, '0'))}"
         size = bytes_text(model.get("param_bytes"))
         text = f"{text} ({size})" if size else text
         trainable = totals.get("trainable_params")
@@ -88,7 +89,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
     facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
-    text = f"{seconds(time_s)} in {count(totals.get('ops') or 0)} ops"
+    ops = totals.get("ops") or 0
+    text = f"{seconds(time_s)} in {counted(ops, 'op', count(ops))}"
     if sized:
         text += ", predicted: at least" if time_s else " (--target predicts the time)"
     elif wall is not None:
@@ -164,7 +166,7 @@ def _threads(threads: list[dict[str, Any]]) -> str:
 def _on_npus(npu: dict[str, Any]) -> str:
     """How many calls the NPUs ran themselves, and which went through the CPU."""
     native, staged = sum(npu["native"].values()), sum(npu["staged"].values())
-    text = f"{count(native)} calls native, {count(staged)} staged through the CPU"
+    text = f"{counted(native, 'call', count(native))} native, {count(staged)} staged through the CPU"
     peaks = ", ".join(f"{bytes_text(most)} on {name}" for name, most in npu["peak_bytes"].items())
     names = [f"{name.removeprefix('aten::')} ×{calls}" for name, calls in list(npu["staged"].items())[:4]]
     text += f": {', '.join(names)}{' …' if len(npu['staged']) > 4 else ''}" if names else ""
@@ -259,7 +261,10 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             name.append(" " + extra, style="dim")
         canvas.sheet_row(name, _cells(columns, values, total, canvas), columns, _share(values.get("total_s"), total))
     if hidden:
-        canvas.paragraph(f"▸ {hidden} modules lie deeper: --depth {depth + 1} opens the next level.", "dim")
+        lie = "lies" if hidden == 1 else "lie"
+        canvas.paragraph(
+            f"▸ {counted(hidden, 'module')} {lie} deeper: --depth {depth + 1} opens the next level.", "dim"
+        )
 
 
 def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -> None:
@@ -323,7 +328,7 @@ def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             text.truncate(canvas.width, overflow="ellipsis")
             canvas.add(text)
     if len(rows) > top:
-        canvas.paragraph(f"{len(rows) - top} more lines: --top {len(rows)}", "dim")
+        canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
 
 
 def _near(path: str) -> str:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from .render import Canvas, Column, Text, clean, grade
-from .units import bytes_text, count, percent
+from .units import bytes_text, count, counted, percent
 
 __all__ = ["assumed", "fit", "memory"]
 
@@ -69,14 +69,17 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         return
     calls = sum(row.get("calls", 1) for row in rows)
     canvas.paragraph(
-        f"{calls:,} reads of values that an estimate does not know were assumed (--assume to choose):", "yellow", "  · "
+        f"{counted(calls, 'read')} of values that an estimate does not know {'was' if calls == 1 else 'were'} assumed "
+        "(--assume to choose):",
+        "yellow",
+        "  · ",
     )
     for row in rows[:20]:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
         text = f"{row.get('op')} = {row.get('value')}{times}  {_line(row)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:
-        canvas.paragraph(f"and {len(rows) - 20} more lines: --json has them all", "dim", "      ")
+        canvas.paragraph(f"and {counted(len(rows) - 20, 'more line')}: --json has them all", "dim", "      ")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mindtorch.base.words import counted
+
 __all__ = ["amount", "bytes_text", "count", "counted", "number", "percent", "seconds", "work"]
 
 
@@ -32,14 +34,6 @@ def seconds(value: float | None) -> str:
     if hours >= 100:
         return f"{hours // 24}d {hours % 24:02d}h"
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
-
-
-def counted(number: int | None, what: str) -> str:
-    """``3 child processes``; without a number: ``some child processes``."""
-    if number == 1:
-        return f"1 {what}"
-    plural = what + ("es" if what.endswith("s") else "s")
-    return f"{number:,} {plural}" if number is not None else f"some {plural}"
 
 
 def amount(value: float | None, zero: str = "") -> str:

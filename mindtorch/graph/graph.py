@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._ext import context as _context
+from ..base.words import counted
 from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, constant, output_of
 from .values import Values
 
@@ -350,7 +351,8 @@ class ComputationGraph:
 
     def __repr__(self) -> str:
         ops = self.count("op")
-        return f"<ComputationGraph: {ops} ops, {len(self) - ops} inputs, {len(self.edges)} edges>"
+        counts = ((ops, "op"), (len(self) - ops, "input"), (len(self.edges), "edge"))
+        return f"<ComputationGraph: {', '.join(counted(n, what) for n, what in counts)}>"
 
     def reduced(
         self, modules: Sequence[str] = (), depth: int | None = None, until: int | None = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..base.words import counted
 from .fold import Folded, Item, fold
 from .graph import DATA, ComputationGraph, Node
 from .parts import Hole, Opaque, Output
@@ -58,31 +59,29 @@ def _result(node: Node) -> str:
 
 
 def _arguments(node: Node, folded: Folded) -> str:
-    module = node.module + "."
     inputs = node.inputs
-    graph = node.graph
-
-    def show(value: Any) -> str:
-        if isinstance(value, Hole):
-            source, output = inputs[value.index]
-            if source in graph._names:
-                return graph._names[source].removeprefix(module)
-            name = _name(source, folded)
-            return f"{name}.{output}" if output else name
-        if isinstance(value, Opaque):
-            return value.text
-        if isinstance(value, list):
-            return "[" + ", ".join(map(show, value)) + "]"
-        if isinstance(value, tuple):
-            return "(" + ", ".join(map(show, value)) + ")"
-        if isinstance(value, float):
-            return f"{value:.6g}"
-        return "max" if value == _LAST and isinstance(value, int) else repr(value).removeprefix("torch.")
-
-    words = [show(a) for a in node.args]
+    words = [_shown(a, node, inputs, folded) for a in node.args]
     if node.kind == "op":
-        words += [f"{key}={show(v)}" for key, v in node.kwargs.items() if v is not None and key not in _UNTOLD]
+        given = {key: v for key, v in node.kwargs.items() if v is not None and key not in _UNTOLD}
+        words += [f"{key}={_shown(v, node, inputs, folded)}" for key, v in given.items()]
     return ", ".join(words)
+
+
+def _shown(value: Any, node: Node, inputs: tuple[tuple[int, int], ...], folded: Folded) -> str:
+    if isinstance(value, Hole):
+        source, output = inputs[value.index]
+        if source in node.graph._names:
+            return node.graph._names[source].removeprefix(node.module + ".")
+        name = _name(source, folded)
+        return f"{name}.{output}" if output else name
+    if isinstance(value, Opaque):
+        return value.text
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(_shown(item, node, inputs, folded) for item in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "max" if value == _LAST and isinstance(value, int) else repr(value).removeprefix("torch.")
 
 
 def _name(node: int, folded: Folded) -> str:
@@ -113,7 +112,7 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
         (graph.count("parameter"), "parameter"),
         (graph.count("input"), "other input"),
     )
-    yield _cut(", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts), width)
+    yield _cut(", ".join(counted(n, word) for n, word in counts), width)
     if graph.left_out:
         yield _cut(left_out(graph), width)
     made = sum(1 for node in graph._names if not graph._kind[node])
@@ -122,21 +121,20 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     readers = Counter(s.read_by.removeprefix("aten::") for s in segments if s.read_by)
     if readers:
         text = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in readers.most_common())
-        yield _cut(f"{len(segments)} segments: the program reads values by {text}", width)
+        yield _cut(f"{counted(len(segments), 'segment')}: the program reads values by {text}", width)
 
 
 def ops_inside(node: Node) -> str:
     """``8 ops``: how many a closed module stands for."""
-    ops = node.kwargs["ops"]
-    return f"{ops} op{'' if ops == 1 else 's'}"
+    return counted(node.kwargs["ops"], "op")
 
 
 def left_out(graph: ComputationGraph) -> str:
     """What is not in a part of a graph, in words; empty where nothing is missing."""
     less = [(graph.left_out.get(key, 0), key[:-1]) for key in ("ops", "edges", "parameters")]
-    words = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in less if n]
+    words = [counted(n, word) for n, word in less if n]
     steps = graph.left_out.get("after_steps")
-    words += [f"what came after {steps} iteration{'' if steps == 1 else 's'}"] if steps else []
+    words += [f"what came after {counted(steps, 'iteration')}"] if steps else []
     return f"left out: {', '.join(words)}" if words else ""
 
 

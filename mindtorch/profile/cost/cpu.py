@@ -12,6 +12,7 @@ import threading
 
 import torch
 
+from mindtorch.base.words import counted
 from mindtorch.ops.row import MATRIX_TAGS
 from mindtorch.profile.cost.cpu_measure import FRESH_BYTES, Measured, measure
 from mindtorch.profile.cost.targets import Target
@@ -36,7 +37,7 @@ def _target(found: Measured) -> Target:
     vector = {"float32": found.vector["simple"], "bfloat16": found.vector["simple_half"]}
     return Target(
         key="cpu",
-        name=f"this CPU, {found.threads} thread{'s' if found.threads > 1 else ''}",
+        name=f"this CPU, {counted(found.threads, 'thread')}",
         source="measured on this machine at the start of the run",
         memory_bytes=float(hardware.cpu()["memory"]["total"] or 1e9),
         memory_bandwidth=found.bandwidth[-1][1],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindtorch._ext import context
+from mindtorch.base.words import counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
 
@@ -21,7 +22,7 @@ def warnings(
         calls = sum(entry["calls"] for entry in uncounted)
         names = ", ".join(entry["name"] for entry in uncounted[:5])
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
-        found.append(f"FLOPs leave out {calls} call{'s' * (calls != 1)} of ops without a formula: {names}{more}")
+        found.append(f"FLOPs leave out {counted(calls, 'call')} of ops without a formula: {names}{more}")
     if seen.unseen_threads:
         found.append(
             "modules ran in threads that began before the profile or that no Python code started; what those "
@@ -51,13 +52,13 @@ def warnings(
         )
     if early_macs > (early_macs + macs) // 100:
         found.append(
-            f"{early_macs:,} multiply-adds (MACs) ran before the first call of a module and count as "
+            f"{counted(early_macs, 'multiply-add')} (MACs) ran before the first call of a module and count as "
             "construction: they are not in the totals"
         )
     if seen.warmup and main == "warmup":
         found.append(f"the program ended within the {seen.warmup} warm-up iterations; the report covers them")
     if seen.frozen:
-        found.append(f"recording stopped after {seen.steps} iterations, as asked")
+        found.append(f"recording stopped after {counted(seen.steps, 'iteration')}, as asked")
     if seen.stages[main].places.lazy_runs:
         found.append("peak memory leaves out what lazy ops hold while they run; only computed values are seen")
     left = {op.name: runs.recorded - runs.ran for op, runs in _recorded(seen) if not op.is_free}
