@@ -72,7 +72,7 @@ cdef class Attribute:
     cpdef known(self, t):
         """What it is of tensor `t`, whoever wants to know."""
         cdef Handle h = handle_of(t)
-        cdef MetaS* m
+        cdef MetaS *m
         if h is None:
             raise AttributeError(f"[{self.name}] expected a tensor with a place on the tape, got a {type(t).__name__}")
         m = &tape.interner.metas[h.meta]

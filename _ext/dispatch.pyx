@@ -3,8 +3,8 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.ref cimport PyObject
 
 cdef extern from "Python.h":
-    PyObject* PyDict_GetItemWithError(dict d, object key) except? NULL
-    PyObject* PyList_GET_ITEM(list a, Py_ssize_t i) noexcept
+    PyObject *PyDict_GetItemWithError(dict d, object key) except? NULL
+    PyObject *PyList_GET_ITEM(list a, Py_ssize_t i) noexcept
 
 cdef dict _tables = {}                     # device type -> {op: kernel}
 cdef dict _spelled = {}                    # every device or string met -> the table of its type
@@ -49,9 +49,9 @@ cdef dict _table_of(object device):
 
 def lookup(op, device):
     """The kernel for `op` on `device` (`"npu:1"`, a torch.device, a mindtorch.device), or None."""
-    cdef PyObject* found
-    cdef Py_ssize_t at = (<Py_ssize_t><PyObject*>device >> 5) % N_NEAR
-    if <PyObject*>device != PyList_GET_ITEM(_near, at):
+    cdef PyObject *found
+    cdef Py_ssize_t at = (<Py_ssize_t><PyObject *>device >> 5) % N_NEAR
+    if <PyObject *>device != PyList_GET_ITEM(_near, at):
         found = PyDict_GetItemWithError(_spelled, device)
         _near_tables[at] = <object>found if found != NULL else _table_of(device)
         _near[at] = device

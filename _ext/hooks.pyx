@@ -216,15 +216,15 @@ cdef extern from *:
     static void mt_unhook_type(int slot) { mt_types[slot].type->tp_new = mt_types[slot].torchs; }
     """
     int MT_SLOTS, MT_METHODS, MT_TYPES
-    PyObject* mt_device_key
-    PyObject* mt_generator_key
-    PyObject* mt_generator
+    PyObject *mt_device_key
+    PyObject *mt_generator_key
+    PyObject *mt_generator
     int mt_kind(object function) noexcept
     void mt_hook(int slot, object function, object hook) noexcept
     void mt_unhook(int slot) noexcept
     object mt_twin(object function)
-    PyObject* mt_function_of(int slot) noexcept
-    PyObject* mt_hook_of(int slot) noexcept
+    PyObject *mt_function_of(int slot) noexcept
+    PyObject *mt_hook_of(int slot) noexcept
     int mt_hook_setter(object descriptor) noexcept
     void mt_unhook_setter(object descriptor) noexcept
     int mt_hook_getter(object descriptor) noexcept
@@ -233,17 +233,17 @@ cdef extern from *:
     void mt_unhook_type(int slot) noexcept
 
 cdef str _device_key = "device"
-mt_device_key = <PyObject*>_device_key
+mt_device_key = <PyObject *>_device_key
 cdef str _device_type = "remote_accelerator"
 cdef str _generator_key = "generator"
-mt_generator_key = <PyObject*>_generator_key
+mt_generator_key = <PyObject *>_generator_key
 
 
 def take_generators(cls):
     """From now on there are generators of ours, of this class."""
     global mt_generator
     Py_INCREF(cls)                             # for good
-    mt_generator = <PyObject*>cls
+    mt_generator = <PyObject *>cls
 
 
 cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
@@ -311,7 +311,7 @@ def take_hidden(asked):
     _hidden = asked
 
 
-cdef inline bint _hides_ours(PyObject* t) except -1:
+cdef inline bint _hides_ours(PyObject *t) except -1:
     return _hidden is not None and t != NULL and _hidden(<object>t)
 
 
@@ -377,11 +377,11 @@ cdef class Hook:
     """
     cdef object twin                           # torch's function as it was: calls of it are not asked about
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return False
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         raise NotImplementedError
 
 
@@ -396,7 +396,7 @@ cdef class CreationHook(Hook):
         self.takes_data = takes_data
         self.prepare = prepare
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         if everything is not None:
             if everything():
@@ -404,9 +404,9 @@ cdef class CreationHook(Hook):
             return device == NULL or _type_of_device(<object>device) != "meta" or _names_us(<object>device)
         return self.prepare is not None or self.named_us(first, device)
 
-    cdef bint named_us(self, PyObject* first, PyObject* device) except -1:
+    cdef bint named_us(self, PyObject *first, PyObject *device) except -1:
         global _last_foreign
-        if device == NULL or device == <PyObject*>None:
+        if device == NULL or device == <PyObject *>None:
             return False
         if _hides_ours(first):
             return True
@@ -414,7 +414,7 @@ cdef class CreationHook(Hook):
             handle_of(<object>first) is not None or _is_other(<object>first)
         ):
             return True
-        if device == <PyObject*>_last_foreign:
+        if device == <PyObject *>_last_foreign:
             return False
         if _names_us(<object>device):
             return True
@@ -423,10 +423,10 @@ cdef class CreationHook(Hook):
             _last_foreign = <object>device
         return False
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef object device = kwargs.get("device")
-        cdef PyObject* first = <PyObject*>args[0] if args else NULL
-        if self.prepare is None or everything is not None or self.named_us(first, <PyObject*>device):
+        cdef PyObject *first = <PyObject *>args[0] if args else NULL
+        if self.prepare is None or everything is not None or self.named_us(first, <PyObject *>device):
             return self.create(self.twin, args, kwargs)
         args, kwargs = self.prepare(args, kwargs)
         return self.twin(*args, **kwargs)
@@ -447,7 +447,7 @@ cdef class MoveHook(PythonHook):
     def __init__(self, slow, dtype, device):
         self.slow, self.dtype, self.device = slow, dtype, device
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         if named or first == NULL or everything is not None or handle_of(<object>owner) is not None:
             return True
@@ -457,25 +457,25 @@ cdef class MoveHook(PythonHook):
             type(<object>first) is self.device and not _names_us(<object>first)
         ))
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(<object>owner, *args, **kwargs)
 
 
 cdef class AwayHook(PythonHook):
     """Tensor.cpu, Tensor.cuda: `slow(twin, tensor, ...)` moves what has a tensor of ours inside."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return _hides_ours(owner)
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
 cdef class AcrossHook(AwayHook):
     """Tensor.copy_, Tensor.type_as: the same where one of the two has a tensor of ours inside."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return _hidden is not None and first != NULL and _hides_ours(owner) != _hides_ours(first)
 
@@ -483,12 +483,12 @@ cdef class AcrossHook(AwayHook):
 cdef class MethodHook(PythonHook):
     """Tensor.new_zeros and its like: `slow(twin, tensor, ...)` is called for ours, and when a device is named."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return (device != NULL or everything is not None or handle_of(<object>owner) is not None
                 or _is_other(<object>owner))
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
@@ -499,40 +499,40 @@ cdef class DrawHook(PythonHook):
     def __init__(self, slow, bint method):
         self.slow, self.method = slow, method
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, (<object>owner, *args) if self.method else args, kwargs)
 
 
 cdef class SubclassHook(PythonHook):
     """Tensor._make_subclass(cls, data): `slow(cls, data, ...)` is called when class or data are ours."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first))
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(*args, **kwargs)
 
 
 cdef class AsSubclassHook(PythonHook):
     """Tensor.as_subclass of plain tensors: `slow(tensor, cls)` is called when the class is one of ours."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return first != NULL and is_ours(<object>first)
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(<object>owner, *args, **kwargs)
 
 
 cdef class WrapperHook(PythonHook):
     """Tensor._make_wrapper_subclass: `slow(twin, ...)` is called when the device is ours."""
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
-        return device != NULL and device != <PyObject*>None and _names_us(<object>device)
+        return device != NULL and device != <PyObject *>None and _names_us(<object>device)
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, *args, **kwargs)
 
 
@@ -543,7 +543,7 @@ cdef class NameHook(Hook):
     def __init__(self, str stands_for):
         self.stands_for = stands_for
 
-    cdef bint concerns(self, PyObject* owner, PyObject* first, PyObject* second, PyObject* device,
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return named or (first != NULL and self.meant(<object>first))
 
@@ -553,7 +553,7 @@ cdef class NameHook(Hook):
         kind = (<str>value).partition(":")[0]
         return kind == _device_type or (_other_base is not None and kind == _other_type)
 
-    cdef object answer(self, PyObject* owner, tuple args, dict kwargs):
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []
         cdef dict named = {}
         for value in args:
@@ -564,7 +564,7 @@ cdef class NameHook(Hook):
 
 
 cdef int _concerns "mt_concerns"(PyObject* hook, PyObject* owner, PyObject* first, PyObject* second,
-                                 PyObject* device, int named) except -1:
+                                 PyObject *device, int named) except -1:
     return (<Hook>hook).concerns(owner, first, second, device, named)
 
 
@@ -620,10 +620,10 @@ def original(function):
 cdef int _slot_of(object function) noexcept:
     cdef int slot
     for slot in range(_n_functions):
-        if mt_function_of(slot) == <PyObject*>function:
+        if mt_function_of(slot) == <PyObject *>function:
             return slot
     for slot in range(MT_SLOTS, MT_SLOTS + _n_methods):
-        if mt_function_of(slot) == <PyObject*>function:
+        if mt_function_of(slot) == <PyObject *>function:
             return slot
     return -1
 

@@ -45,8 +45,8 @@ cdef enum:
     MAX_DRAWS = 2048
 
 cdef Tape tape = None
-cdef Key* K = current_key()
-# What the Python side hands in: callbacks of mindtorch.intercept, and torch's state queries.
+cdef Key *K = current_key()
+# What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
 cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
@@ -59,7 +59,7 @@ cdef object evaluate = None           # while estimating: see set_evaluator
 
 
 def init(hooks, torch):
-    """Hand in the callbacks of mindtorch.intercept and the torch module. Called once, after lazy.init()."""
+    """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
     global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
@@ -118,39 +118,39 @@ def counts():
 
 # ---- function -> OpInfo, by identity -------------------------------------------------------------------------------
 cdef list _keep = []                  # every key and value below stays alive
-cdef PyObject** reg_keys = NULL
-cdef PyObject** reg_vals = NULL
+cdef PyObject **reg_keys = NULL
+cdef PyObject **reg_vals = NULL
 cdef size_t reg_mask = 0
 cdef size_t reg_n = 0
 
 
-cdef inline size_t _reg_find(PyObject* func) noexcept:
+cdef inline size_t _reg_find(PyObject *func) noexcept:
     cdef size_t i = (<size_t>func >> 4) * <size_t>0x9E3779B97F4A7C15ULL >> 20 & reg_mask
     while reg_keys[i] != NULL and reg_keys[i] != func:
         i = (i + 1) & reg_mask
     return i
 
 
-cdef PyObject* _key_of(object func) except NULL:
+cdef PyObject *_key_of(object func) except NULL:
     # Property accessors (`Tensor.data.__set__`) are made anew on each access: go by the descriptor behind them.
-    cdef PyObject* o = <PyObject*>func
+    cdef PyObject *o = <PyObject *>func
     if type_of(o) == METHOD_WRAPPER:
-        o = <PyObject*>func.__self__
+        o = <PyObject *>func.__self__
         if func.__name__ == "__set__":
-            o = <PyObject*>(<char*>o + 1)
+            o = <PyObject *>(<char *>o + 1)
         elif func.__name__ == "__delete__":
-            o = <PyObject*>(<char*>o + 2)
+            o = <PyObject *>(<char *>o + 2)
     return o
 
 
 cdef int _reg_grow() except -1:
     global reg_keys, reg_vals, reg_mask
-    cdef PyObject** old_keys = reg_keys
-    cdef PyObject** old_vals = reg_vals
+    cdef PyObject **old_keys = reg_keys
+    cdef PyObject **old_vals = reg_vals
     cdef size_t old = reg_mask + 1 if reg_keys else 0
     cdef size_t mask = reg_mask * 2 + 1 if reg_keys else 1023
-    cdef PyObject** keys = <PyObject**>calloc(mask + 1, sizeof(PyObject*))
-    cdef PyObject** vals = <PyObject**>calloc(mask + 1, sizeof(PyObject*))
+    cdef PyObject **keys = <PyObject **>calloc(mask + 1, sizeof(PyObject *))
+    cdef PyObject **vals = <PyObject **>calloc(mask + 1, sizeof(PyObject *))
     cdef size_t i, j
     if not keys or not vals:
         free(keys)
@@ -169,7 +169,7 @@ cdef int _reg_grow() except -1:
 
 cdef int _reg_add(object func, OpInfo info) except -1:
     global reg_n
-    cdef PyObject* key = _key_of(func)
+    cdef PyObject *key = _key_of(func)
     cdef size_t i
     _keep.append((func, info))     # first: making the pair may run a finalizer that calls a function not seen before
     if (reg_n + 1) * 2 > reg_mask:
@@ -178,7 +178,7 @@ cdef int _reg_add(object func, OpInfo info) except -1:
     if not reg_keys[i]:
         reg_n += 1
     reg_keys[i] = key
-    reg_vals[i] = <PyObject*>info
+    reg_vals[i] = <PyObject *>info
     return 0
 
 
@@ -252,10 +252,10 @@ cdef enum:
     LOSE = 2
 
 
-cdef int _knowing(SigS* s) noexcept:
+cdef int _knowing(SigS *s) noexcept:
     """What the call in the static buffers means for the values that an estimate keeps: 0, EVALUATE or LOSE."""
     cdef uint32_t i
-    cdef uint8_t* written
+    cdef uint8_t *written
     if s.flags & SIG_SMALL:
         if s.flags & SIG_BLIND:
             return EVALUATE
@@ -284,19 +284,19 @@ cdef object _finish(uint32_t sid):
     """
     cdef bint grad = grad_on
     cdef bint no_grad = grad and not K.uncertain
-    cdef SigS* s = tape.interner.sigs[sid]
+    cdef SigS *s = tape.interner.sigs[sid]
     cdef uint32_t small[8]
-    cdef uint32_t* ins = small
+    cdef uint32_t *ins = small
     cdef uint32_t module, loc, slot
     cdef bint dataless = K.device < 0
-    cdef Record* r
+    cdef Record *r
     cdef Record origin
     cdef object out
     cdef int knowing = _knowing(s) if dataless and evaluate is not None else 0
     if s.ret or knowing:
         return _finish_many(sid, s, grad, no_grad, knowing)
     if s.n_in > 8:
-        ins = <uint32_t*>malloc(s.n_in * sizeof(uint32_t))
+        ins = <uint32_t *>malloc(s.n_in * sizeof(uint32_t))
         if not ins:
             raise MemoryError()
     if s.n_in:                 # no tensor was ever seen: there is no buffer
@@ -330,18 +330,18 @@ cdef object _finish(uint32_t sid):
     return out
 
 
-cdef object _finish_many(uint32_t sid, SigS* s, bint grad, bint no_grad, int knowing):
+cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int knowing):
     """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
     cdef tuple template = <tuple>s.ret if s.ret else (0, 0)
     cdef uint32_t n_in = s.n_in, n_out = s.n_out, i, appended = 0
     cdef bint writes = s.flags & SIG_WRITES, dataless = K.device < 0
-    cdef uint8_t* written = sig_written(s)      # no entry goes while the table is frozen
-    cdef PyObject** objs = <PyObject**>malloc(n_in * (sizeof(PyObject*) + 4) + n_out * 8 + 8)
-    cdef uint32_t* ins = <uint32_t*>(objs + n_in)
-    cdef uint32_t* outs = ins + n_in
-    cdef uint32_t* metas = outs + n_out
+    cdef uint8_t *written = sig_written(s)      # no entry goes while the table is frozen
+    cdef PyObject **objs = <PyObject **>malloc(n_in * (sizeof(PyObject *) + 4) + n_out * 8 + 8)
+    cdef uint32_t *ins = <uint32_t *>(objs + n_in)
+    cdef uint32_t *outs = ins + n_in
+    cdef uint32_t *metas = outs + n_out
     cdef uint32_t module, loc
-    cdef Record* r
+    cdef Record *r
     cdef Record origin
     cdef Handle h
     cdef list fresh, result, inputs
@@ -561,7 +561,7 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     cdef uint32_t sid, meta = 0
     cdef Place since
     cdef Handle h
-    cdef Script* script = NULL
+    cdef Script *script = NULL
     if encode_call(info, args, kwargs):
         return NOT_RECORDED
     sid = _scripted(info)
@@ -583,11 +583,11 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     return out
 
 
-cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* script) except -1:
+cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script *script) except -1:
     """Give the call an entry that stands for the script; without one, an entry that says so."""
     cdef list metas = [] if script == NULL else [meta], alias = [] if script == NULL else [-1]
     cdef uint32_t sid
-    cdef SigS* s
+    cdef SigS *s
     tape.interner.frozen += 1
     try:
         if encode_call(info, args, kwargs) == 0:
@@ -605,7 +605,7 @@ cdef int _remember(OpInfo info, tuple args, dict kwargs, uint32_t meta, Script* 
     return 0
 
 
-cdef bint _folds(SigS* s) except -1:
+cdef bint _folds(SigS *s) except -1:
     """Does torch take the encoded product apart in another way because an operand requires grad? It knows best how."""
     cdef uint32_t serial = K.serial
     if not s.flags & SIG_FOLDS or K.device < 0 or not K.uncertain:
@@ -747,13 +747,13 @@ def make_binary(func, fallback, bint reflected=False):
             if out is not NOT_RECORDED:
                 return out
         elif not PyObject_CallNoArgs(function_stack) and _plain_call():
-            if asks_first(type_of(<PyObject*>other)):
+            if asks_first(type_of(<PyObject *>other)):
                 return fallback(self, other)
             room(128)
             start(info, 2, 0)
-            status = encode(<PyObject*>other if reflected else <PyObject*>self, 0)
+            status = encode(<PyObject *>other if reflected else <PyObject *>self, 0)
             if not status:
-                status = encode(<PyObject*>self if reflected else <PyObject*>other, 0)
+                status = encode(<PyObject *>self if reflected else <PyObject *>other, 0)
             if not status and (_grad_is_off() or not K.uncertain) and not logging:
                 sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
                 if sid and not _folds(tape.interner.sigs[sid]):

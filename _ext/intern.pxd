@@ -4,27 +4,27 @@ from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t
 from .structs cimport STICKY, MetaS, SigS
 
 
-cdef inline uint32_t* sig_out_meta(SigS* s) noexcept:
-    return <uint32_t*>(s + 1)
+cdef inline uint32_t *sig_out_meta(SigS *s) noexcept:
+    return <uint32_t *>(s + 1)
 
-cdef inline uint16_t* sig_alias(SigS* s) noexcept:
-    return <uint16_t*>(sig_out_meta(s) + s.n_out)
+cdef inline uint16_t *sig_alias(SigS *s) noexcept:
+    return <uint16_t *>(sig_out_meta(s) + s.n_out)
 
-cdef inline uint8_t* sig_written(SigS* s) noexcept:
-    return <uint8_t*>(sig_alias(s) + s.n_out)
+cdef inline uint8_t *sig_written(SigS *s) noexcept:
+    return <uint8_t *>(sig_alias(s) + s.n_out)
 
-cdef inline uint8_t* sig_key(SigS* s) noexcept:
+cdef inline uint8_t *sig_key(SigS *s) noexcept:
     return sig_written(s) + s.n_in
 
 
 cdef class Interner:
-    cdef MetaS* metas
-    cdef SigS** sigs
+    cdef MetaS *metas
+    cdef SigS **sigs
     cdef uint32_t n_metas, cap_metas, n_sigs, cap_sigs
     cdef uint32_t meta_hole, sig_hole      # no free id lies before this one
     cdef uint32_t used_metas, used_sigs
-    cdef uint32_t* meta_index      # open addressing, 0 = empty; ids start at 1
-    cdef uint32_t* sig_index
+    cdef uint32_t *meta_index      # open addressing, 0 = empty; ids start at 1
+    cdef uint32_t *sig_index
     cdef uint32_t meta_mask, sig_mask
     cdef readonly size_t bytes     # everything allocated here, owned Python objects included
     cdef readonly size_t limit     # bytes that entries may take which nothing names any more
@@ -35,12 +35,12 @@ cdef class Interner:
 
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
                           uint16_t bits) except 0
-    cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept
-    cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
+    cdef uint32_t find_sig(self, const uint8_t *key, uint32_t keylen, uint32_t hash) noexcept
+    cdef uint32_t add_sig(self, const uint8_t *key, uint32_t keylen, uint32_t hash, object info, object ret,
                           list out_metas, list alias, bytes written, uint8_t flags, uint8_t device) except 0
     cdef uint32_t replacement(self, uint32_t old) except 0
-    cdef uint32_t sig_bytes(self, SigS* s) noexcept
-    cdef int evict(self, uint8_t* pinned, set seen) except -1
+    cdef uint32_t sig_bytes(self, SigS *s) noexcept
+    cdef int evict(self, uint8_t *pinned, set seen) except -1
     cdef uint32_t _free_id(self, bint sig) except 0
     cdef void _free_sig(self, uint32_t sid) noexcept
     cdef void _free_meta(self, uint32_t mid) noexcept
@@ -51,19 +51,19 @@ cdef class Interner:
     cdef void _index_sigs(self) noexcept
     cdef int _measure(self, set seen) except -1
 
-cdef inline void ref(uint16_t* count) noexcept:
+cdef inline void ref(uint16_t *count) noexcept:
     if count[0] != STICKY:
         count[0] += 1
 
-cdef inline void unref(uint16_t* count) noexcept:
+cdef inline void unref(uint16_t *count) noexcept:
     if count[0] != STICKY:
         count[0] -= 1
 
 # The metadata ids of the call's tensor inputs, in order, into out[n_in].
-cdef void hole_metas(SigS* s, uint32_t* out) noexcept
+cdef void hole_metas(SigS *s, uint32_t *out) noexcept
 
 # The key's hash among those of the settings in force.
-cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept
+cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept
 
 # What is known of calls holds in one world each: as long as torch's settings (mindtorch.flags) are as they are.
 cdef void set_world(uint32_t number) noexcept

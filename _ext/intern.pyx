@@ -21,7 +21,7 @@ from libc.string cimport memcmp, memcpy, memset
 from .structs cimport MAX_INPUTS, MAX_SIGS, SIG_FORGOTTEN, SIG_HIT, SIG_VERIFIED, MetaS, SigS
 
 cdef extern from "Python.h":
-    int64_t PyLong_AsLongLongAndOverflow(object o, int* overflow) except? -1
+    int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
 
 cdef enum:
     LIMIT = 64 << 20           # bytes; some 150,000 distinct calls
@@ -41,7 +41,7 @@ cdef void set_world(uint32_t number) noexcept:
     world = number * <uint32_t>0x9E3779B1
 
 
-cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
+cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept:
     # 8 bytes at a time, multiply-xorshift (the finalizer of splitmix64); the key is short and trusted.
     cdef uint64_t h = 0x9E3779B97F4A7C15ULL ^ n
     cdef uint64_t w
@@ -61,7 +61,7 @@ cdef uint32_t hash_key(const uint8_t* key, uint32_t n) noexcept:
     return <uint32_t>h ^ world
 
 
-cdef const uint8_t* _walk_holes(const uint8_t* p, uint32_t* out, uint32_t* n) noexcept:
+cdef const uint8_t *_walk_holes(const uint8_t *p, uint32_t *out, uint32_t *n) noexcept:
     # One argument of a template (keys.pyx writes them), collecting the metadata ids of its holes.
     cdef uint8_t tag = p[0]
     cdef uint16_t size
@@ -77,7 +77,7 @@ cdef const uint8_t* _walk_holes(const uint8_t* p, uint32_t* out, uint32_t* n) no
     if tag == c'C':
         return p + 16
     if tag == c'O':
-        return p + sizeof(void*)
+        return p + sizeof(void *)
     if tag == c'S':
         memcpy(&size, p, 2)
         return p + 2 + size
@@ -89,8 +89,8 @@ cdef const uint8_t* _walk_holes(const uint8_t* p, uint32_t* out, uint32_t* n) no
     return p
 
 
-cdef void hole_metas(SigS* s, uint32_t* out) noexcept:
-    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+cdef void hole_metas(SigS *s, uint32_t *out) noexcept:
+    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
     cdef uint8_t nargs = p[0]
     cdef uint8_t nkw = p[1]
     cdef uint32_t n = 0
@@ -98,7 +98,7 @@ cdef void hole_metas(SigS* s, uint32_t* out) noexcept:
     for _ in range(nargs):
         p = _walk_holes(p, out, &n)
     for _ in range(nkw):
-        p = _walk_holes(p + sizeof(void*), out, &n)
+        p = _walk_holes(p + sizeof(void *), out, &n)
 
 
 @cython.final
@@ -109,17 +109,17 @@ cdef class Interner:
         self.cap_sigs = 16
         self.meta_mask = 31
         self.sig_mask = 31
-        self.metas = <MetaS*>calloc(self.cap_metas, sizeof(MetaS))
-        self.sigs = <SigS**>calloc(self.cap_sigs, sizeof(SigS*))
-        self.meta_index = <uint32_t*>calloc(self.meta_mask + 1, 4)
-        self.sig_index = <uint32_t*>calloc(self.sig_mask + 1, 4)
+        self.metas = <MetaS *>calloc(self.cap_metas, sizeof(MetaS))
+        self.sigs = <SigS **>calloc(self.cap_sigs, sizeof(SigS *))
+        self.meta_index = <uint32_t *>calloc(self.meta_mask + 1, 4)
+        self.sig_index = <uint32_t *>calloc(self.sig_mask + 1, 4)
         if not self.metas or not self.sigs or not self.meta_index or not self.sig_index:
             raise MemoryError()
         self.n_metas = 1       # id 0 means "none"
         self.n_sigs = 1
         self.meta_hole = 1
         self.sig_hole = 1
-        self.bytes = 16 * sizeof(MetaS) + 16 * sizeof(SigS*) + 2 * 32 * 4
+        self.bytes = 16 * sizeof(MetaS) + 16 * sizeof(SigS *) + 2 * 32 * 4
         self.set_limit(LIMIT)
 
     def __dealloc__(self):
@@ -138,7 +138,7 @@ cdef class Interner:
         free(self.sig_index)
 
     cdef void _free_sig(self, uint32_t sid) noexcept:
-        cdef SigS* s = self.sigs[sid]
+        cdef SigS *s = self.sigs[sid]
         if s.ret:
             Py_DECREF(<object>s.ret)
         self.bytes -= self.sig_bytes(s)
@@ -147,7 +147,7 @@ cdef class Interner:
         self.used_sigs -= 1
 
     cdef void _free_meta(self, uint32_t mid) noexcept:
-        cdef MetaS* m = &self.metas[mid]
+        cdef MetaS *m = &self.metas[mid]
         Py_DECREF(<object>m.size)
         m.size = NULL
         if m.stride:
@@ -155,7 +155,7 @@ cdef class Interner:
             m.stride = NULL
         self.used_metas -= 1
 
-    cdef uint32_t sig_bytes(self, SigS* s) noexcept:
+    cdef uint32_t sig_bytes(self, SigS *s) noexcept:
         return <uint32_t>(sizeof(SigS) + 6 * <uint32_t>s.n_out + s.n_in + s.keylen)
 
     # ---- metadata ----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ cdef class Interner:
         """Id of this metadata; `stride` is None for a contiguous tensor. The size is kept as torch.Size."""
         if type(size) is not self.size_type:
             size = self.size_type(size)      # first: making an object may run a finalizer that interns, too
-        cdef uint64_t h64 = <uint64_t>PyObject_Hash(size) ^ (<uint64_t><size_t><PyObject*>dtype >> 4)
+        cdef uint64_t h64 = <uint64_t>PyObject_Hash(size) ^ (<uint64_t><size_t><PyObject *>dtype >> 4)
         if stride is not None:
             h64 = h64 * 31 + <uint64_t>PyObject_Hash(stride)
         h64 = (h64 ^ <uint64_t>offset * 0x9E3779B97F4A7C15ULL) + <uint64_t>device * 0x51ED27 + <uint64_t>bits * 0xA511E9
@@ -172,13 +172,13 @@ cdef class Interner:
         cdef uint32_t h = <uint32_t>(h64 >> 32)
         cdef uint32_t i = h & self.meta_mask
         cdef uint32_t mid
-        cdef MetaS* m
+        cdef MetaS *m
         while True:
             mid = self.meta_index[i]
             if mid == 0:
                 break
             m = &self.metas[mid]
-            if (m.hash == h and m.dtype == <PyObject*>dtype and m.offset == offset and m.device == device
+            if (m.hash == h and m.dtype == <PyObject *>dtype and m.offset == offset and m.device == device
                     and m.bits == bits
                     and (m.stride != NULL) == (stride is not None)
                     and PyObject_RichCompareBool(<object>m.size, size, Py_EQ)
@@ -194,13 +194,13 @@ cdef class Interner:
         mid = self._free_id(False)
         m = &self.metas[mid]
         m.nbytes = min(nbytes, <uint64_t>0xFFFFFFFFFFFFFFFF)
-        m.dtype = <PyObject*>dtype
+        m.dtype = <PyObject *>dtype
         Py_INCREF(size)
-        m.size = <PyObject*>size
+        m.size = <PyObject *>size
         m.stride = NULL
         if stride is not None:
             Py_INCREF(stride)
-            m.stride = <PyObject*>stride
+            m.stride = <PyObject *>stride
         m.offset = offset
         m.device = device
         m.bits = bits
@@ -216,7 +216,7 @@ cdef class Interner:
     cdef object _share(self, object tup, bint stride):
         """An equal tuple that recent metadata holds, or this one: views of a size differ in strides or offset only."""
         cdef uint32_t mid
-        cdef PyObject* held
+        cdef PyObject *held
         for mid in range(self.n_metas - 1, max(<int64_t>self.n_metas - SHARED, 1) - 1, -1):
             held = self.metas[mid].stride if stride else self.metas[mid].size
             if held and PyObject_RichCompareBool(<object>held, tup, Py_EQ):
@@ -255,10 +255,10 @@ cdef class Interner:
         # The index first: when only that fails, the table must not be able to outgrow it.
         cdef uint32_t cap = self.cap_metas + self.cap_metas // 2
         cdef uint32_t mask = self.meta_mask * 2 + 1
-        cdef MetaS* p
-        cdef uint32_t* index
+        cdef MetaS *p
+        cdef uint32_t *index
         if cap * 4 > (self.meta_mask + 1) * 3:
-            index = <uint32_t*>malloc((<size_t>mask + 1) * 4)
+            index = <uint32_t *>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()
             free(self.meta_index)
@@ -266,7 +266,7 @@ cdef class Interner:
             self.bytes += (mask - self.meta_mask) * 4
             self.meta_mask = mask
             self._index_metas()
-        p = <MetaS*>realloc(self.metas, cap * sizeof(MetaS))
+        p = <MetaS *>realloc(self.metas, cap * sizeof(MetaS))
         if not p:
             raise MemoryError()
         memset(p + self.cap_metas, 0, (cap - self.cap_metas) * sizeof(MetaS))
@@ -290,7 +290,7 @@ cdef class Interner:
         if mid == 0 or mid >= self.n_metas or not self.metas[mid].size:
             raise IndexError(f"[meta] expected an id in 1..{self.n_metas - 1}, got {mid}")
         # Everything is read before the tuple is made: that may run a finalizer, which may move the table.
-        cdef MetaS* m = &self.metas[mid]
+        cdef MetaS *m = &self.metas[mid]
         cdef object dtype = <object>m.dtype
         cdef object size = <object>m.size
         cdef object stride = <object>m.stride if m.stride else None
@@ -299,10 +299,10 @@ cdef class Interner:
         return (dtype, size, stride, offset, device)
 
     # ---- calls -------------------------------------------------------------------------------------------------
-    cdef uint32_t find_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash) noexcept:
+    cdef uint32_t find_sig(self, const uint8_t *key, uint32_t keylen, uint32_t hash) noexcept:
         cdef uint32_t i = hash & self.sig_mask
         cdef uint32_t sid
-        cdef SigS* s
+        cdef SigS *s
         while True:
             sid = self.sig_index[i]
             if sid == 0:
@@ -313,7 +313,7 @@ cdef class Interner:
                 return sid
             i = (i + 1) & self.sig_mask
 
-    cdef uint32_t add_sig(self, const uint8_t* key, uint32_t keylen, uint32_t hash, object info, object ret,
+    cdef uint32_t add_sig(self, const uint8_t *key, uint32_t keylen, uint32_t hash, object info, object ret,
                           list out_metas, list alias, bytes written, uint8_t flags, uint8_t device) except 0:
         """Add the call `key`; `alias[i]` is the input hole whose storage output i shares, or -1.
 
@@ -326,7 +326,7 @@ cdef class Interner:
             raise MemoryError(f"a call with {n_in} input and {n_out} output tensors")
         if self.used_sigs + 1 >= MAX_SIGS:
             raise MemoryError(f"{MAX_SIGS} distinct calls in use")
-        cdef SigS* s = <SigS*>malloc(sizeof(SigS) + 6 * n_out + n_in + keylen)
+        cdef SigS *s = <SigS *>malloc(sizeof(SigS) + 6 * n_out + n_in + keylen)
         if not s:
             raise MemoryError()
         try:
@@ -335,11 +335,11 @@ cdef class Interner:
             free(s)
             raise
         cdef uint32_t i
-        s.info = <PyObject*>info
+        s.info = <PyObject *>info
         s.ret = NULL
         if ret is not None:
             Py_INCREF(ret)
-            s.ret = <PyObject*>ret
+            s.ret = <PyObject *>ret
         s.hash = hash
         s.keylen = keylen
         s.n_in = <uint16_t>n_in
@@ -350,7 +350,7 @@ cdef class Interner:
         for i in range(n_out):
             sig_out_meta(s)[i] = <uint32_t>out_metas[i]
             sig_alias(s)[i] = <uint16_t>(<int>alias[i] & 0xFFFF)
-        memcpy(sig_written(s), <const char*>written, n_in)
+        memcpy(sig_written(s), <const char *>written, n_in)
         memcpy(sig_key(s), key, keylen)
         self.bytes += self.sig_bytes(s)
         self.sigs[sid] = s
@@ -365,13 +365,13 @@ cdef class Interner:
 
     cdef uint32_t replacement(self, uint32_t old) except 0:
         """The entry that is found under the key of `old` from now on: a copy, made when `old` itself is still found."""
-        cdef SigS* s = self.sigs[old]
+        cdef SigS *s = self.sigs[old]
         cdef uint32_t sid = self.find_sig(sig_key(s), s.keylen, s.hash)
-        cdef SigS* copy
+        cdef SigS *copy
         cdef size_t size = self.sig_bytes(s)
         if sid and sid != old:
             return sid
-        copy = <SigS*>malloc(size)
+        copy = <SigS *>malloc(size)
         if not copy:
             raise MemoryError()
         try:
@@ -394,10 +394,10 @@ cdef class Interner:
     cdef int _grow_sigs(self) except -1:
         cdef uint32_t cap = self.cap_sigs + self.cap_sigs // 2
         cdef uint32_t mask = self.sig_mask * 2 + 1
-        cdef SigS** p
-        cdef uint32_t* index
+        cdef SigS **p
+        cdef uint32_t *index
         if cap * 4 > (self.sig_mask + 1) * 3:
-            index = <uint32_t*>malloc((<size_t>mask + 1) * 4)
+            index = <uint32_t *>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()
             free(self.sig_index)
@@ -405,11 +405,11 @@ cdef class Interner:
             self.bytes += (mask - self.sig_mask) * 4
             self.sig_mask = mask
             self._index_sigs()
-        p = <SigS**>realloc(self.sigs, cap * sizeof(SigS*))
+        p = <SigS **>realloc(self.sigs, cap * sizeof(SigS *))
         if not p:
             raise MemoryError()
-        memset(p + self.cap_sigs, 0, (cap - self.cap_sigs) * sizeof(SigS*))
-        self.bytes += (cap - self.cap_sigs) * sizeof(SigS*)
+        memset(p + self.cap_sigs, 0, (cap - self.cap_sigs) * sizeof(SigS *))
+        self.bytes += (cap - self.cap_sigs) * sizeof(SigS *)
         self.sigs = p
         self.cap_sigs = cap
         return 0
@@ -443,7 +443,7 @@ cdef class Interner:
         self.at_once = min(at_once, limit)
         self.evict_at = self.at_once
 
-    cdef int evict(self, uint8_t* pinned, set seen) except -1:
+    cdef int evict(self, uint8_t *pinned, set seen) except -1:
         """Free calls that no handle and, by pinned[id], no record names, and metadata that is used by none that stays.
 
         Calls found since the last time get a second chance, unless that leaves the tables near their limit.
@@ -451,9 +451,9 @@ cdef class Interner:
         make a container, since that can run a finalizer that records.
         """
         cdef uint32_t i, k
-        cdef SigS* s
-        cdef uint8_t* used = <uint8_t*>malloc(self.n_metas)
-        cdef uint32_t* holes = <uint32_t*>malloc((MAX_INPUTS + 1) * sizeof(uint32_t))
+        cdef SigS *s
+        cdef uint8_t *used = <uint8_t *>malloc(self.n_metas)
+        cdef uint32_t *holes = <uint32_t *>malloc((MAX_INPUTS + 1) * sizeof(uint32_t))
         cdef bint all_calls = False
         if not used or not holes:
             free(used)
@@ -494,7 +494,7 @@ cdef class Interner:
         return 0
 
     cdef int _measure(self, set seen) except -1:
-        cdef size_t n = (self.cap_metas * sizeof(MetaS) + self.cap_sigs * sizeof(SigS*)
+        cdef size_t n = (self.cap_metas * sizeof(MetaS) + self.cap_sigs * sizeof(SigS *)
                          + (<size_t>self.meta_mask + self.sig_mask + 2) * 4)
         cdef uint32_t i
         for i in range(1, self.n_sigs):
@@ -511,7 +511,7 @@ cdef class Interner:
         return self.used_metas, self.used_sigs
 
 
-cdef size_t _once(PyObject* tup, set seen) except? 1:
+cdef size_t _once(PyObject *tup, set seen) except? 1:
     # Entries may share their tuples.
     if not tup or <size_t>tup in seen:
         return 0

@@ -9,24 +9,24 @@ cdef enum:
     MIXED = 2              # tensors of ours in two places
 
 cdef struct Key:
-    uint8_t* buf           # the key: buf[0:n]
+    uint8_t *buf           # the key: buf[0:n]
     size_t n, cap
-    uint32_t* ins          # slots of the tensors in it, in order
-    uint32_t* metas        # their metadata
-    PyObject** objs        # borrowed: the tensors themselves
+    uint32_t *ins          # slots of the tensors in it, in order
+    uint32_t *metas        # their metadata
+    PyObject **objs        # borrowed: the tensors themselves
     size_t n_ins, cap_ins
     int device             # their place (MetaS.device); NO_PLACE without tensors
     bint uncertain         # some tensor may require grad
     uint32_t serial        # of the key: another number, another key
 
-cdef Key* current_key() noexcept
+cdef Key *current_key() noexcept
 cdef int room(size_t extra) except -1
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
-cdef int encode(PyObject* o, int depth) except -1
+cdef int encode(PyObject *o, int depth) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
 cdef bint any_foreign(tuple args, dict kwargs) noexcept
 
 # Classes of the program's that have a say in calls: see keys.pyx.
 cdef object NOBODY
-cdef bint asks_first(PyObject* ty) except -1
+cdef bint asks_first(PyObject *ty) except -1
 cdef object others_first(object func, object types, tuple args, object kwargs)

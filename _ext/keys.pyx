@@ -17,8 +17,8 @@ from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
 
 cdef extern from "Python.h":
-    int64_t PyLong_AsLongLongAndOverflow(object o, int* overflow) except? -1
-    const char* PyUnicode_AsUTF8AndSize(object o, Py_ssize_t* size) except NULL
+    int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
+    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
     PyObject* LONG "(PyObject*)&PyLong_Type"
     PyObject* FLOAT "(PyObject*)&PyFloat_Type"
     PyObject* BOOL "(PyObject*)&PyBool_Type"
@@ -26,7 +26,7 @@ cdef extern from "Python.h":
     PyObject* LIST "(PyObject*)&PyList_Type"
     PyObject* UNICODE "(PyObject*)&PyUnicode_Type"
     PyObject* COMPLEX "(PyObject*)&PyComplex_Type"
-    PyObject* Py_True
+    PyObject *Py_True
     double PyComplex_RealAsDouble(object o)
     double PyComplex_ImagAsDouble(object o)
 
@@ -35,16 +35,16 @@ cdef enum:
 
 cdef Tape tape = None
 cdef object same_device, _kept
-cdef PyObject* base_type = NULL
-cdef PyObject* fast_type = NULL
-cdef PyObject* dataless_type = NULL
+cdef PyObject *base_type = NULL
+cdef PyObject *fast_type = NULL
+cdef PyObject *dataless_type = NULL
 cdef Py_ssize_t slot_offset = 0
-cdef PyObject* tensor_type = NULL         # torch.Tensor
-cdef PyObject* tensor_size_type = NULL
-cdef PyObject* dtype_type = NULL
-cdef PyObject* device_type = NULL
-cdef PyObject* layout_type = NULL
-cdef PyObject* memory_format_type = NULL
+cdef PyObject *tensor_type = NULL         # torch.Tensor
+cdef PyObject *tensor_size_type = NULL
+cdef PyObject *dtype_type = NULL
+cdef PyObject *device_type = NULL
+cdef PyObject *layout_type = NULL
+cdef PyObject *memory_format_type = NULL
 cdef Key K
 K.buf = NULL
 K.ins = NULL
@@ -54,7 +54,7 @@ K.n = K.cap = K.n_ins = K.cap_ins = 0
 K.serial = 0
 
 
-cdef Key* current_key() noexcept:
+cdef Key *current_key() noexcept:
     return &K
 
 
@@ -65,24 +65,24 @@ def init(base, fast, dataless, Py_ssize_t offset, is_same_device, torch):
     tape = get_tape()
     same_device = is_same_device
     _kept = (base, fast, dataless, torch)
-    base_type = <PyObject*>base
-    fast_type = <PyObject*>fast
-    dataless_type = <PyObject*>dataless
+    base_type = <PyObject *>base
+    fast_type = <PyObject *>fast
+    dataless_type = <PyObject *>dataless
     slot_offset = offset
-    tensor_type = <PyObject*>torch.Tensor
-    tensor_size_type = <PyObject*>torch.Size
-    dtype_type = <PyObject*>torch.dtype
-    device_type = <PyObject*>torch.device
-    layout_type = <PyObject*>torch.layout
-    memory_format_type = <PyObject*>torch.memory_format
+    tensor_type = <PyObject *>torch.Tensor
+    tensor_size_type = <PyObject *>torch.Size
+    dtype_type = <PyObject *>torch.dtype
+    device_type = <PyObject *>torch.device
+    layout_type = <PyObject *>torch.layout
+    memory_format_type = <PyObject *>torch.memory_format
 
 
 cdef int room(size_t extra) except -1:
-    cdef uint8_t* p
+    cdef uint8_t *p
     cdef size_t cap
     if K.n + extra > K.cap:
         cap = (K.n + extra) * 2 + 512
-        p = <uint8_t*>realloc(K.buf, cap)
+        p = <uint8_t *>realloc(K.buf, cap)
         if not p:
             raise MemoryError()
         K.buf = p
@@ -95,14 +95,14 @@ cdef inline void _byte(uint8_t b) noexcept:
     K.n += 1
 
 
-cdef inline void _raw(const void* p, size_t n) noexcept:
+cdef inline void _raw(const void *p, size_t n) noexcept:
     memcpy(K.buf + K.n, p, n)
     K.n += n
 
 
-cdef int _add_input(PyObject* t, Handle h) except -1:
+cdef int _add_input(PyObject *t, Handle h) except -1:
     cdef uint32_t meta = h.meta
-    cdef void* p
+    cdef void *p
     cdef int device = tape.interner.metas[meta].device
     cdef size_t cap
     if K.n_ins == K.cap_ins:
@@ -112,15 +112,15 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
         p = realloc(K.ins, cap * sizeof(uint32_t))
         if not p:
             raise MemoryError()
-        K.ins = <uint32_t*>p
+        K.ins = <uint32_t *>p
         p = realloc(K.metas, cap * sizeof(uint32_t))
         if not p:
             raise MemoryError()
-        K.metas = <uint32_t*>p
-        p = realloc(K.objs, cap * sizeof(PyObject*))
+        K.metas = <uint32_t *>p
+        p = realloc(K.objs, cap * sizeof(PyObject *))
         if not p:
             raise MemoryError()
-        K.objs = <PyObject**>p
+        K.objs = <PyObject **>p
         K.cap_ins = cap
     K.ins[K.n_ins] = h.slot
     K.metas[K.n_ins] = meta
@@ -137,18 +137,18 @@ cdef int _add_input(PyObject* t, Handle h) except -1:
     return OK
 
 
-cdef int encode(PyObject* o, int depth) except -1:
+cdef int encode(PyObject *o, int depth) except -1:
     """Append one argument to the key. Runs no Python code; returns OK, FOREIGN or MIXED."""
-    cdef PyObject* ty = type_of(o)
+    cdef PyObject *ty = type_of(o)
     cdef int overflow = 0
     cdef int64_t i64
     cdef double d
     cdef uint16_t n
     cdef Py_ssize_t k, size
-    cdef const char* s
+    cdef const char *s
     cdef int8_t i8
     cdef int status
-    cdef PyObject* h
+    cdef PyObject *h
     room(64)
     if ty == fast_type or ty == dataless_type:
         h = MT_SLOT(o, slot_offset)
@@ -167,7 +167,7 @@ cdef int encode(PyObject* o, int depth) except -1:
             _byte(c'I')
             _raw(&i64, 8)
         return OK
-    if o == <PyObject*>None:
+    if o == <PyObject *>None:
         _byte(c'N')
         return OK
     if ty == BOOL:
@@ -186,7 +186,7 @@ cdef int encode(PyObject* o, int depth) except -1:
         _byte(c'(')
         _raw(&n, 2)
         for k in range(size):
-            status = encode(<PyObject*>PyTuple_GET_ITEM(<object>o, k), depth + 1)
+            status = encode(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1)
             if status:
                 return status
         return OK
@@ -198,7 +198,7 @@ cdef int encode(PyObject* o, int depth) except -1:
         _byte(c'[')
         _raw(&n, 2)
         for k in range(size):
-            status = encode(<PyObject*>PyList_GET_ITEM(<object>o, k), depth + 1)
+            status = encode(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
             if status:
                 return status
         return OK
@@ -229,7 +229,7 @@ cdef int encode(PyObject* o, int depth) except -1:
         d = PyComplex_ImagAsDouble(<object>o)
         _raw(&d, 8)
         return OK
-    if o == <PyObject*>Ellipsis:
+    if o == <PyObject *>Ellipsis:
         _byte(c'.')
         return OK
     if base_type and is_subtype(ty, base_type):
@@ -241,7 +241,7 @@ cdef int encode(PyObject* o, int depth) except -1:
 
 
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept:
-    cdef PyObject* p = <PyObject*>info
+    cdef PyObject *p = <PyObject *>info
     K.serial += 1
     K.n = 0
     K.n_ins = 0
@@ -256,15 +256,15 @@ cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
     cdef Py_ssize_t n = PyTuple_GET_SIZE(args)
     cdef Py_ssize_t nkw = len(kwargs) if kwargs is not None else 0
     cdef Py_ssize_t k, pos = 0
-    cdef PyObject* name
-    cdef PyObject* value
+    cdef PyObject *name
+    cdef PyObject *value
     cdef int status
     if n > 255 or nkw > 255:
         return FOREIGN
     room(64)
     start(info, <uint8_t>n, <uint8_t>nkw)
     for k in range(n):
-        status = encode(<PyObject*>PyTuple_GET_ITEM(args, k), 0)
+        status = encode(<PyObject *>PyTuple_GET_ITEM(args, k), 0)
         if status:
             return status
     if nkw:
@@ -281,29 +281,29 @@ cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
 cdef dict _names = {}
 
 
-cdef PyObject* _interned_name(PyObject* name) except NULL:
+cdef PyObject *_interned_name(PyObject *name) except NULL:
     # Keys hold keyword names by address: one immortal object per name.
-    cdef PyObject* known = PyDict_GetItem(_names, <object>name)
+    cdef PyObject *known = PyDict_GetItem(_names, <object>name)
     if known:
         return known
     _names[<object>name] = <object>name
     return name
 
 
-cdef bint foreign(PyObject* o, int depth) noexcept:
+cdef bint foreign(PyObject *o, int depth) noexcept:
     """Is the argument, or anything in it, a tensor that is not ours?"""
-    cdef PyObject* ty = type_of(o)
+    cdef PyObject *ty = type_of(o)
     cdef Py_ssize_t k
     if ty == fast_type or ty == dataless_type or depth > MAX_DEPTH:
         return False
     if ty == TUPLE:
         for k in range(PyTuple_GET_SIZE(<object>o)):
-            if foreign(<PyObject*>PyTuple_GET_ITEM(<object>o, k), depth + 1):
+            if foreign(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1):
                 return True
         return False
     if ty == LIST:
         for k in range(PyList_GET_SIZE(<object>o)):
-            if foreign(<PyObject*>PyList_GET_ITEM(<object>o, k), depth + 1):
+            if foreign(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1):
                 return True
         return False
     return is_subtype(ty, tensor_type) and not is_subtype(ty, base_type)
@@ -311,9 +311,9 @@ cdef bint foreign(PyObject* o, int depth) noexcept:
 
 cdef bint any_foreign(tuple args, dict kwargs) noexcept:
     cdef Py_ssize_t pos = 0
-    cdef PyObject* name
-    cdef PyObject* value
-    if foreign(<PyObject*>args, 0):
+    cdef PyObject *name
+    cdef PyObject *value
+    if foreign(<PyObject *>args, 0):
         return True
     if kwargs is not None:
         while PyDict_Next(kwargs, &pos, &name, &value):
@@ -340,7 +340,7 @@ def class_asks_first():
     asking = True
 
 
-cdef bint asks_first(PyObject* ty) except -1:
+cdef bint asks_first(PyObject *ty) except -1:
     return asking and is_subtype(ty, base_type) and (<object>ty)._routed
 
 
@@ -353,9 +353,9 @@ cdef object others_first(object func, object types, tuple args, object kwargs):
     if type(types) is tuple and PyTuple_GET_SIZE(types) == 1 and PyTuple_GET_ITEM(types, 0) == fast_type:
         return NOBODY
     for other in types:
-        if <PyObject*>other == fast_type or <PyObject*>other == dataless_type or <PyObject*>other == tensor_type:
+        if <PyObject *>other == fast_type or <PyObject *>other == dataless_type or <PyObject *>other == tensor_type:
             continue                           # torch's functions in Python name its own class, too
-        if is_subtype(<PyObject*>other, base_type):
+        if is_subtype(<PyObject *>other, base_type):
             if asking and other._routed:
                 return NotImplemented
         else:

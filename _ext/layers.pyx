@@ -30,7 +30,7 @@ cdef object _dims(dim, int ndim, bint empty_is_all):
     return found
 
 
-cdef list _reduced(Operand* x, object dims, bint keepdim, int dtype, int results):
+cdef list _reduced(Operand *x, object dims, bint keepdim, int dtype, int results):
     cdef Operand out
     cdef int i
     out.ndim = 0
@@ -122,7 +122,7 @@ def softmax(tuple args, dict kwargs, tuple spec):
 
 # -- normalization -----------------------------------------------------------------------------------------------------
 
-cdef bint _affine(value, const Operand* x, tuple shape):
+cdef bint _affine(value, const Operand *x, tuple shape):
     """A weight or bias: absent, or of x's dtype and the given shape."""
     cdef Operand w
     return value is None or (load(value, &w) and w.dtype == x.dtype and value.shape == shape)

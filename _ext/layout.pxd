@@ -45,23 +45,23 @@ cdef class Meta:
     cdef readonly tuple strides
     cdef readonly object dtype
 
-cdef bint load(object meta, Operand* op)
-cdef bint load_number(object value, Operand* op)
-cdef object describe(const Operand* op)
+cdef bint load(object meta, Operand *op)
+cdef bint load_number(object value, Operand *op)
+cdef object describe(const Operand *op)
 cdef object dtype_of(int code)
 cdef int code_of(object dtype)
 cdef int default_float()
 cdef int promote(int a, int b) noexcept
-cdef int result_type(const Operand* ops, int n) noexcept
-cdef int64_t numel(const Operand* op) noexcept
-cdef void make_contiguous(Operand* op) noexcept
-cdef void make_channels_last(Operand* op) noexcept
-cdef bint is_contiguous(const Operand* op) noexcept
-cdef bint is_evenly_contiguous(const Operand* op) noexcept
-cdef bint is_channels_last(const Operand* op) noexcept
-cdef bint is_dense(const Operand* op) noexcept
-cdef bint suggests_channels_last(const Operand* op) noexcept
-cdef void preserve(Operand* op) noexcept
-cdef void cast_strides(Operand* op, int dtype) noexcept
-cdef bint broadcast(const Operand* ops, int n, Operand* out) noexcept
-cdef bint iterate(const Operand* ops, int n, Operand* out) noexcept
+cdef int result_type(const Operand *ops, int n) noexcept
+cdef int64_t numel(const Operand *op) noexcept
+cdef void make_contiguous(Operand *op) noexcept
+cdef void make_channels_last(Operand *op) noexcept
+cdef bint is_contiguous(const Operand *op) noexcept
+cdef bint is_evenly_contiguous(const Operand *op) noexcept
+cdef bint is_channels_last(const Operand *op) noexcept
+cdef bint is_dense(const Operand *op) noexcept
+cdef bint suggests_channels_last(const Operand *op) noexcept
+cdef void preserve(Operand *op) noexcept
+cdef void cast_strides(Operand *op, int dtype) noexcept
+cdef bint broadcast(const Operand *ops, int n, Operand *out) noexcept
+cdef bint iterate(const Operand *ops, int n, Operand *out) noexcept

@@ -43,7 +43,7 @@ cdef class Meta:
         return f"Meta({self.shape}, {self.strides}, {self.dtype})"
 
 
-cdef bint load(object meta, Operand* op):
+cdef bint load(object meta, Operand *op):
     """Read a `Meta`; False for anything else, for exotic dtypes and for too many dimensions."""
     if type(meta) is not Meta:
         return False
@@ -61,7 +61,7 @@ cdef bint load(object meta, Operand* op):
     return True
 
 
-cdef bint load_number(object value, Operand* op):
+cdef bint load_number(object value, Operand *op):
     """A Python number as a 0-dim operand that is weak in type promotion."""
     kind = type(value)
     if kind is bool:
@@ -79,12 +79,12 @@ cdef bint load_number(object value, Operand* op):
     return True
 
 
-cdef object describe(const Operand* op):
+cdef object describe(const Operand *op):
     """(shape, strides, dtype) as Python objects."""
     return _numbers(op.size, op.ndim), _numbers(op.stride, op.ndim), _dtypes[op.dtype]
 
 
-cdef tuple _numbers(const int64_t* values, int n):
+cdef tuple _numbers(const int64_t *values, int n):
     cdef list out = []
     cdef int i
     for i in range(n):
@@ -133,7 +133,7 @@ cdef int _combine(int higher, int lower) noexcept:
     return higher if higher != UNDEFINED else lower
 
 
-cdef int result_type(const Operand* ops, int n) noexcept:
+cdef int result_type(const Operand *ops, int n) noexcept:
     """torch.result_type of all operands; INVALID where that is not a dtype of ours."""
     cdef int i, dim = UNDEFINED, zero = UNDEFINED, wrapped = UNDEFINED
     for i in range(n):
@@ -148,7 +148,7 @@ cdef int result_type(const Operand* ops, int n) noexcept:
 
 # -- memory formats ----------------------------------------------------------------------------------------------------
 
-cdef int64_t numel(const Operand* op) noexcept:
+cdef int64_t numel(const Operand *op) noexcept:
     cdef int64_t n = 1
     cdef int i
     for i in range(op.ndim):
@@ -156,7 +156,7 @@ cdef int64_t numel(const Operand* op) noexcept:
     return n
 
 
-cdef void make_contiguous(Operand* op) noexcept:
+cdef void make_contiguous(Operand *op) noexcept:
     cdef int64_t step = 1
     cdef int i
     for i in range(op.ndim - 1, -1, -1):
@@ -164,7 +164,7 @@ cdef void make_contiguous(Operand* op) noexcept:
         step *= op.size[i] if op.size[i] > 1 else 1
 
 
-cdef void make_channels_last(Operand* op) noexcept:
+cdef void make_channels_last(Operand *op) noexcept:
     """Strides of channels-last memory; `op` has 4 dimensions."""
     cdef int order[4]
     cdef int64_t step = 1
@@ -176,7 +176,7 @@ cdef void make_channels_last(Operand* op) noexcept:
         step *= op.size[d] if op.size[d] > 1 else 1
 
 
-cdef bint is_contiguous(const Operand* op) noexcept:
+cdef bint is_contiguous(const Operand *op) noexcept:
     cdef int64_t expected = 1
     cdef int i
     if numel(op) == 0:
@@ -189,7 +189,7 @@ cdef bint is_contiguous(const Operand* op) noexcept:
     return True
 
 
-cdef bint is_evenly_contiguous(const Operand* op) noexcept:
+cdef bint is_evenly_contiguous(const Operand *op) noexcept:
     """Contiguous, dimensions of size 1 included: what a newly made tensor has. Never also channels-last."""
     cdef int64_t expected = 1
     cdef int i
@@ -200,7 +200,7 @@ cdef bint is_evenly_contiguous(const Operand* op) noexcept:
     return True
 
 
-cdef bint is_channels_last(const Operand* op) noexcept:
+cdef bint is_channels_last(const Operand *op) noexcept:
     cdef int order[4]
     cdef int64_t expected = 1
     cdef int i, d
@@ -216,7 +216,7 @@ cdef bint is_channels_last(const Operand* op) noexcept:
     return True
 
 
-cdef bint is_dense(const Operand* op) noexcept:
+cdef bint is_dense(const Operand *op) noexcept:
     """Non-overlapping and dense: some permutation of it is contiguous."""
     cdef int perm[MAX_NDIM]
     cdef int i, j, d
@@ -240,13 +240,13 @@ cdef bint is_dense(const Operand* op) noexcept:
     return True
 
 
-cdef inline bint _before(const Operand* op, int a, int b) noexcept:
+cdef inline bint _before(const Operand *op, int a, int b) noexcept:
     if op.size[a] < 2:
         return False
     return op.size[b] < 2 or op.stride[a] < op.stride[b]
 
 
-cdef bint suggests_channels_last(const Operand* op) noexcept:
+cdef bint suggests_channels_last(const Operand *op) noexcept:
     """suggest_memory_format() is channels_last (4 dimensions) or channels_last_3d (5): ATen's
     is_strides_like_channels_last, whose order is 1, last ... 2, 0."""
     cdef int64_t least = 0
@@ -265,7 +265,7 @@ cdef bint suggests_channels_last(const Operand* op) noexcept:
     return True
 
 
-cdef void preserve(Operand* op) noexcept:
+cdef void preserve(Operand *op) noexcept:
     """empty_like(preserve_format): dense strides stay; others become dense in the same order (infer_dense_strides)."""
     cdef int perm[MAX_NDIM]
     cdef int i, a, b, other, compared
@@ -295,7 +295,7 @@ cdef void preserve(Operand* op) noexcept:
         step *= op.size[perm[i]] if op.size[perm[i]] > 1 else 1
 
 
-cdef void cast_strides(Operand* op, int dtype) noexcept:
+cdef void cast_strides(Operand *op, int dtype) noexcept:
     """What `.to(dtype)` makes of the strides; the same dtype gives the same tensor."""
     if op.dtype != dtype:
         op.dtype = dtype
@@ -304,7 +304,7 @@ cdef void cast_strides(Operand* op, int dtype) noexcept:
 
 # -- TensorIterator ----------------------------------------------------------------------------------------------------
 
-cdef bint broadcast(const Operand* ops, int n, Operand* out) noexcept:
+cdef bint broadcast(const Operand *ops, int n, Operand *out) noexcept:
     """Common shape of all operands (into out.size, out.ndim); False if they do not broadcast."""
     cdef int i, d, k
     cdef int64_t size
@@ -325,7 +325,7 @@ cdef bint broadcast(const Operand* ops, int n, Operand* out) noexcept:
     return True
 
 
-cdef bint iterate(const Operand* ops, int n, Operand* out) noexcept:
+cdef bint iterate(const Operand *ops, int n, Operand *out) noexcept:
     """Shape and strides of a new result of an element-wise op over `ops`, in TensorIterator's order of operands."""
     cdef int64_t strides[MAX_OPERANDS][MAX_NDIM]
     cdef int perm[MAX_NDIM]
@@ -389,7 +389,7 @@ cdef bint iterate(const Operand* ops, int n, Operand* out) noexcept:
     return True
 
 
-cdef int _compare(int64_t strides[MAX_OPERANDS][MAX_NDIM], int n, const Operand* out, int a, int b) noexcept:
+cdef int _compare(int64_t strides[MAX_OPERANDS][MAX_NDIM], int n, const Operand *out, int a, int b) noexcept:
     """1: dimension `a` belongs outside of `b`; -1: inside; 0: ambiguous."""
     cdef int i
     for i in range(n):

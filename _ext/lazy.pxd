@@ -12,14 +12,14 @@ cdef extern from *:
     """
     PyObject* type_of "MT_TYPE"(PyObject* o) noexcept
     bint is_subtype "MT_SUBTYPE"(PyObject* a, PyObject* b) noexcept
-    PyObject* MT_SLOT(PyObject* obj, Py_ssize_t off) noexcept
+    PyObject *MT_SLOT(PyObject *obj, Py_ssize_t off) noexcept
 
 cdef Tape get_tape()
 cdef Handle handle_of(object t)
 cdef bint is_ours(object cls) noexcept
 cpdef int device_index(t) except? -1
-cdef PyObject* handle_beside(PyObject* o) except? NULL
-cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r)
+cdef PyObject *handle_beside(PyObject *o) except? NULL
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r)
 cdef object rename(Handle h, bint no_grad)
 
 # Of a slot in a place without data: does its storage have real memory, kept by an estimate? And: let go of it.

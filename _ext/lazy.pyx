@@ -28,19 +28,19 @@ cdef extern from *:
     }
     #define MT_SET_SLOT(obj, off, val) (*(PyObject **)((char *)(obj) + (off)) = (val))
     """
-    Py_ssize_t mt_slot_offset(PyObject* descr) noexcept
-    void MT_SET_SLOT(PyObject* obj, Py_ssize_t off, PyObject* val) noexcept
+    Py_ssize_t mt_slot_offset(PyObject *descr) noexcept
+    void MT_SET_SLOT(PyObject *obj, Py_ssize_t off, PyObject *val) noexcept
 
 cdef extern from "Python.h":
-    object PyLong_FromVoidPtr(void* p)
+    object PyLong_FromVoidPtr(void *p)
     PyObject* PyDict_GetItem_ "PyDict_GetItem"(object d, object key) noexcept
-    object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
+    object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *kwnames)
 
 cdef Tape tape = None                 # the process's tape of lazy tensors
-cdef PyObject* base_type = NULL       # RecordedTensor
-cdef PyObject* fast_type = NULL       # its subclass with a slot for the handle: what calls return
-cdef PyObject* slotted_type = NULL    # what both of these and other classes with a slot derive from
-cdef PyObject* dataless_type = NULL   # the same, of tensors that hold no data
+cdef PyObject *base_type = NULL       # RecordedTensor
+cdef PyObject *fast_type = NULL       # its subclass with a slot for the handle: what calls return
+cdef PyObject *slotted_type = NULL    # what both of these and other classes with a slot derive from
+cdef PyObject *dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
 cdef object reference = None          # weakref.ref
 cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided, empty
@@ -58,10 +58,10 @@ def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places,
     if slot_offset < 0 or not issubclass(fast, slotted) or not issubclass(dataless, slotted):
         raise TypeError(f"[init] expected classes with the `_handle` slot of {slotted!r}, got {fast!r}, {dataless!r}")
     tape = main_tape
-    base_type = <PyObject*>base
-    fast_type = <PyObject*>fast
-    dataless_type = <PyObject*>dataless
-    slotted_type = <PyObject*>slotted
+    base_type = <PyObject *>base
+    fast_type = <PyObject *>fast
+    dataless_type = <PyObject *>dataless
+    slotted_type = <PyObject *>slotted
     reference = weakref.ref
     fast_type_obj = (fast, dataless, base, slotted)     # kept alive
     make_wrapper = maker
@@ -81,8 +81,8 @@ cdef Tape get_tape():
 # ---- handles -------------------------------------------------------------------------------------------------------
 cdef Handle handle_of(object t):
     """The handle of a lazy tensor; None for anything else."""
-    cdef PyObject* o = <PyObject*>t
-    cdef PyObject* h
+    cdef PyObject *o = <PyObject *>t
+    cdef PyObject *h
     if type_of(o) == fast_type or type_of(o) == dataless_type:
         h = MT_SLOT(o, slot_offset)
         return <Handle>h if h else None
@@ -92,9 +92,9 @@ cdef Handle handle_of(object t):
     return None
 
 
-cdef PyObject* handle_beside(PyObject* o) except? NULL:
+cdef PyObject *handle_beside(PyObject *o) except? NULL:
     """As handle_of, for objects of other classes than calls return; borrowed, NULL if there is none."""
-    cdef PyObject* found
+    cdef PyObject *found
     if is_subtype(type_of(o), slotted_type):
         return MT_SLOT(o, slot_offset)
     found = PyDict_GetItem_(_adopted, PyLong_FromVoidPtr(o))
@@ -106,7 +106,7 @@ cdef dict _adopted = {}               # address of an object without slot -> (it
 
 def is_adopted(t):
     """True for a tensor of ours whose handle is beside it: the engine holds a weak reference to it."""
-    return <size_t><PyObject*>t in _adopted
+    return <size_t><PyObject *>t in _adopted
 
 
 cdef object _forgetting(object address):
@@ -121,10 +121,10 @@ def get_handle(t):
     return handle_of(t)
 
 
-cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
     """A new LazyTensor for value `slot` with metadata `meta`."""
-    cdef MetaS* m
-    cdef PyObject* argv[9]
+    cdef MetaS *m
+    cdef PyObject *argv[9]
     cdef Py_ssize_t n_args = 6
     cdef object t, offset = None
     cdef Handle h = new_handle(tape, slot, meta)     # from here on the metadata's objects cannot go
@@ -142,21 +142,21 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record* r):
     argv[0] = NULL
     argv[1] = fast_type
     argv[2] = m.size
-    argv[3] = m.stride if m.stride else <PyObject*>None
-    argv[4] = <PyObject*>offset
-    argv[5] = <PyObject*>None
+    argv[3] = m.stride if m.stride else <PyObject *>None
+    argv[4] = <PyObject *>offset
+    argv[5] = <PyObject *>None
     argv[6] = m.dtype
     if m.offset and not m.stride:
         stride = _contiguous_strides(<object>m.size)
-        argv[3] = <PyObject*>stride
+        argv[3] = <PyObject *>stride
     if m.device < 0:
         argv[1] = dataless_type
-        argv[7] = <PyObject*>strided
-        argv[8] = <PyObject*>places[-1 - m.device]
+        argv[7] = <PyObject *>strided
+        argv[8] = <PyObject *>places[-1 - m.device]
         n_args = 8
-    t = PyObject_Vectorcall(<PyObject*>make_wrapper, argv + 1, n_args, NULL)
+    t = PyObject_Vectorcall(<PyObject *>make_wrapper, argv + 1, n_args, NULL)
     Py_INCREF(h)
-    MT_SET_SLOT(<PyObject*>t, slot_offset, <PyObject*>h)
+    MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
     if bits:
         set_view_bits(t, bits)
     return t
@@ -222,7 +222,7 @@ def meta_of(Handle h):
 
 cdef bint is_ours(object cls) noexcept:
     """Is the class one of ours?"""
-    return isinstance(cls, type) and is_subtype(<PyObject*>cls, base_type)
+    return isinstance(cls, type) and is_subtype(<PyObject *>cls, base_type)
 
 
 cpdef int device_index(t) except? -1:
@@ -236,7 +236,7 @@ cdef object rename(Handle h, bint no_grad):
     if tape.slot(h.slot).handles >= MAX_HANDLES:
         return None
     cdef object t = wrap(h.slot, h.meta, no_grad, NULL)
-    cdef Handle n = <Handle>MT_SLOT(<PyObject*>t, slot_offset)
+    cdef Handle n = <Handle>MT_SLOT(<PyObject *>t, slot_offset)
     n.follow(h)
     return t
 
@@ -272,14 +272,14 @@ def same_root(Handle a, Handle b):
 
 def is_alone(Handle h):
     """True when nothing else names, reads or views the value, and it fills its storage."""
-    cdef Slot* s = tape.slot(h.slot)
-    cdef MetaS* m = &tape.interner.metas[h.meta]
+    cdef Slot *s = tape.slot(h.slot)
+    cdef MetaS *m = &tape.interner.metas[h.meta]
     return s.handles <= 1 and not s.users and s.root == h.slot and not m.offset and not m.stride and not m.bits
 
 
 def unshare(Handle h):
     """Give `h` a value of its own, sharing storage, if other tensors name the same one; it must be computed."""
-    cdef Slot* s = tape.slot(h.slot)
+    cdef Slot *s = tape.slot(h.slot)
     cdef uint32_t old = h.slot
     if s.handles <= 1 and not s.users:
         return
@@ -294,7 +294,7 @@ def unshare(Handle h):
 def wrap_slot(int slot, int meta):
     """A LazyTensor for a value known by its slot (inputs of a pending record)."""
     tape.interner.meta(meta)       # refuses an id that is not in use
-    cdef Slot* s = tape.slot(slot)
+    cdef Slot *s = tape.slot(slot)
     return wrap(slot, meta, True, tape.record(s.producer) if s.flags & SLOT_PENDING else NULL)
 
 
@@ -304,10 +304,10 @@ def adopt(param, Handle h):
     Without a slot, it is kept beside the object: what a program finds in `__dict__` it copies to other tensors.
     """
     cdef Handle n
-    address = PyLong_FromVoidPtr(<PyObject*>param)
+    address = PyLong_FromVoidPtr(<PyObject *>param)
     if h is None:
-        if is_subtype(type_of(<PyObject*>param), slotted_type):
-            if MT_SLOT(<PyObject*>param, slot_offset):
+        if is_subtype(type_of(<PyObject *>param), slotted_type):
+            if MT_SLOT(<PyObject *>param, slot_offset):
                 del param._handle
         else:
             _adopted.pop(address, None)
@@ -315,7 +315,7 @@ def adopt(param, Handle h):
     n = new_handle(tape, h.slot, h.meta)
     n.follow(h)
     n.no_grad = False
-    if is_subtype(type_of(<PyObject*>param), slotted_type):
+    if is_subtype(type_of(<PyObject *>param), slotted_type):
         param._handle = n
     else:
         _adopted[address] = (n, reference(param, _forgetting(address)))
@@ -326,7 +326,7 @@ def value(Handle h):
 
     Of a tensor without data: None.
     """
-    cdef Slot* s = tape.slot(h.slot)
+    cdef Slot *s = tape.slot(h.slot)
     if not s.concrete:
         return None
     if s.flags & SLOT_FAILED:
@@ -339,8 +339,8 @@ def value(Handle h):
 # ---- what estimates know of tensors without data ---------------------------------------------------------------------
 cdef bint has_kept(uint32_t slot) noexcept:
     """Is there a real storage beside the tensor without data?"""
-    cdef Slot* root = tape.slot(tape.slot(slot).root)
-    return root.concrete != NULL and root.concrete != <PyObject*>None
+    cdef Slot *root = tape.slot(tape.slot(slot).root)
+    return root.concrete != NULL and root.concrete != <PyObject *>None
 
 
 def is_kept(Handle h):
@@ -353,7 +353,7 @@ def kept(Handle h):
 
     Not to be resized. It is made from the handle's own sizes and strides, so there is nothing to go stale.
     """
-    cdef MetaS* m = &tape.interner.metas[h.meta]
+    cdef MetaS *m = &tape.interner.metas[h.meta]
     if m.device >= 0 or not has_kept(h.slot):
         return None
     cdef object base = <object>tape.slot(tape.slot(h.slot).root).concrete
@@ -379,12 +379,12 @@ def kept(Handle h):
 
 def keep(Handle h, tensor):
     """From now on the memory of plain `tensor`, from the start of its storage, is that of `h` and all its views."""
-    cdef Slot* s = tape.slot(tape.slot(h.slot).root)
+    cdef Slot *s = tape.slot(tape.slot(h.slot).root)
     if tape.interner.metas[h.meta].device >= 0:
         raise ValueError("[keep] expected a tensor without data, got a lazy one")
-    cdef PyObject* old = s.concrete
+    cdef PyObject *old = s.concrete
     Py_INCREF(tensor)
-    s.concrete = <PyObject*>tensor
+    s.concrete = <PyObject *>tensor
     if old:
         Py_DECREF(<object>old)
 
@@ -406,8 +406,8 @@ def lose(Handle h):
 
 
 cdef void forget_kept(uint32_t slot) noexcept:
-    cdef Slot* s = tape.slot(tape.slot(slot).root)
-    cdef PyObject* old = s.concrete
+    cdef Slot *s = tape.slot(tape.slot(slot).root)
+    cdef PyObject *old = s.concrete
     s.concrete = NULL
     if old:
         Py_DECREF(<object>old)
@@ -416,7 +416,7 @@ cdef void forget_kept(uint32_t slot) noexcept:
 def segment(list handles, list written):
     """The Segment of pending records that the values need; `written` = values about to be written off the tape."""
     cdef Py_ssize_t n = len(handles), m = len(written), k
-    cdef uint32_t* ids = <uint32_t*>calloc(n + m + 1, sizeof(uint32_t))
+    cdef uint32_t *ids = <uint32_t *>calloc(n + m + 1, sizeof(uint32_t))
     if not ids:
         raise MemoryError()
     try:
@@ -453,7 +453,7 @@ def set_meta(Handle h, tensor):
         note_memory(h.slot, h.meta)
 
 
-cdef SigS* _sig(uint32_t sig) except NULL:
+cdef SigS *_sig(uint32_t sig) except NULL:
     if sig == 0 or sig >= tape.interner.n_sigs or not tape.interner.sigs[sig]:
         raise KeyError(f"call {sig} is not interned")
     return tape.interner.sigs[sig]
@@ -497,23 +497,23 @@ def sig_info(uint32_t sig):
 
 def sig_generator(uint32_t sig):
     """Index of the device whose generator call `sig` draws from, -1 if it draws nothing."""
-    cdef SigS* s = _sig(sig)
+    cdef SigS *s = _sig(sig)
     return s.device if s.flags & SIG_RANDOM else -1
 
 
 def call_template(uint32_t sig, tuple inputs, device=None):
     """(args, kwargs) of call `sig` with `inputs` in its holes."""
-    cdef SigS* s = _sig(sig)
-    cdef PyObject** ptrs
+    cdef SigS *s = _sig(sig)
+    cdef PyObject **ptrs
     cdef Py_ssize_t k
     if len(inputs) != s.n_in:
         raise ValueError(f"[{(<OpInfo>s.info).name}] expected {s.n_in} inputs, got {len(inputs)}")
-    ptrs = <PyObject**>calloc(s.n_in + 1, sizeof(PyObject*))
+    ptrs = <PyObject **>calloc(s.n_in + 1, sizeof(PyObject *))
     if not ptrs:
         raise MemoryError()
     try:
         for k in range(<Py_ssize_t>s.n_in):
-            ptrs[k] = <PyObject*>PyTuple_GET_ITEM(inputs, k)
+            ptrs[k] = <PyObject *>PyTuple_GET_ITEM(inputs, k)
         return decode_call(s, ptrs, device)
     finally:
         free(ptrs)
@@ -521,7 +521,7 @@ def call_template(uint32_t sig, tuple inputs, device=None):
 
 def producer(Handle h):
     """describe() of the pending record that makes the value, or None once it has run."""
-    cdef Slot* s = tape.slot(h.slot)
+    cdef Slot *s = tape.slot(h.slot)
     if not s.flags & SLOT_PENDING:
         return None
     return tape.describe(s.producer)
@@ -548,8 +548,8 @@ def keep_calls(bint on):
 def input_metas(uint32_t sig):
     """Metadata ids of the inputs of call `sig`, in the order of its holes."""
     cdef list out = []
-    cdef SigS* s = _sig(sig)
-    cdef uint32_t* metas = <uint32_t*>malloc((<size_t>s.n_in + 1) * sizeof(uint32_t))
+    cdef SigS *s = _sig(sig)
+    cdef uint32_t *metas = <uint32_t *>malloc((<size_t>s.n_in + 1) * sizeof(uint32_t))
     cdef uint32_t k
     if not metas:
         raise MemoryError()

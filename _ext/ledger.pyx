@@ -86,23 +86,23 @@ cdef struct Script:
     uint32_t n_calls, n_parts
 
 
-cdef inline Part* _parts(Script* s) noexcept:
-    return <Part*>(s + 1)
+cdef inline Part *_parts(Script *s) noexcept:
+    return <Part *>(s + 1)
 
 
-cdef inline uint32_t* _sigs(Script* s) noexcept:
-    return <uint32_t*>(_parts(s) + s.n_parts)
+cdef inline uint32_t *_sigs(Script *s) noexcept:
+    return <uint32_t *>(_parts(s) + s.n_parts)
 
 
 cdef bint listening = False
 cdef Tape tape = None                # while listening
-cdef LedgerCall* calls = NULL
+cdef LedgerCall *calls = NULL
 cdef uint32_t n_calls = 0, cap_calls = 0
-cdef Block* blocks = NULL
+cdef Block *blocks = NULL
 cdef uint32_t n_blocks = 0, cap_blocks = 0
-cdef uint32_t* block_of = NULL      # by slot: 1 + index into blocks; 0 = none
+cdef uint32_t *block_of = NULL      # by slot: 1 + index into blocks; 0 = none
 cdef uint32_t cap_slots = 0
-cdef Script** scripts = NULL         # by sig; NULL = none
+cdef Script **scripts = NULL         # by sig; NULL = none
 cdef uint32_t cap_scripts = 0
 cdef list names = ["aten::detach"]   # of calls that no tape knows; the first is NAME_DETACH
 cdef dict numbers = {"aten::detach": 0}
@@ -117,11 +117,11 @@ cdef uint32_t ended[STRETCHES]      # length of the log of calls when each of th
 cdef object on_mark = None, mark_error = None
 
 
-cdef bint _room(void** array, uint32_t* cap, uint32_t wanted, size_t size, uint32_t first) noexcept:
+cdef bint _room(void **array, uint32_t *cap, uint32_t wanted, size_t size, uint32_t first) noexcept:
     """Make room for `wanted` entries; False when there is no memory for that."""
     global short_of_memory
     cdef uint32_t cap_now = cap[0]
-    cdef void* bigger
+    cdef void *bigger
     if wanted <= cap_now:
         return True
     if cap_now < first:
@@ -139,7 +139,7 @@ cdef bint _room(void** array, uint32_t* cap, uint32_t wanted, size_t size, uint3
 
 cdef void _note(uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept:
     global n_calls
-    if n_calls == ALIVE - 1 or not _room(<void**>&calls, &cap_calls, n_calls + 1, sizeof(LedgerCall), 4096):
+    if n_calls == ALIVE - 1 or not _room(<void **>&calls, &cap_calls, n_calls + 1, sizeof(LedgerCall), 4096):
         return
     calls[n_calls].sig = sig
     calls[n_calls].module = module
@@ -148,7 +148,7 @@ cdef void _note(uint32_t sig, uint32_t module, uint32_t location, uint32_t phase
     n_calls += 1
 
 
-cdef void note_call(Record* r, SigS* s, const uint32_t* outs) noexcept:
+cdef void note_call(Record *r, SigS *s, const uint32_t *outs) noexcept:
     cdef uint32_t i
     if stopped:
         return
@@ -233,7 +233,7 @@ cdef void note_memory(uint32_t slot, uint32_t meta) noexcept:
 
 cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t module, uint32_t location,
                       uint32_t phase) noexcept:
-    cdef MetaS* m = &tape.interner.metas[meta]
+    cdef MetaS *m = &tape.interner.metas[meta]
     cdef uint32_t made
     if m.nbytes and _room_for_slot(slot):
         made = _new_block(m.nbytes, m.device, sig, module, location, phase)
@@ -244,7 +244,7 @@ cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t modul
 cdef bint _room_for_slot(uint32_t slot) noexcept:
     global cap_slots
     cdef uint32_t had = cap_slots
-    if not _room(<void**>&block_of, &cap_slots, slot + 1, 4, 4096):
+    if not _room(<void **>&block_of, &cap_slots, slot + 1, 4, 4096):
         return False
     if had < cap_slots:
         memset(block_of + had, 0, (cap_slots - had) * 4)
@@ -255,8 +255,8 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
                          uint32_t phase) noexcept:
     """A storage born now: 1 + its index, 0 when there is no memory for it."""
     global n_blocks
-    cdef Block* b
-    if n_blocks == ALIVE - 1 or not _room(<void**>&blocks, &cap_blocks, n_blocks + 1, sizeof(Block), 4096):
+    cdef Block *b
+    if n_blocks == ALIVE - 1 or not _room(<void **>&blocks, &cap_blocks, n_blocks + 1, sizeof(Block), 4096):
         return 0
     b = &blocks[n_blocks]
     b.nbytes = nbytes
@@ -276,7 +276,7 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
     return n_blocks
 
 
-cdef inline uint64_t _taken(const Block* b) noexcept:
+cdef inline uint64_t _taken(const Block *b) noexcept:
     """What the device's allocator hands out for it."""
     cdef uint64_t of = grain[-b.place]
     return (b.nbytes + of - 1) // of * of if of else b.nbytes
@@ -295,7 +295,7 @@ cdef void note_freed(uint32_t slot) noexcept:
 
 
 cdef inline void _end_block(uint32_t at) noexcept:
-    cdef Block* b = &blocks[at]
+    cdef Block *b = &blocks[at]
     cdef Stretch made_in = stretch_of(b.phase, b.module)
     b.died = n_calls
     if made_in != NO_STRETCH and not stopped:
@@ -305,12 +305,12 @@ cdef inline void _end_block(uint32_t at) noexcept:
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------
-cdef void here(Place* at) noexcept:
+cdef void here(Place *at) noexcept:
     at.call, at.block = n_calls, n_blocks
     at.module, at.location, at.phase = current_module(), current_location(), current_phase()
 
 
-cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
+cdef Script *learn(const Place *since, uint32_t root, uint32_t meta) noexcept:
     """The script of a call that was taken apart since then, and gave one tensor; NULL if it cannot be repeated.
 
     It can if all that was logged are calls of this very place in the program, and storages of which one is left, that
@@ -318,10 +318,10 @@ cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
     """
     cdef uint32_t k, kept = block_of[root] if root < cap_slots else 0
     cdef uint32_t count = n_calls - since.call, parts = n_blocks - since.block
-    cdef LedgerCall* call
-    cdef Block* b
-    cdef Part* part
-    cdef Script* made
+    cdef LedgerCall *call
+    cdef Block *b
+    cdef Part *part
+    cdef Script *made
     if stopped or kept <= since.block or blocks[kept - 1].nbytes != tape.interner.metas[meta].nbytes:
         return NULL
     for k in range(count):
@@ -338,7 +338,7 @@ cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
             return NULL
         if b.died == ALIVE and k + 1 != kept:
             return NULL
-    made = <Script*>malloc(sizeof(Script) + parts * sizeof(Part) + count * sizeof(uint32_t))
+    made = <Script *>malloc(sizeof(Script) + parts * sizeof(Part) + count * sizeof(uint32_t))
     if not made:
         return NULL
     made.n_calls, made.n_parts = count, parts
@@ -352,19 +352,19 @@ cdef Script* learn(const Place* since, uint32_t root, uint32_t meta) noexcept:
     return made
 
 
-cdef inline bint _draws(SigS* s) noexcept:
+cdef inline bint _draws(SigS *s) noexcept:
     # Even with inputs of unknown value: the generator has to advance each time.
     return s.flags & SIG_BLIND and (<OpInfo>s.info).random
 
 
-cdef bint keep_script(uint32_t sig, Script* script) noexcept:
+cdef bint keep_script(uint32_t sig, Script *script) noexcept:
     """From now on the calls `sig` are logged by this script, which belongs to the ledger."""
     cdef uint32_t had = cap_scripts
-    if not _room(<void**>&scripts, &cap_scripts, sig + 1, sizeof(Script*), 4096):
+    if not _room(<void **>&scripts, &cap_scripts, sig + 1, sizeof(Script *), 4096):
         free(script)
         return False
     if had < cap_scripts:
-        memset(scripts + had, 0, (cap_scripts - had) * sizeof(Script*))
+        memset(scripts + had, 0, (cap_scripts - had) * sizeof(Script *))
     free(scripts[sig])
     scripts[sig] = script
     return True
@@ -374,8 +374,8 @@ cdef bint has_script(uint32_t sig) noexcept:
     return sig < cap_scripts and scripts[sig] != NULL
 
 
-cdef void _repeat(Script* script, Record* r, uint32_t slot) noexcept:
-    cdef Part* parts = _parts(script)
+cdef void _repeat(Script *script, Record *r, uint32_t slot) noexcept:
+    cdef Part *parts = _parts(script)
     cdef uint32_t k, i, born = 0, made
     if not _room_for_slot(slot):
         return
@@ -402,7 +402,7 @@ cdef void _forget_scripts() noexcept:
     cap_scripts = 0
 
 
-cdef void _on_transition(void* data, int kind, uint32_t module, uint8_t phase) noexcept:
+cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) noexcept:
     global depth
     if stopped:
         return
@@ -478,7 +478,7 @@ def logs():
     """
     if not listening:
         return b"", b""
-    return (<char*>calls)[:n_calls * sizeof(LedgerCall)], (<char*>blocks)[:n_blocks * sizeof(Block)]
+    return (<char *>calls)[:n_calls * sizeof(LedgerCall)], (<char *>blocks)[:n_blocks * sizeof(Block)]
 
 
 def close():

@@ -1,4 +1,4 @@
 from .intern cimport OpInfo
 from .structs cimport SigS
 
-cdef bint refused_overlap(OpInfo info, SigS* s) noexcept
+cdef bint refused_overlap(OpInfo info, SigS *s) noexcept

@@ -8,18 +8,18 @@ from .lazy cimport get_tape
 from .structs cimport SLOT_OVERWRITTEN, MetaS, SigS, Slot
 from .tape cimport Tape
 
-cdef Key* K = current_key()
+cdef Key *K = current_key()
 
 
-cdef bint refused_overlap(OpInfo info, SigS* s) noexcept:
+cdef bint refused_overlap(OpInfo info, SigS *s) noexcept:
     """May the kernel refuse the call in the static buffers, because it writes memory that it also reads?
 
     Torch compares addresses there; prediction, on storages of its own, cannot.
     """
     cdef Tape tape = get_tape()
-    cdef uint8_t* written = sig_written(s)
+    cdef uint8_t *written = sig_written(s)
     cdef uint32_t i, j
-    cdef Slot* root
+    cdef Slot *root
     cdef bint shared = False
     for i in range(s.n_in):
         if written[i]:
@@ -46,8 +46,8 @@ cdef bint refused_overlap(OpInfo info, SigS* s) noexcept:
 
 cdef bint _overlap(Tape tape, OpInfo info, uint32_t i, uint32_t j) noexcept:
     # As at::get_overlap_status: only dense tensors are judged, by the range of memory that they take.
-    cdef MetaS* a = &tape.interner.metas[K.metas[i]]
-    cdef MetaS* b = &tape.interner.metas[K.metas[j]]
+    cdef MetaS *a = &tape.interner.metas[K.metas[i]]
+    cdef MetaS *b = &tape.interner.metas[K.metas[j]]
     cdef int64_t end_a, end_b
     if K.ins[i] == K.ins[j] or K.metas[i] == K.metas[j]:
         return not info.pointwise
@@ -60,7 +60,7 @@ cdef bint _overlap(Tape tape, OpInfo info, uint32_t i, uint32_t j) noexcept:
     return a.offset < end_b and b.offset < end_a
 
 
-cdef int64_t _dense_length(MetaS* m) noexcept:
+cdef int64_t _dense_length(MetaS *m) noexcept:
     """Number of elements if the tensor fills the range of memory from its first to its last one, else 0."""
     cdef int64_t count = 1, last = 0, n
     cdef Py_ssize_t k

@@ -634,10 +634,6 @@ cdef mt_thread *this_thread() noexcept nogil:
     return mt_self()
 
 
-cdef int thread_device() noexcept nogil:
-    return mt_self().device
-
-
 cdef Lane *current_lane(Unit *unit) noexcept nogil:
     cdef Lane *lane = <Lane *>mt_self().current[unit.device]
     return lane if lane != NULL else unit.lanes[0]

@@ -14,7 +14,7 @@ def init(torch_module):
 
 # -- products ----------------------------------------------------------------------------------------------------------
 
-cdef bint _two(a, b, Operand* x, Operand* y, int allowed):
+cdef bint _two(a, b, Operand *x, Operand *y, int allowed):
     return load(a, x) and load(b, y) and x.dtype == y.dtype and (allowed >> x.dtype & 1) != 0
 
 
@@ -43,7 +43,7 @@ def product(tuple args, dict kwargs, tuple spec):
     return contiguous_result(&out, x.dtype)
 
 
-cdef list _matmul(Operand* x, Operand* y):
+cdef list _matmul(Operand *x, Operand *y):
     cdef Operand a, b, out
     cdef int i, lead
     if x.ndim == 0 or y.ndim == 0 or x.size[x.ndim - 1] != y.size[y.ndim - 2 if y.ndim > 1 else 0]:

@@ -10,7 +10,7 @@ cdef class Segment:
     """Pending records, in program order, that one materialization runs."""
     cdef readonly Tape tape
     cdef Vec seqs
-    cdef uint32_t* targets            # what was asked for, then what is about to be written; owned. NULL: everything
+    cdef uint32_t *targets            # what was asked for, then what is about to be written; owned. NULL: everything
     cdef size_t n_targets, n_written
     cdef uint64_t tail, pending       # of the tape, when the records were looked for
     cdef bint whole                   # all pending writes to the targets' storages are among them
@@ -21,18 +21,18 @@ cdef class Segment:
     cdef readonly bint random         # some record draws from the device's generator
     cdef int _plan(self) except -1
     cdef int _claim(self) except -1
-    cdef void _finish(self, uint64_t seq, Record* r) noexcept
-    cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept
-    cdef object _failed_input(self, Record* r, SigS* s)
-    cdef int _store(self, Record* r, SigS* s, object result) except -1
-    cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error)
+    cdef void _finish(self, uint64_t seq, Record *r) noexcept
+    cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept
+    cdef object _failed_input(self, Record *r, SigS *s)
+    cdef int _store(self, Record *r, SigS *s, object result) except -1
+    cdef object _verify(self, uint64_t seq, Record *r, SigS *s, object verify, object on_error)
     cdef int _put(self, uint32_t slot_id, object tensor) except -1
-    cdef void _undo(self, uint64_t seq, uint32_t* outs, SigS* s) noexcept
+    cdef void _undo(self, uint64_t seq, uint32_t *outs, SigS *s) noexcept
     cdef bint _fail(self, uint64_t seq, object failure) noexcept
-    cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept
-    cdef bint _takes(self, Record* r) noexcept
+    cdef bint _fail_one(self, uint64_t seq, Record *r, object failure) noexcept
+    cdef bint _takes(self, Record *r) noexcept
     cdef void _give_back(self) noexcept
 
-cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written)
+cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written)
 cdef object again(object failure)
-cdef tuple decode_call(SigS* s, PyObject** inputs, object device)
+cdef tuple decode_call(SigS *s, PyObject **inputs, object device)

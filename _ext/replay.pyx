@@ -19,21 +19,21 @@ from .structs cimport (
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
 
 cdef extern from "Python.h":
-    object PyObject_Vectorcall(PyObject* callable, PyObject** args, size_t nargsf, PyObject* kwnames)
+    object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *kwnames)
     size_t VECTORCALL_OFFSET "PY_VECTORCALL_ARGUMENTS_OFFSET"
 
 cdef enum:
     MAX_ARGS = 64
 
 
-cdef object _decode(const uint8_t** cursor, PyObject*** inputs, object device):
-    """One argument of the template; a new reference. The grammar is written by intercept.pyx."""
-    cdef const uint8_t* p = cursor[0]
+cdef object _decode(const uint8_t **cursor, PyObject ***inputs, object device):
+    """One argument of the template; a new reference. The grammar is written by keys.pyx."""
+    cdef const uint8_t *p = cursor[0]
     cdef uint8_t tag = p[0]
     cdef int64_t i64
     cdef double d, d2
     cdef uint16_t n
-    cdef PyObject* obj
+    cdef PyObject *obj
     cdef object out, item
     cdef Py_ssize_t k
     p += 1
@@ -94,14 +94,14 @@ cdef object _decode(const uint8_t** cursor, PyObject*** inputs, object device):
     return out
 
 
-cdef tuple decode_call(SigS* s, PyObject** inputs, object device):
+cdef tuple decode_call(SigS *s, PyObject **inputs, object device):
     """(args, kwargs) of a call, for graph views, remote executors and the slow path."""
-    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
     cdef uint8_t nargs = p[0]
     cdef uint8_t nkw = p[1]
     cdef list args = []
     cdef dict kwargs = {}
-    cdef PyObject* name
+    cdef PyObject *name
     p += 2
     for _ in range(nargs):
         args.append(_decode(&p, &inputs, device))
@@ -130,15 +130,15 @@ cdef object _words(uint64_t seq, object error, object on_error):
         return worse
 
 
-cdef object _invoke(SigS* s, PyObject** inputs, object device):
-    cdef const uint8_t* p = sig_key(s) + sizeof(void*)
+cdef object _invoke(SigS *s, PyObject **inputs, object device):
+    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
     cdef uint8_t nargs = p[0]
     cdef uint8_t nkw = p[1]
-    cdef PyObject* argv[MAX_ARGS + 1]
+    cdef PyObject *argv[MAX_ARGS + 1]
     cdef OpInfo info = <OpInfo>s.info
     cdef uint32_t k, filled = 0
     cdef object item, kwnames = None
-    cdef PyObject* name
+    cdef PyObject *name
     cdef tuple whole
     if nargs + nkw > MAX_ARGS:
         whole = decode_call(s, inputs, device)
@@ -149,7 +149,7 @@ cdef object _invoke(SigS* s, PyObject** inputs, object device):
         for _ in range(nargs):
             item = _decode(&p, &inputs, device)
             Py_INCREF(item)
-            argv[1 + filled] = <PyObject*>item
+            argv[1 + filled] = <PyObject *>item
             filled += 1
         if nkw:
             kwnames = PyTuple_New(nkw)
@@ -160,11 +160,11 @@ cdef object _invoke(SigS* s, PyObject** inputs, object device):
                 PyTuple_SET_ITEM(kwnames, k, <object>name)
                 item = _decode(&p, &inputs, device)
                 Py_INCREF(item)
-                argv[1 + filled] = <PyObject*>item
+                argv[1 + filled] = <PyObject *>item
                 filled += 1
         item = None
-        return PyObject_Vectorcall(<PyObject*>info.call, argv + 1, nargs | VECTORCALL_OFFSET,
-                                   <PyObject*>kwnames if kwnames is not None else NULL)
+        return PyObject_Vectorcall(<PyObject *>info.call, argv + 1, nargs | VECTORCALL_OFFSET,
+                                   <PyObject *>kwnames if kwnames is not None else NULL)
     finally:
         for k in range(filled):
             Py_DECREF(<object>argv[1 + k])
@@ -181,7 +181,7 @@ cdef class Segment:
 
     cdef int _plan(self) except -1:
         cdef Tape tape = self.tape
-        cdef uint32_t* written = self.targets + self.n_targets if self.targets else NULL
+        cdef uint32_t *written = self.targets + self.n_targets if self.targets else NULL
         cdef size_t k
         self.tail, self.pending = tape.tail, tape.n_pending
         self.whole = tape.plan(self.targets, self.n_targets, written, self.n_written, &self.seqs)
@@ -213,14 +213,6 @@ cdef class Segment:
     def __len__(self):
         return self.seqs.n
 
-    @property
-    def sequence_numbers(self):
-        cdef list out = []
-        cdef size_t k
-        for k in range(self.seqs.n):
-            out.append(self.seqs.data[k])
-        return out
-
     def run(self, device, verify, on_error, set_grad, generator, states, observer=None):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
@@ -236,10 +228,10 @@ cdef class Segment:
         called.
         """
         cdef Tape tape = self.tape
-        cdef Record* r
-        cdef SigS* s
-        cdef PyObject* small[16]
-        cdef PyObject** inputs
+        cdef Record *r
+        cdef SigS *s
+        cdef PyObject *small[16]
+        cdef PyObject **inputs
         cdef Vec big
         cdef uint64_t seq
         cdef object result, failure, interrupt
@@ -263,7 +255,7 @@ cdef class Segment:
                 if s.n_in > 16:
                     while big.n < s.n_in:
                         vec_push(&big, 0)
-                    inputs = <PyObject**>big.data
+                    inputs = <PyObject **>big.data
                 failure = None
                 if self._gather(r, s, inputs):
                     failure = self._failed_input(r, s)
@@ -326,17 +318,17 @@ cdef class Segment:
                 finally:
                     set_state(outside)
 
-    cdef void _finish(self, uint64_t seq, Record* r) noexcept:
+    cdef void _finish(self, uint64_t seq, Record *r) noexcept:
         self.tape.n_executed += 1
         self.done += 1
         self.tape.finish(r)
         self.tape._retire(seq)
         self.tape._drain()
 
-    cdef bint _gather(self, Record* r, SigS* s, PyObject** inputs) noexcept:
+    cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept:
         """The inputs' values, into inputs[n_in]; True when one is not there."""
-        cdef Slot* slot
-        cdef uint32_t* ins = rec_ins(r)
+        cdef Slot *slot
+        cdef uint32_t *ins = rec_ins(r)
         cdef uint32_t i, missing = 0
         for i in range(s.n_in):
             slot = self.tape.slot(ins[i])
@@ -344,9 +336,9 @@ cdef class Segment:
             missing |= slot.flags & (SLOT_FAILED | SLOT_PENDING)
         return missing != 0
 
-    cdef object _failed_input(self, Record* r, SigS* s):
+    cdef object _failed_input(self, Record *r, SigS *s):
         """The error of the first input that failed; None when none did."""
-        cdef Slot* slot
+        cdef Slot *slot
         cdef uint32_t i
         for i in range(s.n_in):
             slot = self.tape.slot(rec_ins(r)[i])
@@ -354,8 +346,8 @@ cdef class Segment:
                 return <object>slot.concrete
         return None
 
-    cdef int _store(self, Record* r, SigS* s, object result) except -1:
-        cdef uint32_t* outs = rec_outs(r, s)
+    cdef int _store(self, Record *r, SigS *s, object result) except -1:
+        cdef uint32_t *outs = rec_outs(r, s)
         cdef tuple template
         cdef Py_ssize_t pos
         cdef int code
@@ -380,23 +372,23 @@ cdef class Segment:
         return 0
 
     cdef int _put(self, uint32_t slot_id, object tensor) except -1:
-        cdef Slot* slot = self.tape.slot(slot_id)
-        cdef PyObject* old = NULL if slot.flags & SLOT_PENDING else slot.concrete
+        cdef Slot *slot = self.tape.slot(slot_id)
+        cdef PyObject *old = NULL if slot.flags & SLOT_PENDING else slot.concrete
         Py_INCREF(tensor)
-        slot.concrete = <PyObject*>tensor
+        slot.concrete = <PyObject *>tensor
         slot.flags &= ~SLOT_PENDING
         if old:
             Py_DECREF(<object>old)
         return 0
 
-    cdef object _verify(self, uint64_t seq, Record* r, SigS* s, object verify, object on_error):
+    cdef object _verify(self, uint64_t seq, Record *r, SigS *s, object verify, object on_error):
         """Let `verify` compare the stored outputs with what was predicted, and replace them.
 
         Returns an interrupt that came meanwhile, to be raised once the record is finished.
         """
         cdef uint32_t i
-        cdef uint32_t* outs = rec_outs(r, s)
-        cdef Slot* slot
+        cdef uint32_t *outs = rec_outs(r, s)
+        cdef Slot *slot
         cdef object interrupt = None, value
         cdef uint32_t k = 0
         s.flags |= SIG_VERIFIED
@@ -423,11 +415,11 @@ cdef class Segment:
                 s.flags &= ~SIG_VERIFIED   # mispredicted: every record that made this promise is looked at
         return interrupt
 
-    cdef void _undo(self, uint64_t seq, uint32_t* outs, SigS* s) noexcept:
+    cdef void _undo(self, uint64_t seq, uint32_t *outs, SigS *s) noexcept:
         """The record has had no effect but its outputs: let go of them, so that it is pending again."""
         cdef uint32_t i
-        cdef Slot* slot
-        cdef PyObject* old
+        cdef Slot *slot
+        cdef PyObject *old
         self.undone = True
         s.flags &= ~SIG_VERIFIED
         for i in range(s.n_out):
@@ -446,7 +438,7 @@ cdef class Segment:
         cdef Tape tape = self.tape
         cdef uint64_t k
         cdef uint32_t i
-        cdef Record* r = tape.record(seq)
+        cdef Record *r = tape.record(seq)
         cdef bint writes
         # Storages that were not written as they should have been bear the planner's mark: no memory is needed for it.
         writes = self._fail_one(seq, r, failure)
@@ -461,9 +453,9 @@ cdef class Segment:
         self.lost_write |= writes
         return writes
 
-    cdef bint _takes(self, Record* r) noexcept:
-        cdef SigS* s = self.tape.interner.sigs[r.sig]
-        cdef Slot* slot
+    cdef bint _takes(self, Record *r) noexcept:
+        cdef SigS *s = self.tape.interner.sigs[r.sig]
+        cdef Slot *slot
         cdef uint32_t i
         for i in range(s.n_in):
             slot = self.tape.slot(rec_ins(r)[i])
@@ -471,10 +463,10 @@ cdef class Segment:
                 return True
         return False
 
-    cdef bint _fail_one(self, uint64_t seq, Record* r, object failure) noexcept:
-        cdef SigS* s = self.tape.interner.sigs[r.sig]
-        cdef uint32_t* outs = rec_outs(r, s)
-        cdef Slot* slot
+    cdef bint _fail_one(self, uint64_t seq, Record *r, object failure) noexcept:
+        cdef SigS *s = self.tape.interner.sigs[r.sig]
+        cdef uint32_t *outs = rec_outs(r, s)
+        cdef Slot *slot
         cdef uint32_t i
         cdef bint writes = s.flags & SIG_WRITES != 0
         if writes:
@@ -486,7 +478,7 @@ cdef class Segment:
             if not slot.flags & SLOT_PENDING:
                 vec_try_push(&self.tape.trash, <uint64_t>slot.concrete)    # released when the marks are gone
             Py_INCREF(failure)
-            slot.concrete = <PyObject*>failure
+            slot.concrete = <PyObject *>failure
             slot.flags = slot.flags & ~SLOT_PENDING | SLOT_FAILED
         self.tape.finish(r)
         self.tape._retire(seq)
@@ -494,7 +486,7 @@ cdef class Segment:
 
     cdef void _give_back(self) noexcept:
         # Records that did not get their turn are pending again.
-        cdef Record* r
+        cdef Record *r
         cdef size_t k
         if self.closed:
             return
@@ -513,7 +505,7 @@ cdef class Segment:
     def next(self):
         """Sequence number of the first record that has not run; None when all have, or have failed."""
         cdef size_t k
-        cdef Record* r
+        cdef Record *r
         for k in range(self.done, self.seqs.n):
             r = self.tape.record(self.seqs.data[k])
             if r and (r.state == REC_RUNNING or r.state == REC_PENDING):
@@ -528,11 +520,11 @@ cdef class Segment:
             yield (<OpInfo>self.tape.interner.sigs[<uint32_t>sig].info).name, sig, ins, outs
 
 
-cdef Segment plan_segment(Tape tape, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written):
+cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written):
     cdef Segment seg = Segment.__new__(Segment)
     seg.tape = tape
     if targets:
-        seg.targets = <uint32_t*>malloc((n + n_written + 1) * sizeof(uint32_t))
+        seg.targets = <uint32_t *>malloc((n + n_written + 1) * sizeof(uint32_t))
         if not seg.targets:
             raise MemoryError()
         memcpy(seg.targets, targets, n * sizeof(uint32_t))

@@ -2,7 +2,7 @@
 from mindtorch._ext.layout cimport Operand, describe, make_contiguous
 
 
-cdef list contiguous_result(Operand* op, int dtype):
+cdef list contiguous_result(Operand *op, int dtype):
     """One result of op's sizes, newly made: contiguous. Overwrites op's strides and dtype."""
     op.dtype = dtype
     make_contiguous(op)

@@ -2,9 +2,9 @@
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 
 cdef extern from "Python.h":
-    int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) noexcept
-    void PyErr_SetObject(PyObject* kind, PyObject* value) noexcept
-    Py_ssize_t Py_REFCNT(PyObject* o) noexcept
+    int Py_AddPendingCall(int (*func)(void*) noexcept, void *arg) noexcept
+    void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
+    Py_ssize_t Py_REFCNT(PyObject *o) noexcept
 
 cdef enum:
     CO_OPTIMIZED = 1
@@ -42,7 +42,7 @@ cdef bint _handles(object frame) except -1:
             if value is frame.f_back:
                 found = True
     # Until Python 3.12 a frame keeps the copy, and with it what its variables were, the error among them: a cycle.
-    if code.co_flags & CO_OPTIMIZED and type(known) is dict and Py_REFCNT(<PyObject*>known) == 2:
+    if code.co_flags & CO_OPTIMIZED and type(known) is dict and Py_REFCNT(<PyObject *>known) == 2:
         known.clear()
     return found
 
@@ -52,10 +52,10 @@ cdef bint interrupts(object error) except -1:
     return not isinstance(error, Exception) or by_signal_handler(error)
 
 
-cdef int _raise(void* error) noexcept:
-    cdef object held = <object><PyObject*>error
+cdef int _raise(void *error) noexcept:
+    cdef object held = <object><PyObject *>error
     cdef object kind = type(held)
-    PyErr_SetObject(<PyObject*>kind, <PyObject*>error)
+    PyErr_SetObject(<PyObject *>kind, <PyObject *>error)
     Py_DECREF(held)
     return -1
 
@@ -66,6 +66,6 @@ def raise_soon(BaseException error):
     For callers that can't raise: what was interrupted by a signal is interrupted a moment later.
     """
     Py_INCREF(error)
-    if Py_AddPendingCall(_raise, <void*><PyObject*>error):
+    if Py_AddPendingCall(_raise, <void *><PyObject *>error):
         Py_DECREF(error)
         raise RuntimeError("[raise_soon] the interpreter takes no more calls") from error

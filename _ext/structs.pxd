@@ -5,9 +5,9 @@ from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 # Interned tensor metadata: one entry per distinct (dtype, sizes, strides, offset, device index).
 cdef struct MetaS:
-    PyObject* dtype        # borrowed: torch dtypes are immortal
-    PyObject* size         # owned torch.Size
-    PyObject* stride       # owned tuple; NULL when the tensor is contiguous
+    PyObject *dtype        # borrowed: torch dtypes are immortal
+    PyObject *size         # owned torch.Size
+    PyObject *stride       # owned tuple; NULL when the tensor is contiguous
     int64_t offset         # storage offset in elements
     uint64_t nbytes        # of its elements
     uint32_t hash
@@ -36,8 +36,8 @@ cdef enum SigFlag:
 # Interned call: function, argument template with holes for tensors, constants, metadata of inputs and outputs.
 # One malloc: this header, then out_meta[n_out] (u32), alias[n_out] (u16), written[n_in] (u8), key[keylen].
 cdef struct SigS:
-    PyObject* info         # borrowed OpInfo; the registry keeps it
-    PyObject* ret          # owned template of the return value; NULL = the single fresh tensor
+    PyObject *info         # borrowed OpInfo; the registry keeps it
+    PyObject *ret          # owned template of the return value; NULL = the single fresh tensor
     uint32_t hash
     uint32_t keylen
     uint16_t n_in          # keys.pyx refuses calls with more than MAX_INPUTS
@@ -74,7 +74,7 @@ cdef extern from *:
     } Slot;
     """
     ctypedef struct Slot:
-        PyObject* concrete
+        PyObject *concrete
         uint64_t producer
         uint32_t users
         uint32_t flags
@@ -128,8 +128,8 @@ cdef extern from *:
         uint32_t flags
         uint32_t out0
         uint32_t* ins "in"
-    uint32_t* mt_side(const Record* r) noexcept
-    void mt_set_side(Record* r, uint32_t* p) noexcept
+    uint32_t *mt_side(const Record *r) noexcept
+    void mt_set_side(Record *r, uint32_t *p) noexcept
 
 
 cdef enum:

@@ -39,12 +39,12 @@ cdef void _assert_sizes() noexcept:
     MT_ASSERT(sizeof(SigS) == 32)
 
 
-cdef int vec_push(Vec* v, uint64_t x) except -1:
+cdef int vec_push(Vec *v, uint64_t x) except -1:
     cdef size_t cap
-    cdef uint64_t* p
+    cdef uint64_t *p
     if v.n == v.cap:
         cap = v.cap * 2 if v.cap else 32
-        p = <uint64_t*>realloc(v.data, cap * sizeof(uint64_t))
+        p = <uint64_t *>realloc(v.data, cap * sizeof(uint64_t))
         if not p:
             raise MemoryError()
         v.data = p
@@ -54,7 +54,6 @@ cdef int vec_push(Vec* v, uint64_t x) except -1:
     return 0
 
 
-@cython.final
 cdef freed_fn freed_hook = NULL
 
 
@@ -63,6 +62,7 @@ cdef void set_freed_hook(freed_fn hook) noexcept:
     freed_hook = hook
 
 
+@cython.final
 cdef class Tape:
     def __cinit__(self, Interner interner, max_pending=1 << 21, bint retain=False, max_waiting=1 << 30):
         self.interner = interner
@@ -75,8 +75,8 @@ cdef class Tape:
 
     def __dealloc__(self):
         cdef size_t i, j
-        cdef Slot* s
-        cdef Record* r
+        cdef Slot *s
+        cdef Record *r
         for i in range(1, self.n_slots):
             s = self.slot(<uint32_t>i)
             if s.flags & SLOT_USED and not s.flags & SLOT_PENDING and s.concrete:
@@ -97,7 +97,7 @@ cdef class Tape:
         free(self.touched.data)
 
     # ---- values ------------------------------------------------------------------------------------------------
-    cdef Slot* slot(self, uint32_t i) noexcept:
+    cdef Slot *slot(self, uint32_t i) noexcept:
         return self.slots[i >> SLOT_BITS] + (i & (SLOT_BLOCK - 1))
 
     cdef uint32_t new_slot(self) except 0:
@@ -109,9 +109,9 @@ cdef class Tape:
     cdef uint32_t _take_slot(self) noexcept:
         # 0 when there is no memory, or no number, for one more.
         cdef uint32_t i = self.free_slot
-        cdef Slot* s
-        cdef Slot* block
-        cdef Slot** directory
+        cdef Slot *s
+        cdef Slot *block
+        cdef Slot **directory
         if i:
             s = self.slot(i)
             self.free_slot = <uint32_t>s.producer
@@ -120,16 +120,16 @@ cdef class Tape:
             if i == MAX_SLOTS:
                 return 0
             if (i >> SLOT_BITS) >= self.cap_blocks:
-                directory = <Slot**>realloc(self.slots, (self.cap_blocks + 1) * sizeof(Slot*))
+                directory = <Slot **>realloc(self.slots, (self.cap_blocks + 1) * sizeof(Slot *))
                 if not directory:
                     return 0
                 self.slots = directory
-                block = <Slot*>calloc(SLOT_BLOCK, sizeof(Slot))
+                block = <Slot *>calloc(SLOT_BLOCK, sizeof(Slot))
                 if not block:
                     return 0
                 directory[self.cap_blocks] = block
                 self.cap_blocks += 1
-                self.bytes_records += SLOT_BLOCK * sizeof(Slot) + sizeof(Slot*)
+                self.bytes_records += SLOT_BLOCK * sizeof(Slot) + sizeof(Slot *)
             self.n_slots += 1
             s = self.slot(i)
         s.concrete = NULL
@@ -140,7 +140,7 @@ cdef class Tape:
         return i
 
     cdef void _return_slot(self, uint32_t i) noexcept:
-        cdef Slot* s = self.slot(i)
+        cdef Slot *s = self.slot(i)
         s.flags = 0
         s.producer = self.free_slot
         self.free_slot = i
@@ -155,7 +155,7 @@ cdef class Tape:
         while self.cap_blocks > (last >> SLOT_BITS) + 1:
             self.cap_blocks -= 1
             free(self.slots[self.cap_blocks])
-            self.bytes_records -= SLOT_BLOCK * sizeof(Slot) + sizeof(Slot*)
+            self.bytes_records -= SLOT_BLOCK * sizeof(Slot) + sizeof(Slot *)
         self.n_slots = min(self.n_slots, self.cap_blocks << SLOT_BITS)
         self.free_slot = 0
         i = self.n_slots
@@ -192,23 +192,23 @@ cdef class Tape:
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0:
         """A new value that is already computed; `root` is the slot whose storage it shares, 0 = its own."""
         cdef uint32_t i = self.new_slot()
-        cdef Slot* s = self.slot(i)
+        cdef Slot *s = self.slot(i)
         Py_INCREF(tensor)
-        s.concrete = <PyObject*>tensor
+        s.concrete = <PyObject *>tensor
         if root:
             s.root = root
             self.add_user(self.slot(root))
         return i
 
-    cdef void add_user(self, Slot* s) noexcept:
+    cdef void add_user(self, Slot *s) noexcept:
         if s.users != MAX_USERS:
             s.users += 1
 
-    cdef void drop_user(self, Slot* s) noexcept:
+    cdef void drop_user(self, Slot *s) noexcept:
         if s.users != MAX_USERS:
             s.users -= 1
 
-    cdef void _free_slot(self, uint32_t i, Slot* s) noexcept:
+    cdef void _free_slot(self, uint32_t i, Slot *s) noexcept:
         cdef uint32_t root = s.root
         if self.retain:
             return
@@ -223,38 +223,38 @@ cdef class Tape:
             vec_try_push(&self.work, root)
 
     # ---- records -----------------------------------------------------------------------------------------------
-    cdef Record* record(self, uint64_t seq) noexcept:
+    cdef Record *record(self, uint64_t seq) noexcept:
         cdef uint64_t c = (seq >> CHUNK_BITS) - self.chunk0
         if c >= self.n_chunks or not self.chunks[c]:
             return NULL
         return &self.chunks[c].recs[seq & (CHUNK - 1)]
 
-    cdef Record* append(self, uint32_t sig, const uint32_t* ins, uint32_t module, uint32_t loc,
+    cdef Record *append(self, uint32_t sig, const uint32_t *ins, uint32_t module, uint32_t loc,
                         uint8_t phase) except NULL:
         """Record a call. Allocates its output slots; the caller makes handles for them before anything can die."""
-        cdef SigS* s = self.interner.sigs[sig]
+        cdef SigS *s = self.interner.sigs[sig]
         cdef uint32_t n_in = s.n_in
         cdef uint32_t n_out = s.n_out
         cdef uint64_t seq = self.tail
-        cdef Chunk* chunk
-        cdef Chunk** directory
+        cdef Chunk *chunk
+        cdef Chunk **directory
         cdef size_t cap
-        cdef Record* r
-        cdef Slot* o
-        cdef uint32_t* side
-        cdef uint32_t* outs
+        cdef Record *r
+        cdef Slot *o
+        cdef uint32_t *side
+        cdef uint32_t *outs
         cdef uint32_t i, root
         cdef uint16_t a
         if self.n_chunks == 0 or (seq >> CHUNK_BITS) - self.chunk0 == self.n_chunks:
             if self.n_chunks == self.cap_chunks:
                 cap = self.cap_chunks * 2 if self.cap_chunks else 4
-                directory = <Chunk**>realloc(self.chunks, cap * sizeof(Chunk*))
+                directory = <Chunk **>realloc(self.chunks, cap * sizeof(Chunk *))
                 if not directory:
                     raise MemoryError()
-                self.bytes_records += (cap - self.cap_chunks) * sizeof(Chunk*)
+                self.bytes_records += (cap - self.cap_chunks) * sizeof(Chunk *)
                 self.chunks = directory
                 self.cap_chunks = cap
-            chunk = <Chunk*>calloc(1, sizeof(Chunk))
+            chunk = <Chunk *>calloc(1, sizeof(Chunk))
             if not chunk:
                 raise MemoryError()
             if self.n_chunks == 0:
@@ -270,7 +270,7 @@ cdef class Tape:
         r.phase = phase
         r.flags = 0
         if n_in > 3 or n_out > 1:
-            side = <uint32_t*>malloc((<size_t>n_in + n_out) * sizeof(uint32_t) or 1)
+            side = <uint32_t *>malloc((<size_t>n_in + n_out) * sizeof(uint32_t) or 1)
             if not side:
                 raise MemoryError()
             mt_set_side(r, side)
@@ -309,13 +309,13 @@ cdef class Tape:
         self.n_recorded += 1
         return r
 
-    cdef void finish(self, Record* r) noexcept:
+    cdef void finish(self, Record *r) noexcept:
         """The record has run, failed or been dropped: release what it holds. `_drain` must follow."""
-        cdef SigS* s = self.interner.sigs[r.sig]
-        cdef uint32_t* ins = rec_ins(r)
-        cdef uint32_t* outs = rec_outs(r, s)
+        cdef SigS *s = self.interner.sigs[r.sig]
+        cdef uint32_t *ins = rec_ins(r)
+        cdef uint32_t *outs = rec_outs(r, s)
         cdef uint32_t i
-        cdef Slot* o
+        cdef Slot *o
         r.state = REC_DONE
         self.n_pending -= 1
         for i in range(s.n_out):
@@ -341,7 +341,7 @@ cdef class Tape:
         if not seq & (CHUNK - 1):
             self._advance_head()
 
-    cdef void _drop_side(self, Record* r, SigS* s) noexcept:
+    cdef void _drop_side(self, Record *r, SigS *s) noexcept:
         if r.flags & REC_OVERFLOW:
             free(mt_side(r))
             self.bytes_records -= (<size_t>s.n_in + s.n_out) * sizeof(uint32_t)
@@ -350,7 +350,7 @@ cdef class Tape:
     cdef void _retire(self, uint64_t seq) noexcept:
         # Chunk bookkeeping, apart from finish() so that a record's memory outlives its use.
         cdef uint64_t c = (seq >> CHUNK_BITS) - self.chunk0
-        cdef Chunk* chunk = self.chunks[c]
+        cdef Chunk *chunk = self.chunks[c]
         chunk.live -= 1
         if chunk.live == 0 and (seq >> CHUNK_BITS) != (self.tail >> CHUNK_BITS) and not self.retain:
             free(chunk)
@@ -360,13 +360,13 @@ cdef class Tape:
     cdef void _advance_head(self) noexcept:
         # Drop freed chunks from the front of the directory and move `head` past records that are done.
         cdef size_t k = 0
-        cdef Record* r
+        cdef Record *r
         if self.retain:
             return
         while k < self.n_chunks and not self.chunks[k]:
             k += 1
         if k and (k == self.n_chunks or k * 2 >= self.cap_chunks or k >= 64):
-            memmove(self.chunks, self.chunks + k, (self.n_chunks - k) * sizeof(Chunk*))
+            memmove(self.chunks, self.chunks + k, (self.n_chunks - k) * sizeof(Chunk *))
             self.n_chunks -= k
             self.chunk0 += k
         if self.n_pending == 0:
@@ -384,7 +384,7 @@ cdef class Tape:
 
     # ---- death -------------------------------------------------------------------------------------------------
     cdef void handle_died(self, uint32_t i) noexcept:
-        cdef Slot* s = self.slot(i)
+        cdef Slot *s = self.slot(i)
         if s.handles != PERMANENT:
             s.handles -= 1
             if not s.handles:
@@ -398,12 +398,12 @@ cdef class Tape:
     cdef void _drain(self) noexcept:
         cdef uint32_t i, j
         cdef uint64_t seq
-        cdef Slot* s
-        cdef Record* r
-        cdef SigS* sig
-        cdef uint32_t* outs
+        cdef Slot *s
+        cdef Record *r
+        cdef SigS *sig
+        cdef uint32_t *outs
         cdef bint dead, dropped = False
-        cdef PyObject* obj
+        cdef PyObject *obj
         if self.busy:
             return                 # the outer call works the list off
         self.busy = True
@@ -437,7 +437,7 @@ cdef class Tape:
             # Releasing a tensor may run code that records or reads: by now the tape is consistent.
             if self.trash.n:
                 self.trash.n -= 1
-                obj = <PyObject*>self.trash.data[self.trash.n]
+                obj = <PyObject *>self.trash.data[self.trash.n]
                 Py_DECREF(<object>obj)
         self.busy = False
         if dropped:
@@ -447,7 +447,7 @@ cdef class Tape:
 
     # ---- planning ----------------------------------------------------------------------------------------------
     cdef int _mark(self, uint32_t i, uint8_t flag) except -1:
-        cdef Slot* s = self.slot(i)
+        cdef Slot *s = self.slot(i)
         if not s.flags & (SLOT_NEEDED | SLOT_CONTENT | SLOT_OVERWRITTEN):
             vec_push(&self.touched, i)
         s.flags |= flag
@@ -459,12 +459,12 @@ cdef class Tape:
             self.slot(<uint32_t>self.touched.data[k]).flags &= ~(SLOT_NEEDED | SLOT_CONTENT | SLOT_OVERWRITTEN)
         self.touched.n = 0
 
-    cdef bint _visit(self, Record* r, SigS* s) except -1:
+    cdef bint _visit(self, Record *r, SigS *s) except -1:
         """Backward-scan step: is this record needed by what was marked so far? If so, mark what it needs."""
-        cdef uint32_t* ins = rec_ins(r)
-        cdef uint32_t* outs = rec_outs(r, s)
+        cdef uint32_t *ins = rec_ins(r)
+        cdef uint32_t *outs = rec_outs(r, s)
         cdef uint32_t i, root
-        cdef Slot* v
+        cdef Slot *v
         cdef bint need = False, live = False
         for i in range(s.n_out):
             v = self.slot(outs[i])
@@ -502,8 +502,8 @@ cdef class Tape:
             self._mark(self.rng_slot[s.device], SLOT_CONTENT)
         return True
 
-    cdef int plan(self, const uint32_t* targets, size_t n, const uint32_t* written, size_t n_written,
-                  Vec* out) except -1:
+    cdef int plan(self, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written,
+                  Vec *out) except -1:
         """Sequence numbers, in program order, of the pending records that `targets` need.
 
         `written`: slots whose storage the caller is about to write outside the tape; their pending readers come too.
@@ -513,9 +513,9 @@ cdef class Tape:
         cdef size_t k
         cdef uint64_t low = self.tail      # the scan may stop here: nothing needed lies before it
         cdef uint64_t seq, tmp
-        cdef Record* r
-        cdef Slot* s
-        cdef SigS* sig
+        cdef Record *r
+        cdef Slot *s
+        cdef SigS *sig
         cdef uint32_t i
         out.n = 0
         if self.n_pending == 0:
@@ -560,13 +560,13 @@ cdef class Tape:
             out.data[out.n - 1 - k] = tmp
         return low == self.head
 
-    cdef void unmark_writes(self, const uint32_t* targets, size_t n) noexcept:
+    cdef void unmark_writes(self, const uint32_t *targets, size_t n) noexcept:
         """All that is pending and writes to their storages is about to run. What does not get to it marks it again."""
         cdef size_t k
         for k in range(n):
             self.slot(self.slot(targets[k]).root).flags &= ~SLOT_WRITTEN
 
-    cdef void mark_writes(self, Record* r, SigS* s) noexcept:
+    cdef void mark_writes(self, Record *r, SigS *s) noexcept:
         """Note on the storages that `r` writes, and on the generator, that a write is pending."""
         cdef uint32_t i
         if s.flags & SIG_WRITES:
@@ -578,7 +578,7 @@ cdef class Tape:
 
     cdef uint64_t _earliest(self, uint32_t i) noexcept:
         # Where the scan for a needed value may stop: at its producer, unless its storage has pending writes.
-        cdef Slot* s = self.slot(i)
+        cdef Slot *s = self.slot(i)
         if self.slot(s.root).flags & SLOT_WRITTEN:
             return self.head
         return s.producer if s.flags & SLOT_PENDING else self.tail
@@ -588,7 +588,7 @@ cdef class Tape:
         cdef Vec keep
         cdef size_t k
         cdef uint64_t seq
-        cdef Record* r
+        cdef Record *r
         keep.data = NULL
         keep.n = keep.cap = 0
         try:
@@ -630,14 +630,14 @@ cdef class Tape:
     cdef int evict(self) except -1:
         """Free calls and metadata that no handle and no pending record names. No caller may hold such an id."""
         cdef Interner table = self.interner
-        cdef uint8_t* pinned
+        cdef uint8_t *pinned
         cdef uint64_t seq
-        cdef Record* r
+        cdef Record *r
         cdef set seen
         if table.frozen or self.retain:
             return 0
         seen = set()                   # before the look at the records: it may run a finalizer
-        pinned = <uint8_t*>calloc(table.n_sigs, 1)
+        pinned = <uint8_t *>calloc(table.n_sigs, 1)
         if not pinned:
             raise MemoryError()
         seq = self.head
@@ -672,7 +672,7 @@ cdef class Tape:
         """Sequence numbers of all pending records, in program order."""
         cdef list out = []
         cdef uint64_t seq = self.head
-        cdef Record* r
+        cdef Record *r
         while seq < self.tail:
             r = self.record(seq)
             if r and r.state == REC_PENDING:
@@ -684,10 +684,10 @@ cdef class Tape:
         """(sig, module, loc, phase, input slots, output slots) of record `seq`; KeyError if it is gone."""
         # Lists first: making one may run a finalizer that reads or drops the record.
         cdef list ins = [], outs = []
-        cdef Record* r = self.record(seq)
+        cdef Record *r = self.record(seq)
         if not r or (r.state == REC_DONE and not self.retain):
             raise KeyError(f"record {seq} has run or was dropped")
-        cdef SigS* s = self.interner.sigs[r.sig]
+        cdef SigS *s = self.interner.sigs[r.sig]
         cdef uint32_t sig = r.sig, module = r.module, loc = r.loc, i
         cdef uint8_t phase = r.phase
         for i in range(s.n_in):
@@ -703,14 +703,14 @@ cdef int _no_slot(Tape tape) except -1:
     raise MemoryError()
 
 
-cdef void _shrink(Vec* v) noexcept:
+cdef void _shrink(Vec *v) noexcept:
     if v.n == 0 and v.cap > SCRATCH_KEPT:
         free(v.data)
         v.data = NULL
         v.cap = 0
 
 
-cdef void vec_try_push(Vec* v, uint64_t x) noexcept:
+cdef void vec_try_push(Vec *v, uint64_t x) noexcept:
     # Out of memory here means a few bytes are never freed: better than an exception inside a destructor.
     try:
         vec_push(v, x)
@@ -726,8 +726,8 @@ cdef class Handle:
         raise TypeError("Handle is made by the engine")
 
     def __dealloc__(self):
-        cdef MetaS* m
-        cdef Slot* s
+        cdef MetaS *m
+        cdef Slot *s
         if self.tape is not None:
             m = &self.tape.interner.metas[self.meta]
             s = self.tape.slot(self.slot)
@@ -770,7 +770,7 @@ cdef uint64_t _next_id = 0
 cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta):
     global _next_id
     cdef Handle h
-    cdef Slot* s
+    cdef Slot *s
     try:
         h = Handle.__new__(Handle)
     except MemoryError:

@@ -6,7 +6,7 @@ from mindtorch._ext.layout cimport (
 )
 
 
-cdef bint _plain(const Operand* x) noexcept:
+cdef bint _plain(const Operand *x) noexcept:
     """Not empty, and contiguous without odd strides: never readable as channels-last, whose results differ."""
     return is_evenly_contiguous(x) and numel(x) > 0
 
@@ -23,7 +23,7 @@ cdef tuple _expand(value, int n):
     return tuple(value) * n if len(value) == 1 else tuple(value)
 
 
-cdef object _result(Operand* x, int dtype):
+cdef object _result(Operand *x, int dtype):
     x.dtype = dtype
     make_contiguous(x)
     return [describe(x)]
