@@ -14,12 +14,15 @@ cdef struct Api:
     int (*aclrtSetDevice)(int32_t device) noexcept nogil
     int (*aclrtResetDevice)(int32_t device) noexcept nogil
     int (*aclrtSynchronizeDevice)() noexcept nogil
+    int (*aclrtSynchronizeDeviceWithTimeout)(int32_t milliseconds) noexcept nogil
     int (*aclrtSetCurrentContext)(void *context) noexcept nogil
     int (*aclrtGetCurrentContext)(void **context) noexcept nogil
     int (*aclrtCreateStream)(void **stream) noexcept nogil
     int (*aclrtCreateStreamWithConfig)(void **stream, uint32_t priority, uint32_t flag) noexcept nogil
     int (*aclrtDestroyStream)(void *stream) noexcept nogil
+    int (*aclrtSetStreamFailureMode)(void *stream, uint64_t mode) noexcept nogil
     int (*aclrtSynchronizeStream)(void *stream) noexcept nogil
+    int (*aclrtSynchronizeStreamWithTimeout)(void *stream, int32_t milliseconds) noexcept nogil
     int (*aclrtStreamQuery)(void *stream, int *status) noexcept nogil
     int (*aclrtStreamWaitEvent)(void *stream, void *event) noexcept nogil
     int (*aclrtCreateEvent)(void **event) noexcept nogil
@@ -54,20 +57,26 @@ cdef enum:
     EVENT_TIME_LINE = 8
     STREAM_FAST_LAUNCH = 1
     STREAM_FAST_SYNC = 2
+    STOP_ON_FAILURE = 1           # aclrtSetStreamFailureMode
     STREAM_COMPLETE = 0           # aclrtStreamQuery, and aclrtQueryEvent
     EVENT_STATUS_COMPLETE = 1     # aclrtQueryEventStatus: the opposite
     MEMORY_DDR = 0
     MEMORY_HBM = 1
     ERROR_UNINITIALIZED = 100001
     ERROR_REPEATED_INITIALIZE = 100002
+    ERROR_NOT_SUPPORTED = 207000
     ERROR_MEMORY_ALLOCATION = 207001
     ERROR_DEVICE_OUT_OF_MEMORY = 207018
+    ERROR_SYNC_TIMEOUT = 507046
 
 cdef Api api
 
 # Keeps what failed, with aclGetRecentErrMsg's text, for `throw`; returns `code`. `function` must be a literal.
 # Both are the calling thread's, so a failure noted without the GIL can be raised once it is back.
 cdef int note(const char *function, int code) noexcept nogil
+# The library's text about what failed last in this thread, and no longer the library's. NULL: none. The bytes live
+# until the thread's next call.
+cdef const char *taken_text() noexcept nogil
 # Between these, what fails in this thread is not kept: it is not what will be raised. May be nested.
 cdef void hush() noexcept nogil
 cdef void speak() noexcept nogil
@@ -80,5 +89,5 @@ cdef bint is_memory_error(int code) noexcept nogil
 cdef bint is_device_full(int code) noexcept nogil
 # As `throw` after `is_device_full`, with the out-of-memory exception and `text` in place of the library's.
 cdef int throw_memory(str text) except -1
-# The address of any other function of the library, or of libopapi.so beside it; NULL without.
+# The address of any other function of the library, or of the operators' libraries beside it; NULL without.
 cdef void *find(const char *name)

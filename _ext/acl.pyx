@@ -5,6 +5,7 @@ Functions are called through `api` by the modules beside this one; a code other 
 """
 from libc.string cimport strncmp
 
+import glob
 import os
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -36,6 +37,12 @@ cdef extern from *:
     mt_failure *mt_failed() noexcept nogil
     void mt_keep(const char *function, int code, const char *text) noexcept nogil
 
+cdef enum:
+    MOST_LIBRARIES = 64
+
+# Where the loader alone knows the place. CANN has split its operators since 8.5; before, all were in the last one.
+_OPERATORS = ("libopapi_math.so", "libopapi_nn.so", "libopapi_transformer.so", "libopapi_cv.so", "libopapi.so")
+
 # The names that the public headers give to error codes.
 _NAMES = {
     100000: "ACL_ERROR_INVALID_PARAM", 100001: "ACL_ERROR_UNINITIALIZE", 100002: "ACL_ERROR_REPEAT_INITIALIZE",
@@ -53,14 +60,38 @@ _NAMES = {
     207018: "ACL_ERROR_RT_DEVICE_OOM", 500000: "ACL_ERROR_INTERNAL_ERROR", 500001: "ACL_ERROR_FAILURE",
     507000: "ACL_ERROR_RT_INTERNAL_ERROR", 507001: "ACL_ERROR_RT_TS_ERROR", 507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
     507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT", 507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-    507015: "ACL_ERROR_RT_AICORE_EXCEPTION", 507900: "ACL_ERROR_RT_AICPU_INTERNAL_ERROR",
+    507900: "ACL_ERROR_RT_AICPU_INTERNAL_ERROR",
+    # What a device's work ends with.
+    507010: "ACL_ERROR_RT_LOST_HEARTBEAT", 507011: "ACL_ERROR_RT_MODEL_EXECUTE", 507012: "ACL_ERROR_RT_REPORT_TIMEOUT",
+    507014: "ACL_ERROR_RT_AICORE_TIMEOUT", 507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
+    507016: "ACL_ERROR_RT_AICORE_TRAP_EXCEPTION", 507017: "ACL_ERROR_RT_AICPU_TIMEOUT",
+    507018: "ACL_ERROR_RT_AICPU_EXCEPTION", 507023: "ACL_ERROR_RT_MODEL_ABORT_NORMAL",
+    507034: "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT", 507035: "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
+    507036: "ACL_ERROR_RT_VECTOR_CORE_TRAP_EXCEPTION", 507042: "ACL_ERROR_RT_AICORE_TRAP_READ_OVERFLOW",
+    507043: "ACL_ERROR_RT_AICORE_TRAP_WRITE_OVERFLOW", 507044: "ACL_ERROR_RT_VECTOR_CORE_TRAP_READ_OVERFLOW",
+    507045: "ACL_ERROR_RT_VECTOR_CORE_TRAP_WRITE_OVERFLOW", 507047: "ACL_ERROR_RT_EVENT_SYNC_TIMEOUT",
+    507048: "ACL_ERROR_RT_FFTS_PLUS_TIMEOUT", 507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+    507054: "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR", 507056: "ACL_ERROR_RT_LINK_ERROR",
+    # What operators say.
     161001: "ACLNN_ERR_PARAM_NULLPTR", 161002: "ACLNN_ERR_PARAM_INVALID", 361001: "ACLNN_ERR_RUNTIME_ERROR",
-    561000: "ACLNN_ERR_INNER", 561101: "ACLNN_ERR_INNER_CREATE_EXECUTOR", 561103: "ACLNN_ERR_INNER_NULLPTR",
+    561000: "ACLNN_ERR_INNER", 561001: "ACLNN_ERR_INNER_INFERSHAPE_ERROR", 561002: "ACLNN_ERR_INNER_TILING_ERROR",
+    561003: "ACLNN_ERR_INNER_FIND_KERNEL_ERROR", 561101: "ACLNN_ERR_INNER_CREATE_EXECUTOR",
+    561102: "ACLNN_ERR_INNER_NOT_TRANS_EXECUTOR", 561103: "ACLNN_ERR_INNER_NULLPTR",
+    561104: "ACLNN_ERR_INNER_WRONG_ATTR_INFO_SIZE", 561105: "ACLNN_ERR_INNER_KEY_CONFLICT",
+    561106: "ACLNN_ERR_INNER_INVALID_IMPL_MODE", 561107: "ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND",
+    561108: "ACLNN_ERR_INNER_LOAD_JSON_FAILED", 561109: "ACLNN_ERR_INNER_JSON_VALUE_NOT_FOUND",
+    561110: "ACLNN_ERR_INNER_JSON_FORMAT_INVALID", 561111: "ACLNN_ERR_INNER_JSON_DTYPE_INVALID",
+    561112: "ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND", 561113: "ACLNN_ERR_INNER_OP_FILE_INVALID",
+    561114: "ACLNN_ERR_INNER_ATTR_NUM_OUT_OF_BOUND", 561115: "ACLNN_ERR_INNER_ATTR_LEN_NOT_ENOUGH",
+    561116: "ACLNN_ERR_INNER_INPUT_NUM_IN_JSON_TOO_LARGE", 561117: "ACLNN_ERR_INNER_INPUT_JSON_IS_NULL",
+    561118: "ACLNN_ERR_INNER_STATIC_WORKSPACE_INVALID", 561119: "ACLNN_ERR_INNER_STATIC_BLOCK_DIM_INVALID",
 }  # fmt: skip
 
 cdef void *_library = NULL
-cdef void *_operators = NULL
+cdef void *_operators[MOST_LIBRARIES]     # the libraries that have operators, and how many there are
+cdef int _operators_count = 0
 cdef bint _sought_operators = False
+cdef object _operators_paths = ()
 cdef bint _test_library = False
 cdef str _path = None
 cdef object _missing = ()
@@ -80,9 +111,16 @@ def error_name(int code):
 
 
 cdef int note(const char *function, int code) noexcept nogil:
-    if code != 0 and mt_failed().hushed == 0:
-        mt_keep(function, code, api.aclGetRecentErrMsg() if api.aclGetRecentErrMsg != NULL else NULL)
+    cdef const char *text
+    if code != 0:
+        text = taken_text()  # also where nobody wants it: the library would tell it with the next error
+        if mt_failed().hushed == 0:
+            mt_keep(function, code, text)
     return code
+
+
+cdef const char *taken_text() noexcept nogil:
+    return api.aclGetRecentErrMsg() if api.aclGetRecentErrMsg != NULL else NULL
 
 
 cdef void hush() noexcept nogil:
@@ -179,6 +217,9 @@ cdef int _bind(_Binder binder, Api *to) except -1:
     binder.want(b"aclrtGetSocName", <void **>&to.aclrtGetSocName)
     binder.want(b"aclrtGetVersion", <void **>&to.aclrtGetVersion)
     binder.want(b"aclrtCreateStreamWithConfig", <void **>&to.aclrtCreateStreamWithConfig)
+    binder.want(b"aclrtSetStreamFailureMode", <void **>&to.aclrtSetStreamFailureMode)
+    binder.want(b"aclrtSynchronizeDeviceWithTimeout", <void **>&to.aclrtSynchronizeDeviceWithTimeout)
+    binder.want(b"aclrtSynchronizeStreamWithTimeout", <void **>&to.aclrtSynchronizeStreamWithTimeout)
     binder.want(b"aclrtStreamQuery", <void **>&to.aclrtStreamQuery)
     binder.want(b"aclrtCreateEventWithFlag", <void **>&to.aclrtCreateEventWithFlag)
     binder.want(b"aclrtCreateEventExWithFlag", <void **>&to.aclrtCreateEventExWithFlag)
@@ -235,28 +276,58 @@ def load(str path):
     _library = handle
 
 
+cdef int _seek_operators() except -1:
+    """Open what has operators: the libraries beside the one that is bound, else those that the loader finds."""
+    global _operators_count, _operators_paths, _sought_operators
+    cdef void *handle
+    folder = os.path.dirname(_path)
+    beside = []
+    for each in sorted(glob.glob(os.path.join(glob.escape(folder), "libopapi_*.so"))):
+        beside.append(each)
+    if os.path.isfile(os.path.join(folder, "libopapi.so")):
+        beside.append(os.path.join(folder, "libopapi.so"))
+    # The loader's own may be there and must not serve the test library.
+    names = beside if beside or _test_library else _OPERATORS
+    opened = []
+    for each in names:
+        handle = _open(each) if _operators_count < MOST_LIBRARIES else NULL
+        if handle != NULL:
+            _operators[_operators_count] = handle
+            _operators_count += 1
+            opened.append(each)
+    _operators_paths = tuple(opened)
+    _sought_operators = True
+    return 0
+
+
 cdef void *find(const char *name):
-    global _operators, _sought_operators
     cdef void *place
+    cdef int i
     if _library == NULL:
         return NULL
     place = dlsym(_library, name)
     if place != NULL:
         return place
     if not _sought_operators:
-        beside = os.path.join(os.path.dirname(_path), "libopapi.so")
-        # The test library has its operators in itself; the loader's own may be there and must not serve it.
-        names = (beside,) if _test_library or os.path.isfile(beside) else ("libopapi.so",)
-        for each in names:
-            _operators = _open(each)
-        _sought_operators = True
-    return dlsym(_operators, name) if _operators != NULL else NULL
+        _seek_operators()
+    for i in range(_operators_count):
+        place = dlsym(_operators[i], name)
+        if place != NULL:
+            return place
+    return NULL
 
 
 def symbol(str name):
-    """The address of a function in the library or in libopapi.so beside it; 0 when neither has it."""
+    """The address of a function in the library or in the operators' libraries; 0 where none has it."""
     cdef bytes encoded = name.encode()
     return <size_t>find(encoded)
+
+
+def operator_libraries():
+    """The libraries beside the bound one, or found by the loader, that operators were looked for in."""
+    if _library != NULL and not _sought_operators:
+        _seek_operators()
+    return _operators_paths
 
 
 def is_loaded():

@@ -148,12 +148,17 @@ def _ascend(index: int | None, details: dict[str, Any]) -> _Answer:
     """What AscendCL itself says, asked without torch."""
     from mindtorch import npu
     from mindtorch._ext import acl
-    from mindtorch.npu import api
+    from mindtorch.npu import api, operators
 
     reason = npu.why_unavailable() if details["library"] else npu.library.not_found()
     details["runtime"] = acl.version()
     if reason is not None:
         return False, reason, _ENABLE_NPU, details
+    details["operators"] = {
+        "found": len(operators.found()),
+        "of": len(operators.OPERATORS),
+        "libraries": list(acl.operator_libraries()),
+    }
     count = api.device_count()
     details["devices"] = [_ascend_device(i) for i in range(count) if index in (None, i)]
     if npu.is_test_library():

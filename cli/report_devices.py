@@ -44,6 +44,8 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
     elif row["type"] == "npu":
         if details.get("runtime"):
             yield "runtime", f"AscendCL {details['runtime']}"
+        if operators := details.get("operators"):
+            yield "operators", _operators(operators)
         for found in details.get("devices") or []:
             yield f"npu:{found['index']}", found["name"] or f"cannot be used: {found['error']}"
             if found.get("memory"):
@@ -54,6 +56,13 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
         yield "runs", f"{details['executor']}, on {details['runs_on']}: {details['note']}"
     elif details.get("note"):
         yield "is", details["note"]
+
+
+def _operators(operators: dict[str, Any]) -> str:
+    text = f"{operators['found']} of {operators['of']} that are called"
+    if operators["libraries"]:
+        text += f", in {', '.join(operators['libraries'])}"
+    return text if operators["found"] == operators["of"] else f"{text}; the others run through the CPU"
 
 
 def _cpu_facts(details: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:

@@ -212,13 +212,18 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
 
 
 @pytest.fixture(scope="module")
-def acl_test_library(tmp_path_factory):
+def acl_library():
     if shutil.which("cc") is None or sys.platform != "linux":
         pytest.skip("needs a C compiler")
     spec = importlib.util.spec_from_file_location("acl_library", Path(__file__).parents[1] / "npu" / "acl_library.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return str(module.build(tmp_path_factory.getbasetemp()))
+    return module
+
+
+@pytest.fixture(scope="module")
+def acl_test_library(acl_library, tmp_path_factory):
+    return str(acl_library.build(tmp_path_factory.getbasetemp()))
 
 
 def genie_process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -236,13 +241,25 @@ def test_C7_a_test_library_is_not_hardware(acl_test_library):
     assert row["reason"] == f"{acl_test_library} is a test library over host memory, not hardware"
     assert row["details"]["runtime"] == "1.15.0"
     size = 1 << 30
-    assert row["details"]["devices"] == [{"index": 1, "name": "GenieTestNPU", "memory": size, "free": size}]
+    assert row["details"]["devices"] == [{"index": 1, "name": "Ascend910B1-GenieTest", "memory": size, "free": size}]
     text = genie_process("npu", GENIE_ACL_LIBRARY=acl_test_library, GENIE_TEST_NPU_DEVICES="3")
     assert text.returncode == 3
     shown = " ".join(text.stdout.split())
     assert "is a test library over host memory, not hardware" in shown
-    assert "runtime AscendCL 1.15.0" in shown and "npu:2 GenieTestNPU" in shown
+    assert "runtime AscendCL 1.15.0" in shown and "npu:2 Ascend910B1-GenieTest" in shown
     assert "1.00 GiB available of 1.00" in shown
+    assert row["details"]["operators"] == {"found": 32, "of": 32, "libraries": []}
+    assert "operators 32 of 32 that are called" in shown
+
+
+def test_C7_the_operators_of_split_libraries_are_counted(acl_library, tmp_path):
+    library = str(acl_library.build_split(tmp_path))
+    row = json.loads(genie_process("npu", "--json", GENIE_ACL_LIBRARY=library).stdout)["devices"][0]
+    libraries = [str(tmp_path / f"libopapi_{name}.so") for name in ("math", "nn")]
+    assert row["details"]["operators"] == {"found": 32, "of": 32, "libraries": libraries}
+    (tmp_path / "libopapi_nn.so").unlink()
+    shown = " ".join(genie_process("npu", GENIE_ACL_LIBRARY=library).stdout.split())
+    assert "operators 20 of 32 that are called, in" in shown and "the others run through the CPU" in shown
 
 
 def test_C7_npu_reasons(acl_test_library):

@@ -10,7 +10,9 @@ uses of the same memory are ordered), ``GENIE_TEST_NPU_REPORT`` (a file for viol
 
 And how unkind it is, as devices are; ``GENIE_TEST_NPU_UNKIND=1`` is all of these that leave programs right:
 ``GENIE_TEST_NPU_SCRIBBLE`` (1: operators write to the padding behind their operands),
-``GENIE_TEST_NPU_FOREIGN_WAITS`` (0: a stream that is to wait for another device's event does not).
+``GENIE_TEST_NPU_FOREIGN_WAITS`` (0: a stream that is to wait for another device's event does not),
+``GENIE_TEST_NPU_KEEP_TEXT`` (1: the text of an error stays until it is asked for). Not among them:
+``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives).
 
 Under a sanitizer::
 
@@ -30,6 +32,16 @@ SOURCES = Path(__file__).resolve().parent / "acl"
 OPTIONS = "-std=c11 -O1 -g -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror".split()
 
 
+def _compile(target: Path, sources: list[Path], *options: str) -> None:
+    # The compiler must not run under a sanitizer that is preloaded for the tests.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    command = [*shlex.split(os.environ.get("CC", "cc")), *OPTIONS, *options, *map(str, sources)]
+    command += ["-o", str(target), "-lm"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the AscendCL test library does not compile:\n{done.stderr}")
+
+
 def build(folder: Path, *options: str) -> Path:
     """Compile into ``folder``, unless the same sources were compiled there before; ``options`` as for the compiler."""
     sources = sorted(SOURCES.glob("*.c"))
@@ -38,14 +50,37 @@ def build(folder: Path, *options: str) -> Path:
     target = folder / f"libascendcl-test-{hashlib.sha256(content).hexdigest()[:16]}.so"
     if not target.exists():
         unfinished = target.with_suffix(f".{os.getpid()}")
-        # The compiler must not run under a sanitizer that is preloaded for the tests.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        command += ["-o", str(unfinished), "-lm"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the AscendCL test library does not compile:\n{done.stderr}")
+        _compile(unfinished, sources, *options)
         unfinished.rename(target)
     return target
+
+
+# As the two libraries of operators have them, `build_split`.
+KINDS = {
+    "math": (
+        "Add Adds Cast Cat Div Divs Exp InplaceCopy InplaceFillScalar Max MaxDim Mean Mul Muls Neg ReduceSum Sigmoid "
+        "Sub Subs Tanh"
+    ).split(),
+    "nn": "Addmm BatchMatMul Embedding Gelu GeluV2 IndexSelect LayerNorm Matmul Mm Relu Silu Softmax".split(),
+}
+
+
+def build_split(folder: Path) -> Path:
+    """As CANN comes since 8.5: the runtime, and beside it operators in libraries of two kinds. ``folder`` is theirs."""
+    operators = [SOURCES / "aclnn.c", SOURCES / "operations.c"]
+    runtime = [path for path in sorted(SOURCES.glob("*.c")) if path not in operators]
+    library = folder / "libascendcl.so"
+    _compile(library, runtime, "-fvisibility=default", "-Wl,-Bsymbolic,-soname,libascendcl.so")
+    for kind, exported in KINDS.items():
+        both = "".join(f"aclnn{name}; aclnn{name}GetWorkspaceSize; " for name in exported)
+        (folder / f"{kind}.map").write_text(f"{{ global: {both}local: *; }};")
+        _compile(
+            folder / f"libopapi_{kind}.so",
+            [*operators, library],
+            f"-Wl,--version-script={folder / f'{kind}.map'}",
+            "-Wl,-rpath,$ORIGIN",
+        )
+    return library
 
 
 class Library:

@@ -119,15 +119,25 @@ API int aclrtResetDevice(int32_t device) {
     LEAVE_RELEASE(OK);
 }
 
-API int aclrtSynchronizeDevice(void) {
-    ENTER(IN_CONTEXT);
+static int synchronize(int milliseconds) {
     int device = current->base.device, code = OK;
     for (struct stream *stream = streams; stream; stream = stream->next) {
         if (stream->base.device != device || !stream->base.alive) continue;
-        int failed = wait_for(stream, stream->submitted, -1);
+        int failed = wait_for(stream, stream->submitted, milliseconds);
         code = code ? code : failed;
     }
-    return leave(code);
+    return code;
+}
+
+API int aclrtSynchronizeDevice(void) {
+    ENTER(IN_CONTEXT);
+    return leave(synchronize(-1));
+}
+
+API int aclrtSynchronizeDeviceWithTimeout(int32_t milliseconds) {
+    ENTER(IN_CONTEXT);
+    if (milliseconds < -1 || !milliseconds) return leave(fail(RT_PARAM, "%d ms", milliseconds));
+    return leave(synchronize(milliseconds));
 }
 
 API int aclrtGetRunMode(int *mode) {
@@ -137,7 +147,8 @@ API int aclrtGetRunMode(int *mode) {
     return leave(OK);
 }
 
-API const char *aclrtGetSocName(void) { return "GenieTestNPU"; }
+/* The names of chips whose streams can wait for other devices' events, and of chips whose cannot. */
+API const char *aclrtGetSocName(void) { return foreign_waits ? "Ascend910B1-GenieTest" : "Ascend310P3-GenieTest"; }
 
 API int aclrtGetVersion(int32_t *major, int32_t *minor, int32_t *patch) {
     ENTER(ANYTIME);

@@ -131,6 +131,7 @@ API int aclrtStreamWaitEvent(void *stream_handle, void *event_handle) {
     struct stream *stream;
     int code = find_both(event_handle, stream_handle, &event, &stream);
     if (code || !event->recording) return leave(code); /* never recorded: nothing to wait for */
+    if (!foreign_waits && event->base.device != stream->base.device) return leave(OK); /* says nothing of it */
     order_after(stream->clock, event->recording->clock);
     enqueue_event(stream, event, run_wait, 'w');
     return leave(OK);

@@ -81,6 +81,7 @@ struct stream {
     struct work *head, *last, *running;
     uint64_t submitted, completed;
     int is_default, stopping, held, error;
+    int stops;   /* on failure, until somebody is told of it */
     int number; /* in clocks */
     uint64_t *clock;
     struct stream *next;
@@ -123,6 +124,8 @@ extern pthread_mutex_t lock;
 extern struct device devices[MAX_DEVICES];
 extern int device_count, peers_allowed, copy_delay;
 extern int scribbles;     /* operators write to the padding behind their operands */
+extern int keeps_text;    /* an error's text stays until it is asked for */
+extern int declines;      /* what every first phase of an operator gives, or 0 */
 extern int foreign_waits; /* a stream can wait for another device's event; else the wait is none */
 extern struct stream *streams;
 extern struct block *host_blocks;

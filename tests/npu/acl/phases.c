@@ -69,6 +69,7 @@ int add_tensor(struct plan *plan, const void *handle, int optional, const char *
 
 int finish(struct plan *plan, int code, uint64_t *size, void **executor) {
     if (!code && (!size || !executor)) code = fail(NN_NULL, "the workspace's size or the executor is NULL");
+    if (!code && declines) code = fail(declines, "%s is not on this chip", plan->name);
     if (code) {
         free_plan(plan);
         return leave(code);

@@ -12,7 +12,7 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
-int device_count, peers_allowed, copy_delay, scribbles, foreign_waits;
+int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines;
 _Thread_local struct context *current;
 
 static _Thread_local char recent[512];
@@ -58,6 +58,8 @@ static void configure(void) {
     int unkind = (int)setting("GENIE_TEST_NPU_UNKIND", 0); /* what the others are where they are not set */
     scribbles = (int)setting("GENIE_TEST_NPU_SCRIBBLE", (size_t)unkind);
     foreign_waits = (int)setting("GENIE_TEST_NPU_FOREIGN_WAITS", !unkind);
+    keeps_text = (int)setting("GENIE_TEST_NPU_KEEP_TEXT", (size_t)unkind);
+    declines = (int)setting("GENIE_TEST_NPU_DECLINE", 0);
     const char *mode = getenv("GENIE_TEST_NPU_INIT");
     once_only = mode && !strcmp(mode, "once");
 }
@@ -79,8 +81,10 @@ void sleep_ms(int milliseconds) {
 /* Errors and violations */
 
 static int set_error(int code, const char *format, va_list values) {
-    int used = snprintf(recent, sizeof recent, "%s: ", function);
-    vsnprintf(recent + used, sizeof recent - (size_t)used, format, values);
+    size_t at = keeps_text ? strlen(recent) : 0;
+    if (at && at + 1 < sizeof recent) recent[at++] = '\n';
+    at += (size_t)snprintf(recent + at, sizeof recent - at, "%s: ", function);
+    if (at < sizeof recent) vsnprintf(recent + at, sizeof recent - at, format, values);
     return code;
 }
 
@@ -158,7 +162,7 @@ int enter(struct site *site, int needs, int release, int *injected) {
     if (in_child) return fail(DRIVER, "the driver was opened by the parent process");
     pthread_mutex_lock(&lock);
     function = site->name;
-    recent[0] = 0;
+    if (!keeps_text) recent[0] = 0;
     if (!site->registered) {
         site->registered = 1;
         site->next = sites;

@@ -27,7 +27,7 @@ static void *serve(void *argument) {
         stream->head = work->next;
         if (!stream->head) stream->last = NULL;
         stream->running = work;
-        int discard = stream->stopping == 2;
+        int discard = stream->stopping == 2 || (stream->stops && stream->error);
         pthread_mutex_unlock(&lock);
         if (!discard && work->run) work->run(work);
         pthread_mutex_lock(&lock);
@@ -152,6 +152,16 @@ API int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t f
     ENTER(IN_CONTEXT);
     if (flags & ~7u) return leave(fail(RT_PARAM, "flags %#x", flags));
     return leave(create(stream, priority));
+}
+
+API int aclrtSetStreamFailureMode(void *handle, uint64_t mode) {
+    ENTER(IN_CONTEXT);
+    struct stream *stream;
+    if (!handle) return leave(fail(RT_PARAM, "a default stream has no failure mode"));
+    if (mode > 1) return leave(fail(RT_PARAM, "failure mode %llu", (unsigned long long)mode));
+    int code = find_stream(handle, &stream);
+    if (!code) stream->stops = (int)mode;
+    return leave(code);
 }
 
 static int destroy(void *handle, int force) {
