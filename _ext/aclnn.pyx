@@ -6,12 +6,18 @@ current stream; the workspace comes from the allocator, in that stream's order. 
 the offset in elements, how many elements the storage has, AscendCL's dtype. Every function returns True when the work
 is queued, False when the first phase does not take such parameters (nothing has happened then). Other failures raise
 what ``acl`` raises. Whatever is created is destroyed on every path.
+
+A first phase also declines where the chip, or what is installed, has no kernel for operands of these dtypes (561xxx).
+That is warned of once per operation and remembered: it is not asked again.
 """
 cimport cython
 from libc.stdint cimport int8_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+import warnings
+
 from mindtorch._ext cimport acl
+from mindtorch._ext import acl as acl_names
 from mindtorch._ext.memory cimport Piece, give, take
 from mindtorch._ext.pool cimport Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
 
@@ -54,6 +60,8 @@ cdef enum:
     INT64 = 9
     DOUBLE = 11
     BOOL = 12
+    DECLINED = 161000       # and the codes after it: what a first phase does not take
+    NOT_HERE = 561000       # and the codes after it: what it has no kernel for
     NO_POINTER = 161001     # ACLNN_ERR_PARAM_NULLPTR
     NOT_TAKEN = 161002      # ACLNN_ERR_PARAM_INVALID
     NOT_MADE = 561103       # ACLNN_ERR_INNER_NULLPTR
@@ -68,6 +76,7 @@ cdef class _Operation:
     cdef void *first
     cdef Second second
     cdef bytes first_name, second_name
+    cdef set declined       # dtypes of operands, as `_Call.types`, or None
 
 
 cdef dict _operations = {}
@@ -132,6 +141,7 @@ cdef class _Call:
     cdef int count
     cdef Handle *listed     # tensors on their way into a list, which then owns them
     cdef Py_ssize_t listed_count
+    cdef uint64_t types     # of all tensors, in order
 
     def __cinit__(self, int device, str name):
         cdef int code
@@ -149,9 +159,32 @@ cdef class _Call:
         if self.entered:
             leave()
 
-    cdef int ready(self) except -1:
-        """Right before the first phase: what has run since `enter` may have bound another context."""
-        return stop(bind(self.unit))
+    cdef bint ready(self) except -1:
+        """Right before the first phase: what has run since `enter` may have bound another context.
+
+        False where that has declined such operands before.
+        """
+        if self.operation.declined is not None and self.types in self.operation.declined:
+            return False
+        stop(bind(self.unit))
+        return True
+
+    cdef int decline(self, int code) except -1:
+        """The first phase wants no such parameters, or there is no kernel for them."""
+        cdef const char *text = acl.taken_text()
+        cdef bint told = self.operation.declined is not None
+        if code == NOT_TAKEN or code == NO_POINTER:
+            return 0  # other parameters may be taken
+        if not told:
+            self.operation.declined = set()
+        self.operation.declined.add(self.types)
+        if not told:
+            name = self.operation.second_name.decode()
+            detail = (<bytes>text).decode("utf-8", "replace").strip() if text != NULL else ""
+            warnings.warn(f"[{name}] runs through the CPU where the NPU has no kernel for its operands: "
+                          f"error {code} ({acl_names.error_name(code)})" + (f": {detail}" if detail else ""),
+                          RuntimeWarning)
+        return 0
 
     cdef int destroy(self) noexcept nogil:
         """Returns the first error's code, noted."""
@@ -175,7 +208,9 @@ cdef class _Call:
         cdef bint queued = False
         cdef const char *name = self.operation.second_name
         cdef Second second = self.operation.second
-        if code != NO_POINTER and code != NOT_TAKEN:
+        if DECLINED <= code < DECLINED + 1000 or NOT_HERE <= code < NOT_HERE + 1000:
+            self.decline(code)
+        else:
             acl.check(self.operation.first_name, code)
             with nogil:
                 if size > 0:
@@ -206,6 +241,7 @@ cdef class _Call:
         return handle
 
     cdef Handle tensor(self, tuple description) except NULL:
+        self.types = self.types * 32 + <uint64_t>description[5] + 1
         return self.keep(_make_tensor(description), c't', b"aclCreateTensor")
 
     cdef Handle optional(self, description) except? NULL:
@@ -238,6 +274,8 @@ cdef class _Call:
         self.listed = <Handle *>calloc(len(descriptions) + 1, sizeof(Handle))
         if self.listed == NULL:
             raise MemoryError("no memory for a list of tensors")
+        if descriptions:
+            self.types = self.types * 32 + <uint64_t>descriptions[0][5] + 1
         for description in descriptions:
             handle = _make_tensor(description)
             if handle == NULL:
@@ -291,7 +329,8 @@ def unary(str name, tuple self, tuple out, int device):
     cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PP>call.operation.first)(source, target, &size, &executor)
     return call.end(code, size, executor)
@@ -308,7 +347,8 @@ def binary(str name, tuple self, other, alpha, tuple out, int device):
     cdef Handle target = call.tensor(out)
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         if factor == NULL:
             code = (<PPP>call.operation.first)(left, right, target, &size, &executor)
@@ -324,7 +364,8 @@ def product(str name, tuple self, tuple other, tuple out, int device, int8_t mod
     cdef Handle left = call.tensor(self), right = call.tensor(other), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PPPC>call.operation.first)(left, right, target, mode, &size, &executor)
     return call.end(code, size, executor)
@@ -337,7 +378,8 @@ def addmm(tuple self, tuple mat1, tuple mat2, beta, alpha, tuple out, int device
     cdef Handle of_added = call.scalar(beta), of_product = call.scalar(alpha), target = call.tensor(out)
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PPPPPPC>call.operation.first)(added, left, right, of_added, of_product, target, mode, &size, &executor)
     return call.end(code, size, executor)
@@ -349,7 +391,8 @@ def reduction(str name, tuple self, tuple dims, bint keepdim, tuple out, int dev
     cdef Handle source = call.tensor(self), over = call.array(dims), target = call.tensor(out), executor = NULL
     cdef int code, dtype = out[5]
     cdef uint64_t size = 0
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PPBIP>call.operation.first)(source, over, <bint8>keepdim, dtype, target, &size, &executor)
     return call.end(code, size, executor)
@@ -361,7 +404,8 @@ def max_dim(tuple self, int64_t dim, bint keepdim, tuple out, tuple indices, int
     cdef Handle source = call.tensor(self), target = call.tensor(out), places = call.tensor(indices), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PLBPP>call.operation.first)(source, dim, <bint8>keepdim, target, places, &size, &executor)
     return call.end(code, size, executor)
@@ -373,7 +417,8 @@ def with_number(str name, tuple self, int64_t number, tuple out, int device):
     cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PLP>call.operation.first)(source, number, target, &size, &executor)
     return call.end(code, size, executor)
@@ -387,7 +432,8 @@ def layer_norm(tuple self, tuple shape, weight, bias, double eps, tuple out, mea
     cdef Handle scales = call.optional(rstd), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PPPPDPPP>call.operation.first)(source, over, scale, shift, eps, target, means, scales, &size,
                                                 &executor)
@@ -400,7 +446,8 @@ def cast(tuple self, tuple out, int device):
     cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
     cdef int code, dtype = out[5]
     cdef uint64_t size = 0
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PIP>call.operation.first)(source, dtype, target, &size, &executor)
     return call.end(code, size, executor)
@@ -412,7 +459,8 @@ def fill(tuple self, value, int device):
     cdef Handle target = call.tensor(self), number = call.scalar(value), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PP>call.operation.first)(target, number, &size, &executor)
     return call.end(code, size, executor)
@@ -424,7 +472,8 @@ def cat(list tensors, int64_t dim, tuple out, int device):
     cdef Handle parts = call.tensor_list(tensors), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PLP>call.operation.first)(parts, dim, target, &size, &executor)
     return call.end(code, size, executor)
@@ -436,7 +485,8 @@ def index_select(tuple self, int64_t dim, tuple index, tuple out, int device):
     cdef Handle source = call.tensor(self), chosen = call.tensor(index), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PLPP>call.operation.first)(source, dim, chosen, target, &size, &executor)
     return call.end(code, size, executor)
@@ -448,7 +498,8 @@ def embedding(tuple weight, tuple indices, tuple out, int device):
     cdef Handle source = call.tensor(weight), chosen = call.tensor(indices), target = call.tensor(out), executor = NULL
     cdef uint64_t size = 0
     cdef int code
-    call.ready()
+    if not call.ready():
+        return False
     with nogil:
         code = (<PPP>call.operation.first)(source, chosen, target, &size, &executor)
     return call.end(code, size, executor)

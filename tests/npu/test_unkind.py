@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import acl_library
+import pytest
 
 from mindtorch.npu import kernels, operators
 
@@ -27,6 +28,95 @@ def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_process
         GENIE_TEST_NPU_SCRIBBLE="1",
     )
     assert said == "10\n"
+
+
+DECLINING = """
+    sys.argv = ["program"]
+    import os, torch, mindtorch, warnings
+    from acl_library import Library
+    warnings.simplefilter("always")
+    library = Library(os.environ["GENIE_ACL_LIBRARY"])
+    x = torch.arange(4.0).npu()
+
+    def calls():
+        return library.calls("aclnnAddGetWorkspaceSize")
+
+    with warnings.catch_warnings(record=True) as said:
+"""
+
+
+@pytest.mark.parametrize("code", [161003, 561000, 561003, 561103, 561107, 561112])
+def test_N5_an_operator_that_is_not_here_is_staged_and_not_asked_again(in_npu_process, code):
+    said = in_npu_process(
+        DECLINING
+        + """
+        assert (x + x).tolist() == (x + x).add(0).tolist() == [0, 2, 4, 6]
+        asked = calls()
+        assert (x + x).tolist() == [0, 2, 4, 6] and calls() == asked
+        assert (x.half() + x.half()).tolist() == [0, 2, 4, 6] and calls() == asked + 1  # other dtypes may be there
+    about_add = [str(each.message) for each in said if "[aclnnAdd]" in str(each.message)]
+    print(len(about_add), about_add[0])
+    print(mindtorch.stats()["npu_staged"]["aten::add"], mindtorch.stats()["npu_native"].get("aten::add"))
+        """,
+        GENIE_TEST_NPU_DECLINE=str(code),
+        GENIE_TEST_NPU_KEEP_TEXT="1",
+    )
+    warned, counted = said.rstrip().rsplit("\n", 1)
+    assert warned.startswith("1 [aclnnAdd] runs through the CPU where the NPU has no kernel for its operands: error ")
+    assert f"error {code} (" in warned and warned.endswith("aclnnAddGetWorkspaceSize: aclnnAdd is not on this chip")
+    assert counted == "5 None"
+
+
+def test_N5_what_an_operator_does_not_take_is_asked_again_and_not_warned_of(in_npu_process):
+    said = in_npu_process(
+        DECLINING
+        + """
+        for _ in range(3):
+            assert (x + x).tolist() == [0, 2, 4, 6]
+    print(calls(), len(said))
+        """,
+        GENIE_TEST_NPU_DECLINE="161002",
+    )
+    assert said == "3 0\n"
+
+
+def test_N5_a_fault_in_a_first_phase_is_raised(in_npu_process):
+    said = in_npu_process(
+        DECLINING
+        + """
+        for code in (361001, 507018, 107003):
+            library.fail("aclnnAddGetWorkspaceSize", 1, code)
+            try:
+                x + x
+            except RuntimeError as error:
+                print(error.code, error.function, error.name)
+        """
+    )
+    assert said.splitlines() == [
+        "361001 aclnnAddGetWorkspaceSize ACLNN_ERR_RUNTIME_ERROR",
+        "507018 aclnnAddGetWorkspaceSize ACL_ERROR_RT_AICPU_EXCEPTION",
+        "107003 aclnnAddGetWorkspaceSize ACL_ERROR_RT_STREAM_CONTEXT",
+    ]
+
+
+def test_N5_the_text_of_what_was_declined_is_not_told_with_the_next_error(in_npu_process):
+    said = in_npu_process(
+        DECLINING
+        + """
+        library.fail("aclnnAddGetWorkspaceSize", 1, 161002)
+        x + x
+        library.fail("aclrtSynchronizeStream", 1, 507054)
+        try:
+            mindtorch.npu.current_stream().synchronize()
+        except RuntimeError as error:
+            print(error)
+        """,
+        GENIE_TEST_NPU_KEEP_TEXT="1",
+    )
+    assert said == (
+        "[aclrtSynchronizeStream] error 507054 (ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR): "
+        "aclrtSynchronizeStream: injected fault 507054\n"
+    )
 
 
 def test_N5_operators_of_several_libraries_are_found(in_npu_process, tmp_path):
