@@ -397,7 +397,7 @@ def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
     """Between devices, through pinned host memory, in chunks.
 
     It is read on the source's current stream and written on the target's. Each stream's own order holds, events order
-    the two; nobody waits. The devices need not reach each other.
+    the two; nobody waits where streams can wait for another device's events. The devices need not reach each other.
     """
     cdef Lane *target
     cdef Lane *lane

@@ -9,17 +9,20 @@ the wait: the library does not promise that a wait remembers which recording it 
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memmove
+from libc.string cimport memmove, strlen, strncmp
 
 import atexit
 import os
 
 from mindtorch._ext.acl cimport (
+    ERROR_NOT_SUPPORTED,
     ERROR_REPEATED_INITIALIZE,
+    ERROR_SYNC_TIMEOUT,
     ERROR_UNINITIALIZED,
     EVENT_STATUS_COMPLETE,
     EVENT_SYNC,
     EVENT_TIME_LINE,
+    STOP_ON_FAILURE,
     STREAM_COMPLETE,
     STREAM_FAST_LAUNCH,
     STREAM_FAST_SYNC,
@@ -27,6 +30,7 @@ from mindtorch._ext.acl cimport (
     hush,
     note,
     speak,
+    taken_text,
     throw,
 )
 
@@ -61,6 +65,9 @@ cdef Unit *_units[MAX_DEVICES]
 cdef int _count = -1          # devices, once known
 cdef bint _owner = False      # whether aclInit was ours, and not another library's before us
 cdef bint _prepared = False
+# Whether a stream can wait for another device's event: 1, 0, or -1 while no device was asked. Chips that cannot say
+# that they did, and go on. Only of some families is it known that they can; for all others the host waits.
+cdef int _waits_abroad = -1
 _load = None                  # makes sure that the library is bound, or raises why it cannot be
 
 
@@ -145,9 +152,19 @@ cdef int _initialize() noexcept nogil:
     return 0
 
 
+cdef bint _can_wait_abroad() noexcept nogil:
+    """By the chip's name. ``Ascend910B`` without a number is of the first generation, which cannot."""
+    cdef const char *name = api.aclrtGetSocName() if api.aclrtGetSocName != NULL else NULL
+    if name == NULL:
+        return False
+    if strncmp(name, b"Ascend910B", 10) == 0:
+        return strlen(name) > 10 and c'1' <= name[10] <= c'9'
+    return strncmp(name, b"Ascend910_93", 12) == 0
+
+
 cdef int _start(int device) noexcept nogil:
     """The init lock is held."""
-    global _count
+    global _count, _waits_abroad
     cdef int code
     cdef uint32_t count = 0
     cdef Unit *unit
@@ -181,6 +198,8 @@ cdef int _start(int device) noexcept nogil:
     if code != 0:
         free(unit)
         return code
+    if _waits_abroad < 0:
+        _waits_abroad = _can_wait_abroad()
     mt_self().bound = unit
     mt_set_unit(&_units[device], unit)
     return 0
@@ -273,12 +292,29 @@ cdef void _close(Unit *unit) noexcept nogil:
         api.aclrtDestroyStream(unit.made[i].stream)
 
 
-def shutdown():
+cdef bint _ends(Unit *unit, int milliseconds) noexcept nogil:
+    """Whether all of the device's work is over in so much time, well or not. Its context is bound."""
+    cdef int i, code = 0
+    if api.aclrtSynchronizeDeviceWithTimeout != NULL:
+        code = api.aclrtSynchronizeDeviceWithTimeout(milliseconds)
+    elif api.aclrtSynchronizeStreamWithTimeout != NULL:
+        for i in range(unit.n_made):
+            code = api.aclrtSynchronizeStreamWithTimeout(unit.made[i].stream, milliseconds)
+            if code == ERROR_SYNC_TIMEOUT:
+                break
+    else:
+        api.aclrtSynchronizeDevice()
+    return code != ERROR_SYNC_TIMEOUT
+
+
+def shutdown(int patience=10000):
     """Wait for what runs, give everything back, end the library. Afterwards every use raises; tensors may still die.
 
-    Runs when the process ends. Where a thread hangs in the library it gives up: the system takes everything back then.
+    Runs when the process ends. Where a thread hangs in the library, or a stream does not end, for ``patience``
+    milliseconds, it gives up: the system takes everything back then.
     """
-    cdef int i, patience = 5000
+    cdef int i, waited = 0
+    cdef bint over = True
     cdef uint64_t left = 0
     if mt_get(&mt_blocked) or not mt_get(&mt_initialized):
         return
@@ -286,13 +322,14 @@ def shutdown():
         pthread_mutex_lock(&mt_init_lock)
         mt_set(&mt_blocked, CLOSED)
         pthread_mutex_unlock(&mt_init_lock)
-        while mt_get(&mt_inside) > 0 and patience > 0:
+        while mt_get(&mt_inside) > 0 and waited < patience:
             usleep(1000)
-            patience -= 1
-        if mt_get(&mt_inside) == 0:
-            for i in range(MAX_DEVICES):  # all of them first: a stream may wait for another device's event
-                if _units[i] != NULL and api.aclrtSetCurrentContext(_units[i].context) == 0:
-                    api.aclrtSynchronizeDevice()
+            waited += 1
+        over = mt_get(&mt_inside) == 0
+        for i in range(MAX_DEVICES):  # all of them first: a stream may wait for another device's event
+            if over and _units[i] != NULL and api.aclrtSetCurrentContext(_units[i].context) == 0:
+                over = _ends(_units[i], patience)
+        if over:
             for i in range(MAX_DEVICES):
                 if _units[i] != NULL:
                     _close(_units[i])
@@ -349,6 +386,14 @@ cdef int _make_lane(Unit *unit, int number, Lane **made) noexcept nogil:
             &lane.stream, 0 if number > STREAMS else 1, STREAM_FAST_LAUNCH | STREAM_FAST_SYNC))
     else:
         code = note(b"aclrtCreateStream", api.aclrtCreateStream(&lane.stream))
+    if code == 0 and api.aclrtSetStreamFailureMode != NULL:
+        # What comes after work that failed would go on with what that left.
+        code = api.aclrtSetStreamFailureMode(lane.stream, STOP_ON_FAILURE)
+        if code == ERROR_NOT_SUPPORTED:
+            taken_text()
+            code = 0
+        elif note(b"aclrtSetStreamFailureMode", code):
+            api.aclrtDestroyStream(lane.stream)
     if code != 0:
         free(lane)
         return code
@@ -576,10 +621,29 @@ cdef int record(Lane *lane, bint timing, Mark **made) noexcept nogil:
     return 0
 
 
+cdef int _wait_here(Mark *mark, Unit *unit) noexcept nogil:
+    """On the host, until the mark's event is over; ``unit`` is bound then."""
+    cdef int code = bind(mark.unit)
+    if code == 0:
+        code = note(b"aclrtSynchronizeEvent", api.aclrtSynchronizeEvent(mark.event))
+    if code == 0:
+        pthread_mutex_lock(&mark.unit.lock)
+        advance(mark.lane, mark.tick)
+        pthread_mutex_unlock(&mark.unit.lock)
+        code = bind(unit)
+    return code
+
+
 cdef int wait_for(Mark *mark, Lane *lane) noexcept nogil:
-    """``lane`` goes on when the mark's event is over. No lock is held; the caller holds the mark."""
-    cdef int i, code = bind(lane.unit)
+    """``lane`` goes on when the mark's event is over. No lock is held; the caller holds the mark.
+
+    Where a stream cannot wait for another device's event, the calling thread does: all that it puts there later is.
+    """
+    cdef int i, code
     cdef uint64_t tick
+    if mark.unit != lane.unit and not _waits_abroad:
+        return _wait_here(mark, lane.unit)
+    code = bind(lane.unit)
     if code != 0:
         return code
     pthread_mutex_lock(&mark.unit.lock)

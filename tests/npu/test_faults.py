@@ -192,7 +192,7 @@ POOL = """
     from mindtorch import npu
     from mindtorch.base.errors import NPUError
     failed = []
-    for device in range(8):
+    for device in range(9):
         library.clear()
         library.fail("*", max(1, device), 507033)
         try:
@@ -210,8 +210,9 @@ POOL = """
 
 def test_N2_making_a_runtime_fails_at_each_call_and_works_the_next_time(in_npu_process):
     """A device each: its first use fails at its first, second, third ... call."""
-    said = in_npu_process(POOL, devices=8).split()
+    said = in_npu_process(POOL, devices=9).split()
     assert said == [
         "aclInit", "aclrtGetDeviceCount", "aclrtSetDevice", "aclrtGetCurrentContext", "aclrtCreateStreamWithConfig",
-        "aclrtCreateStreamWithConfig", "aclrtSynchronizeStream",
+        "aclrtSetStreamFailureMode", "aclrtCreateStreamWithConfig", "aclrtSetStreamFailureMode",
+        "aclrtSynchronizeStream",
     ]  # fmt: skip

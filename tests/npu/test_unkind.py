@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import textwrap
 from pathlib import Path
 
 import acl_library
@@ -28,6 +31,36 @@ def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_process
         GENIE_TEST_NPU_SCRIBBLE="1",
     )
     assert said == "10\n"
+
+
+def test_N3_a_stream_waits_for_another_devices_event_where_chips_do_not(in_npu_process):
+    """Copies, streams and events of two devices: the values are right, and the library's checker saw them ordered."""
+    said = in_npu_process(
+        """
+        sys.argv = ["program"]
+        import os, torch, mindtorch
+        from acl_library import Library
+        library, npu = Library(os.environ["GENIE_ACL_LIBRARY"]), mindtorch.npu
+        one, two = npu.Stream(0), npu.Stream(1)
+        x = torch.arange(1000.0).npu(0)
+        npu.synchronize(0)
+        for _ in range(10):
+            library.stall(one.npu_stream, 20)
+            with npu.stream(one):
+                y = x + 1
+                with npu.stream(two):
+                    z = y.to("npu:1") * 2  # read on one, written on two
+                event = one.record_event()
+            two.wait_event(event)
+            two.wait_stream(one)
+            assert npu.current_stream(0).query()
+            two.synchronize()
+            assert torch.equal(z.cpu(), (torch.arange(1000.0) + 1) * 2)
+        print(library.calls("aclrtSynchronizeEvent") >= 10)
+        """,
+        GENIE_TEST_NPU_FOREIGN_WAITS="0",
+    )
+    assert said == "True\n"
 
 
 DECLINING = """
@@ -139,3 +172,48 @@ def test_N5_the_operators_that_are_told_of_are_those_that_kernels_call():
     called = set(re.findall(r'"([A-Z]\w+)"', Path(kernels.__file__).read_text())) - set(kernels.__all__)
     made = {name for kind in acl_library.KINDS.values() for name in kind}
     assert set(operators.OPERATORS) == made == {*called, *(f"{each}s" for each in ("Add", "Sub", "Mul", "Div"))}
+
+
+def test_N2_the_end_of_a_process_does_not_wait_for_a_stream_without_end(in_python, acl_path):
+    code = """
+        import os, sys
+        sys.argv = ["genie"]
+        from mindtorch import npu
+        from mindtorch._ext import blocks, pool
+        from acl_library import Library
+        block = blocks.allocate(0, 100)
+        Library(os.environ["GENIE_ACL_LIBRARY"]).hold(npu.current_stream(0).npu_stream)
+        blocks.fill(block, 0, 1, 100)
+        pool.shutdown(100)
+        try:
+            npu.synchronize(0)
+        except RuntimeError as error:
+            print(error)
+    """
+    done = in_python(
+        textwrap.dedent(code),
+        GENIE_ACL_LIBRARY=str(acl_path),
+        PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    )
+    assert done.stdout == "the NPU runtime has been shut down: the process is ending\n"
+
+
+def test_N3_nothing_runs_on_a_stream_behind_work_that_failed(in_npu_process):
+    """A kernel's failure is told by the next wait; what was queued behind it has not gone on with its result."""
+    said = in_npu_process(
+        """
+        sys.argv = ["program"]
+        import torch, mindtorch
+        table, wrong = torch.ones(3, 2).npu(), torch.tensor([7]).npu()
+        x = torch.zeros(2).npu()
+        mindtorch.npu.synchronize()
+        found = torch.nn.functional.embedding(wrong, table)
+        x.add_(1)
+        try:
+            mindtorch.npu.synchronize()
+        except RuntimeError as error:
+            print(error.code, error.name)
+        print(x.tolist())
+        """
+    )
+    assert said.splitlines() == ["507015 ACL_ERROR_RT_AICORE_EXCEPTION", "[0.0, 0.0]"]
