@@ -65,7 +65,7 @@ cdef void hole_metas(SigS *s, uint32_t *out) noexcept
 # The key's hash among those of the settings in force.
 cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept
 
-# What is known of calls holds in one world each: as long as torch's settings (mindtorch.flags) are as they are.
+# What is known of calls holds in one world each: as long as torch's settings (mindtorch.patch.flags) are as they are.
 cdef void set_world(uint32_t number) noexcept
 
 

@@ -11,7 +11,7 @@ cdef struct MetaS:
     int64_t offset         # storage offset in elements
     uint64_t nbytes        # of its elements
     uint32_t hash
-    int8_t device          # place: index of a remote_accelerator, or negative: one that holds no data (lazy.PLACES)
+    int8_t device          # place: index of a remote_accelerator; negative: one without data (lazy_device.DATALESS)
     uint8_t bits           # MetaBit
     uint16_t refs          # handles that name it; STICKY = for ever
 
@@ -23,7 +23,7 @@ cdef enum MetaBit:
 
 cdef enum SigFlag:
     SIG_VERIFIED = 1       # the first run's result agreed with the prediction
-    SIG_WRITES = 2         # some input is mutated (see IN_WRITTEN)
+    SIG_WRITES = 2         # some input is mutated
     SIG_RANDOM = 4         # draws from the device's generator
     SIG_VIEW = 8           # outputs alias an input; the op reads no element
     SIG_HIT = 16           # found since the last eviction

@@ -27,7 +27,7 @@ _OURS = re.compile(
     rb"""
       \{\s*"schema_version":\s*\d+,\s*"(tool":\s*\{\s*"mindtorch"|counts":\s*\{\s*"nodes")   # profile, graph
     | \{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules\ and\ ops"             # trace
-    | table,name,class,depth,calls,self_s,total_s,                                               # CSV
+    | table,name,[a-z_,]*\bself_s,total_s,                                                        # CSV
     | digraph\ computation\ \{\s*rankdir=TB;\ compound=true;\ fontname="Helvetica";               # DOT
     """,
     re.VERBOSE,

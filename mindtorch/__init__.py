@@ -147,7 +147,7 @@ def __getattr__(name: str) -> Any:
             import importlib
 
             return importlib.import_module(f".{name}", __name__)
-        if name.startswith("_") or _is_submodule(name):  # `from . import config` asks here before it imports
+        if name.startswith("_") or _is_submodule(name):  # `from . import graph` asks here before it imports
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _bootstrap()
         from .patch import namespace

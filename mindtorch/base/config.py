@@ -1,4 +1,4 @@
-"""Every environment variable the library reads, with its default (SPEC L11; docs/ENVIRONMENT.md has the same table)."""
+"""Environment variables that say how mindtorch works, with their defaults (SPEC L11; docs/ENVIRONMENT.md has all)."""
 
 from __future__ import annotations
 

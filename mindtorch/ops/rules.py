@@ -1,6 +1,6 @@
 """FLOP rules for everything that is not matrix work.
 
-Conventions (also printed by the profile's legend):
+Conventions:
 
 - an element-wise op is 1 FLOP per output element, whatever it computes: ``exp`` counts as ``add`` does, and integer,
   comparison and selection ops count alike (the convention of XLA's cost analysis, without its separate

@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from mindtorch.cli import output
 from mindtorch.cli.main import cli
 from mindtorch.cli.output import OutputFile
 
@@ -41,6 +42,15 @@ def test_C8_existing_file_keeps_mode_and_link(tmp_path):
     file.write_text("new")
     assert link.is_symlink() and real.read_text() == "new"
     assert stat.S_IMODE(real.stat().st_mode) == 0o600
+
+
+def test_C8_the_columns_of_a_csv_file_may_change():
+    from mindtorch.profile.report.export import CSV_COLUMNS
+
+    earlier = "table,name,class,depth,calls,self_s,total_s,self_flops"
+    for header in (earlier, ",".join(CSV_COLUMNS)):
+        assert output._OURS.match(header.encode())
+    assert not output._OURS.match(b"table,name,price\nof mine,1,2\n")
 
 
 def test_C8_nothing_half_written(tmp_path):

@@ -108,3 +108,12 @@ def test_C4_roofline_takes_the_longest_of_compute_memory_and_launch(tmp_path) ->
     h100 = targets.find("h100")
     narrow, wide = (roofline.cost(h100, 10**15, 0, "float32", "matmul", tf32=t).seconds for t in (True, False))
     assert wide / narrow == pytest.approx(494.7 / 66.9)
+
+
+def test_C4_help_names_every_target():
+    from click.testing import CliRunner
+
+    from mindtorch.cli.main import cli
+
+    said = " ".join(CliRunner().invoke(cli, ["profile", "--help"]).stdout.split())
+    assert f"Estimate for {', '.join(targets.names())}, or" in said

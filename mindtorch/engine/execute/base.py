@@ -1,4 +1,4 @@
-"""The executor interface (SPEC R1): four verbs, no Python objects of the user's program."""
+"""The executor interface (SPEC R1): what it runs, gives and frees, and its generators."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class LocalExecutor(Executor):
         self._states.seed = seed
         self._states.update(kept)
 
-    # ---- the four verbs ----------------------------------------------------------------------------------------------
+    # ---- segments and values -----------------------------------------------------------------------------------------
     def submit(
         self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
     ) -> None:

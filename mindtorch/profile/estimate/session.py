@@ -32,7 +32,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
-    assume: what a value is taken for that nobody knows, where the program decides on it; see `known.assumed`.
+    assume: what a value is taken for that nobody knows, where the program decides on it; see `assumptions.assumed`.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
     if mode.now.everywhere:
