@@ -73,7 +73,7 @@ class Place:
         with torch.no_grad():
             t = a.detach()
             if t.layout is not torch.strided or t.is_quantized or t.is_nested:
-                out = t.clone()  # the lazy device holds dense tensors only; these stay on the CPU
+                out = self._send_other(t.clone())
             elif t.is_conj():
                 out = self._copy(t.conj()).conj()
             elif t.is_neg():
@@ -93,6 +93,10 @@ class Place:
 
     def _send(self, t: torch.Tensor) -> torch.Tensor:
         return t.to(side.device) if self.lazy else t.clone()
+
+    def _send_other(self, t: torch.Tensor) -> torch.Tensor:
+        """The recording device has sparse tensors; what is nested or quantized stays on the CPU, as all on others."""
+        return self._send(t) if side is LAZY and not (t.is_quantized or t.is_nested) else t
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------

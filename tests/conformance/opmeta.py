@@ -21,6 +21,9 @@ class MetaPlace(Place):
     def _send(self, t: torch.Tensor) -> torch.Tensor:
         return as_meta(t, -1) if self.lazy else t.to("meta")
 
+    def _send_other(self, t: torch.Tensor) -> torch.Tensor:
+        return t
+
     def _leaf(self, a: Any) -> Any:
         if isinstance(a, (torch.device, str)):
             return torch.device("meta") if str(a) == "cpu" else a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -167,16 +168,24 @@ def _watched() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
-def _query(op: Any, answer: Handler) -> dict[Any, Handler]:
+def _query(name: str, answer: Handler) -> dict[Any, Handler]:
     """What a query gives, as a method and as the operator that dispatch modes see."""
+
+    @functools.cache
+    def operator() -> Any:
+        # Not before it is needed: torch notes which operators somebody has asked for (L1).
+        op = getattr(torch.ops.aten, name).default
+        _intercept.register(op, _intern.OpInfo(op, f"aten::{name}", _intern.HANDLER, handler=answer))
+        return op
 
     def asked(args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _watched():
             return answer(args, kwargs)
+        op = operator()
         with torch._C.DisableTorchFunction():
             return op(*args, **kwargs)
 
-    return {getattr(_base, op._schema.name.removeprefix("aten::")): asked, op: answer}
+    return {getattr(_base, name): asked}
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
@@ -422,8 +431,8 @@ def table() -> dict[Any, Handler]:
         _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
         **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
         _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
-        **_query(torch.ops.aten.is_set_to.default, _is_set_to),
-        **_query(torch.ops.aten.is_pinned.default, lambda args, kwargs: False),
+        **_query("is_set_to", _is_set_to),
+        **_query("is_pinned", lambda args, kwargs: False),
         _base.type_as: _type_as,
         _base.dense_dim: lambda args, kwargs: args[0].dim(),
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
