@@ -172,13 +172,13 @@ def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, An
             continue
         if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
             facts = _facts(seen, sig, paths[module], location)
-            yield _slice(_name(seen, sig), start, start + ns, track.runs, facts)
+            yield _slice(seen.op_name(sig), start, start + ns, track.runs, facts)
             continue
         is_op = kind in (OP, RECORD)
         yield from track.at(start, ns, phase, module, is_op)
         if is_op:
             facts = _facts(seen, sig, paths[module], location)
-            name = _name(seen, sig)
+            name = seen.op_name(sig)
             yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
         elif kind == ENTER:
             track.enter(module, start)
@@ -190,11 +190,6 @@ def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, An
             highest = live
     for track in tracks.values():
         yield from track.close()
-
-
-def _name(seen: Recording, sig: int) -> str:
-    op = seen.ops[sig]
-    return "" if op is None else op.name
 
 
 def _facts(seen: Recording, sig: int, path: str, location: int) -> dict[str, Any]:

@@ -149,3 +149,8 @@ class Recording:
     def reached(self) -> str:
         """The stage reported: a run that called no module, or ended early, has not all of them."""
         return next(name for name in reversed(STAGES[:-1]) if name in self.stages)
+
+    def op_name(self, sig: int) -> str:
+        """Of a signature; empty for the time between ops."""
+        op = self.ops[sig]
+        return "" if op is None else op.name

@@ -77,18 +77,13 @@ def warnings(
     return [*found, *seen.notes]
 
 
-def _name(seen: Recording, row: Row) -> str:
-    op = seen.ops[row.sig]
-    return "" if op is None else op.name
-
-
 def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
     """(calls, bytes) of what autograd's engine may have summed in place if nobody watched, where one matters for the
     peak: it never does while a dispatch mode is on. Formulas of backward that add are among them."""
     backward = context.PHASES.index("backward")
     calls = nbytes = 0
     for row in rows:
-        if row.phase == backward and row.sig and _name(seen, row) == "aten::add":
+        if row.phase == backward and row.sig and seen.op_name(row.sig) == "aten::add":
             calls, nbytes = calls + row.calls, nbytes + row.nbytes
     return (calls, nbytes) if calls and nbytes / calls > _MATTERS * max(seen.phase_peaks) else None
 
