@@ -18,7 +18,7 @@ import warnings
 
 from mindtorch._ext cimport acl
 from mindtorch._ext import acl as acl_names
-from mindtorch._ext.memory cimport Piece, give, take
+from mindtorch._ext.allocator cimport Piece, give, take
 from mindtorch._ext.pool cimport Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
 
 cdef extern from *:

@@ -1,5 +1,5 @@
 """Blocks of device memory as Python objects."""
-from mindtorch._ext.memory cimport Piece, Pin
+from mindtorch._ext.allocator cimport Piece, Pin
 from mindtorch._ext.pool cimport Lane, Unit
 
 # Owns a piece of device memory, which goes back to the allocator when the object dies.

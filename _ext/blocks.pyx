@@ -21,7 +21,7 @@ from mindtorch._ext.acl cimport (
     speak,
     throw_memory,
 )
-from mindtorch._ext.memory cimport (
+from mindtorch._ext.allocator cimport (
     Figure,
     Memory,
     Piece,

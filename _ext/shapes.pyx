@@ -12,11 +12,11 @@ from mindtorch._ext.layout cimport (
 )
 from mindtorch._ext.rules cimport bind, contiguous_result
 
-from mindtorch._ext import layers as _layers
+from mindtorch._ext import reductions as _reductions
 from mindtorch._ext import layout as _layout
 from mindtorch._ext import pointwise as _pointwise
 from mindtorch._ext import products as _products
-from mindtorch._ext import windows as _windows
+from mindtorch._ext import convolution as _convolution
 from mindtorch._ext.layout import Meta as _Meta
 
 Meta = _Meta                                                # what callers describe tensors with
@@ -29,7 +29,7 @@ def init(torch_module):
     """Learn torch's dtypes and promotion rules. Until this is called `infer` answers None to everything."""
     _layout.init(torch_module)
     _products.init(torch_module)
-    for rules in (_pointwise.RULES, _products.RULES, _layers.RULES, _windows.RULES, _RULES):
+    for rules in (_pointwise.RULES, _products.RULES, _reductions.RULES, _convolution.RULES, _RULES):
         _rules.update(rules)
 
 

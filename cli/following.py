@@ -17,7 +17,7 @@ _MOST = 3  # commands
 def suggest(
     command: list[str], options: list[str], report: dict[str, Any], by: str | None = None
 ) -> list[tuple[str, str]]:
-    """(command, what it shows), the most useful first; ``command`` is the target with its arguments, ``options`` are
+    """(command, what it shows), the most useful first; ``command`` is the program with its arguments, ``options`` are
     genie's own (``--input ...``), ``by`` is the table that is shown already."""
     found: list[tuple[str, str]] = []
     for own, what in (*_questions(report, by), *_always(report, by)):

@@ -11,7 +11,7 @@ import click
 from mindtorch.base.ranks import Rank
 
 from .output import OUTPUT, OutputFile
-from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
+from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .units import counted
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Examples:
 """
 
 
-@click.command(cls=TargetCommand, name="graph", epilog=_EPILOG, short_help="The graph of every operation it makes.")
+@click.command(cls=ProgramCommand, name="graph", epilog=_EPILOG, short_help="The graph of every operation it makes.")
 @click.option(
     "--depth",
     type=click.IntRange(min=0),
@@ -71,9 +71,9 @@ Examples:
 @click.option("--device", type=click.Choice(["meta"]), help="Compute nothing: run without data.")
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write nodes and edges as JSON; - for stdout.")
 @click.option("--dot", "dot_file", type=OUTPUT, metavar="FILE", help="Write Graphviz DOT; - for stdout.")
-@target_arguments
+@program_arguments
 def command(
-    target: str,
+    argument: str,
     script_args: tuple[str, ...],
     as_module: bool,
     inputs: tuple[str, ...],
@@ -84,7 +84,7 @@ def command(
     json_file: OutputFile | None,
     dot_file: OutputFile | None,
 ) -> int:
-    """Run TARGET unmodified and print the graph of every operation it made.
+    """Run PROGRAM unmodified and print the graph of every operation it made.
 
     Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead. What
     --depth, --module and --steps leave out is told in each of them.
@@ -92,7 +92,7 @@ def command(
     rank = Rank.of_process()
     if rank is not None:  # each its own file
         json_file, dot_file = (None if file is None else file.of_rank(rank.rank) for file in (json_file, dot_file))
-    program = parse_target(target, script_args, inputs, json_file, dot_file, as_module=as_module)
+    program = parse_program(argument, script_args, inputs, json_file, dot_file, as_module=as_module)
     files = [file for file in (json_file, dot_file) if file is not None]
     with claimed_stdout(any(file.is_stdout for file in files)):
         outcome, graph = _record(program, steps, device)
@@ -114,7 +114,7 @@ def command(
     if outcome.interrupted:
         click.echo("genie: interrupted; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
-        click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
+        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
     return outcome.exit_code
 
 
@@ -163,7 +163,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
         click.echo(f"genie: values that nobody knows were taken for {assumed[0]['value']}: {lines}", err=True)
     outcome.show()
     if outcome.error is not None and program.model is not None and not outcome.interrupted:
-        click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
+        click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
         outcome.exit_code = 2
     return outcome, graph
 

@@ -14,7 +14,7 @@ from mindtorch.base.ranks import Rank, local_ranks, merge
 from mindtorch.program.workload import DTYPES, Request
 
 from .output import OUTPUT, OutputFile
-from .target import TargetCommand, claimed_stdout, parse_target, target_arguments
+from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .units import counted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Examples:
 
 
 @click.command(
-    cls=TargetCommand, name="profile", epilog=_EPILOG, short_help="Where time, memory and FLOPs of a program went."
+    cls=ProgramCommand, name="profile", epilog=_EPILOG, short_help="Where time, memory and FLOPs of a program went."
 )
 @click.option("--by", type=click.Choice(["module", "op", "line", "phase"]), help="Show one table in full.")
 @click.option("--top", type=click.IntRange(min=1), help="Rows of the op and line tables.")
@@ -103,9 +103,9 @@ Examples:
 @click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
 @click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
 @click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
-@target_arguments
+@program_arguments
 def command(
-    target: str,
+    argument: str,
     script_args: tuple[str, ...],
     as_module: bool,
     inputs: tuple[str, ...],
@@ -129,9 +129,9 @@ def command(
     csv_file: OutputFile | None,
     trace_file: OutputFile | None,
 ) -> int:
-    """Run TARGET unmodified and show its time, memory and FLOPs by phase, module and op.
+    """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
 
-    TARGET is a script, a module (-m), or a model: FILE.py:NAME, or the config.json of a transformers model. A model is
+    PROGRAM is a script, a module (-m), or a model: FILE.py:NAME, or the config.json of a transformers model. A model is
     called in eval mode without gradients, unless --train says otherwise. With "-" as an output file the report is not
     shown and what the program prints goes to stderr.
     """
@@ -144,7 +144,7 @@ def command(
         )
     files = (json_file, csv_file, trace_file)
     request = Request(seq, batch, decode, train, dtype)
-    program = parse_target(target, script_args, inputs, *files, request=request, as_module=as_module)
+    program = parse_program(argument, script_args, inputs, *files, request=request, as_module=as_module)
     if merged_file is not None and json_file is not None:
         merged_file.check(program.path)
         json_file.discard()  # what is there afterwards is of this run
@@ -218,7 +218,7 @@ def _measure(
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(begun_ns=begun, target=target, shapes=shapes)
         # No moving progress line here: whatever draws it would be measured too.
-        _note(f"building and running {program.target} ...")
+        _note(f"building and running {program.argument} ...")
         with profiler:
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins
         if outcome.error is not None and not outcome.interrupted:
@@ -303,7 +303,7 @@ def _explain(program: Program, outcome: Outcome) -> None:
     if isinstance(outcome.error, SystemExit):
         return
     if program.model is not None:
-        click.echo(f"genie: {program.target} failed when called with {program.describe_inputs()}", err=True)
+        click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
         outcome.exit_code = 2
 
 
@@ -334,18 +334,18 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
     if outcome.interrupted:
         click.echo("genie: interrupted; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
-        click.echo(f"genie: {program.target} ended with exit code {outcome.exit_code}", err=True)
+        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         _hint_options(program)
     elif not _ran_anything(report) and report.get("unseen"):
         unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
-        click.echo(f"genie: {program.target} ran no torch op itself; what {unseen} ran is not seen", err=True)
+        click.echo(f"genie: {program.argument} ran no torch op itself; what {unseen} ran is not seen", err=True)
     elif not _ran_anything(report):
         names = program.candidates() if program.kind == "script" else []
         hint = (
             f"; to profile a model it defines: genie profile {program.path}:{names[0]} --input SHAPE" if names else ""
         )
         others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
-        click.echo(f"genie: {program.target} ran no torch op{hint}{others}", err=True)
+        click.echo(f"genie: {program.argument} ran no torch op{hint}{others}", err=True)
     return outcome.exit_code
 
 
@@ -360,5 +360,5 @@ def _hint_options(program: Program) -> None:
     misplaced = [word for word in program.script_args if word.split("=")[0] in own]
     if misplaced:
         click.echo(
-            f"genie: {' '.join(misplaced)} was given to {program.target}; options for genie go before it", err=True
+            f"genie: {' '.join(misplaced)} was given to {program.argument}; options for genie go before it", err=True
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import sizes, tree
+from . import report_memory, tree
 from .render import Canvas, Text, clean, grade
 from .report_workload import workload_facts
 from .units import amount, bytes_text, count, counted, number, percent, seconds, work
@@ -51,7 +51,7 @@ def render_report(
     if "phase" in wanted:
         _phases(report, canvas)
     if view.by is None:
-        sizes.memory(report, canvas)
+        report_memory.memory(report, canvas)
     if "module" in wanted:
         _modules(report, canvas, view)
     if "op" in wanted:
@@ -142,7 +142,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
             text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
         facts.append(("predicted", text))
     if totals.get("peak_bytes"):
-        facts.append(("memory", sizes.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
+        facts.append(("memory", report_memory.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.
@@ -352,7 +352,7 @@ def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
         rows = sorted(uncounted, key=lambda row: -(row.get("self_s") or 0.0))
         names = ", ".join(f"{(r.get('name') or '').removeprefix('aten::')} ×{r.get('calls')}" for r in rows)
         canvas.paragraph(f"no FLOP formula for {counted(calls, 'call')} ({spent}): {names}", "yellow", "  · ")
-    sizes.assumed(report, canvas)
+    report_memory.assumed(report, canvas)
     for warning in warnings:
         if warning.startswith("FLOPs leave out") and uncounted:  # the ledger above says it with every name and count
             continue

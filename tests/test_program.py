@@ -16,7 +16,7 @@ import torch
 import mindtorch
 from mindtorch.base.errors import UsageError
 from mindtorch.program.inputs import parse_input
-from mindtorch.program.run import Program, split_target
+from mindtorch.program.run import Program, split_argument
 from mindtorch.program.workload import Request
 
 
@@ -311,10 +311,10 @@ def test_C1_unreadable_file(write, monkeypatch):
 def test_C1_target_forms(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("a:b.py", "pass")
-    assert split_target("a:b.py") == ("script", "a:b.py", "")
-    assert split_target("dir/m.py:Outer.build") == ("model", "dir/m.py", "Outer.build")
-    assert split_target("config.json") == ("config", "config.json", "")
-    assert split_target("train") == ("script", "train", "")
+    assert split_argument("a:b.py") == ("script", "a:b.py", "")
+    assert split_argument("dir/m.py:Outer.build") == ("model", "dir/m.py", "Outer.build")
+    assert split_argument("config.json") == ("config", "config.json", "")
+    assert split_argument("train") == ("script", "train", "")
 
 
 def test_C1_model_file_offers_candidates(write):

@@ -36,7 +36,7 @@ def unpacked(code: int) -> Source | None:
     return ((code >> 32) - 1, code & 0xFFFFFFFF) if code else None
 
 
-class Memory:
+class StorageState:
     """What is known about one storage: who made each view of it, and who wrote to it last."""
 
     __slots__ = ("ref", "views", "writer")
@@ -51,8 +51,8 @@ class Values:
     """Tensors to their makers."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, Memory] = {}
-        self._objects: dict[int, tuple[weakref.ref[torch.Tensor], Memory]] = {}
+        self._storages: dict[int, StorageState] = {}
+        self._objects: dict[int, tuple[weakref.ref[torch.Tensor], StorageState]] = {}
         self._sweep_at = _SWEEP
         self._slots = array("q")
         self._slots_until = 0
@@ -114,20 +114,20 @@ class Values:
             return None
         return unpacked(self._slots[handle.slot])
 
-    def _memory(self, tensor: torch.Tensor) -> Memory | None:
+    def _memory(self, tensor: torch.Tensor) -> StorageState | None:
         if _has_storage(tensor):
             return self._storages.get(_storage_of(tensor)._cdata)
         entry = self._objects.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
-    def _add(self, tensor: torch.Tensor, shared: Memory | None) -> Memory:
+    def _add(self, tensor: torch.Tensor, shared: StorageState | None) -> StorageState:
         if len(self._storages) + len(self._objects) > self._sweep_at:
             self._sweep()
         if _has_storage(tensor):
-            memory = Memory(StorageWeakRef(_storage_of(tensor)))
+            memory = StorageState(StorageWeakRef(_storage_of(tensor)))
             self._storages[memory.ref.cdata] = memory  # type: ignore[union-attr]
             return memory
-        memory = shared or Memory(None)
+        memory = shared or StorageState(None)
         self._objects[id(tensor)] = (weakref.ref(tensor), memory)
         return memory
 

@@ -28,7 +28,7 @@ from .inputs import InputSpec, check_names, nested, parse_input
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .workload import Request, Workload
 
-__all__ = ["Outcome", "Program", "split_target"]
+__all__ = ["Outcome", "Program", "split_argument"]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Program:
     ``kind`` is ``script`` (or a folder with a ``__main__.py``), ``module``, ``model`` (``file.py:name``) or ``config``.
     """
 
-    target: str
+    argument: str
     kind: str
     path: str
     name: str = ""
@@ -56,30 +56,30 @@ class Program:
     @classmethod
     def parse(
         cls,
-        target: str,
+        argument: str,
         script_args: Sequence[str] = (),
         inputs: Sequence[str] = (),
         request: Request | None = None,
         as_module: bool = False,
     ) -> Program:
-        """Understand ``target`` without running anything. ``UsageError`` when it cannot be run.
+        """Understand ``argument`` without running anything. ``UsageError`` when it cannot be run.
 
         as_module: it is the dotted name of a module, as after ``python -m``.
         """
         request = request or Request()
         if as_module:
-            if not all(part.isidentifier() for part in target.split(".")):
-                raise UsageError(f"-m {target}: expected the dotted name of a module, as pkg.train")
+            if not all(part.isidentifier() for part in argument.split(".")):
+                raise UsageError(f"-m {argument}: expected the dotted name of a module, as pkg.train")
             if inputs:
-                raise UsageError(f"--input is for a model (file.py:name), not for a module: -m {target}")
-            _check_request("module", f"-m {target}", request, False)
-            return cls(target, "module", os.path.join(os.getcwd(), "-m"), target, list(script_args), [], request)
-        kind, path, name = split_target(target)
+                raise UsageError(f"--input is for a model (file.py:name), not for a module: -m {argument}")
+            _check_request("module", f"-m {argument}", request, False)
+            return cls(argument, "module", os.path.join(os.getcwd(), "-m"), argument, list(script_args), [], request)
+        kind, path, name = split_argument(argument)
         if os.path.isdir(path):
             path = os.path.join(path, "__main__.py")
             if not os.path.exists(path):
                 raise UsageError(
-                    f"{target} is a directory without a __main__.py; expected a script (train.py), a model in a file "
+                    f"{argument} is a directory without a __main__.py; expected a script (train.py), a model in a file "
                     f"(model.py:name), or a module (-m pkg.train)"
                 )
             kind, name = "script", ""
@@ -92,16 +92,16 @@ class Program:
         if kind == "script" and inputs:
             raise UsageError(f"--input is for a model ({path}:name), not for a script{_candidates_text(path)}")
         if kind != "script" and script_args:
-            raise UsageError(f"{target} is a model and takes no arguments, got {' '.join(script_args)!r}")
-        _check_request(kind, target, request, bool(inputs))
+            raise UsageError(f"{argument} is a model and takes no arguments, got {' '.join(script_args)!r}")
+        _check_request(kind, argument, request, bool(inputs))
         specs = [parse_input(text) for text in inputs]
         check_names(spec.name for spec in specs if spec.name)
-        return cls(target, kind, path, name, list(script_args), specs, request)
+        return cls(argument, kind, path, name, list(script_args), specs, request)
 
     @property
     def command(self) -> list[str]:
-        """The target and its arguments, as typed."""
-        return [*(["-m"] if self.kind == "module" else []), self.target, *self.script_args]
+        """The program and its arguments, as typed."""
+        return [*(["-m"] if self.kind == "module" else []), self.argument, *self.script_args]
 
     @property
     def is_model(self) -> bool:
@@ -139,7 +139,7 @@ class Program:
         """Run the user's code as the interpreter would, and put the process back afterwards."""
         pid = os.getpid()
         before = set(threading.enumerate())
-        with _interpreter_state([self.path if self.is_model else self.target, *self.script_args], self.path):
+        with _interpreter_state([self.path if self.is_model else self.argument, *self.script_args], self.path):
             outcome = captured(work)
             if not self.is_model:
                 if outcome.error is not None and threading.active_count() > 1:
@@ -154,7 +154,7 @@ class Program:
     def _run_script(self) -> None:
         code = _compiled(self.path)
         module = _new_main(self.path)
-        if os.path.isdir(self.target):
+        if os.path.isdir(self.argument):
             module.__package__ = ""  # as Python has it for the __main__.py of a folder
             module.__spec__ = importlib.util.spec_from_file_location("__main__", os.path.abspath(self.path))
         self._run_main(module, code)
@@ -222,18 +222,18 @@ class Program:
             return found
         if not callable(found):
             raise _Refused(
-                f"{self.target} is {_article(found)}; expected a torch.nn.Module, a class of one, or a function that "
+                f"{self.argument} is {_article(found)}; expected a torch.nn.Module, a class of one, or a function that "
                 f"returns one{_list(_models_in(module, torch))}"
             )
         needed = _required_parameters(found)
         if needed:
             raise _Refused(
-                f"{self.target} cannot be built without arguments, it needs {', '.join(needed)}; "
+                f"{self.argument} cannot be built without arguments, it needs {', '.join(needed)}; "
                 f"write a function without parameters that returns the model and name that"
             )
         model = found()
         if not isinstance(model, torch.nn.Module):
-            raise _Refused(f"{self.target}() returned {_article(model)}; expected a torch.nn.Module")
+            raise _Refused(f"{self.argument}() returned {_article(model)}; expected a torch.nn.Module")
         return model
 
     def _run_model(self, repeat: int, warmup: int, stage: Callable[[str], None] | None) -> Any:
@@ -267,13 +267,13 @@ class _Refused(Exception):
     """A ``UsageError`` in the making: told apart from one that the user's own code raises."""
 
 
-def split_target(target: str) -> tuple[str, str, str]:
+def split_argument(argument: str) -> tuple[str, str, str]:
     """(kind, path, name) of ``train.py``, ``model.py:name`` or ``config.json``; decided by the text and the file."""
-    head, colon, name = target.rpartition(":")
-    named = colon and head and os.sep not in name and not os.path.exists(target)
+    head, colon, name = argument.rpartition(":")
+    named = colon and head and os.sep not in name and not os.path.exists(argument)
     if named and (head.endswith(".py") or os.path.exists(head)):
         return "model", head, name
-    return ("config" if target.endswith(".json") else "script"), target, ""
+    return ("config" if argument.endswith(".json") else "script"), argument, ""
 
 
 @contextlib.contextmanager
@@ -372,7 +372,7 @@ def _import_file(path: str) -> types.ModuleType:
     return module
 
 
-def _check_request(kind: str, target: str, request: Request, inputs: bool) -> None:
+def _check_request(kind: str, argument: str, request: Request, inputs: bool) -> None:
     """``--seq`` and its like are for configurations: of a script they are its own business, a model has ``--input``."""
     words = request.words()
     if not words:
@@ -381,11 +381,11 @@ def _check_request(kind: str, target: str, request: Request, inputs: bool) -> No
     if kind in ("script", "module"):
         raise UsageError(
             f"{said} is for the config.json of a transformers model, not for a {kind}; options of the script's own go "
-            f"behind it: {target} {said}"
+            f"behind it: {argument} {said}"
         )
     if kind == "model":
         raise UsageError(
-            f"{said} is for the config.json of a transformers model; what {target} is called with is given as "
+            f"{said} is for the config.json of a transformers model; what {argument} is called with is given as "
             f"--input [NAME=]SHAPE[:DTYPE]"
         )
     if inputs and request != Request(dtype=request.dtype):
@@ -472,6 +472,6 @@ def _check_signature(program: Program, args: tuple[Any, ...], kwargs: dict[str, 
         parameters = [str(p).split(":")[0] for p in list(signature.parameters.values())[1:]]
         given = program.describe_inputs() if program.inputs else "no --input"
         raise _Refused(
-            f"{program.target}: forward({', '.join(parameters)}) cannot be called with {given}: {error}; "
+            f"{program.argument}: forward({', '.join(parameters)}) cannot be called with {given}: {error}; "
             f"give each one as --input [NAME=]SHAPE[:DTYPE], an entry of a dict as --input NAME.KEY=SHAPE[:DTYPE]"
         ) from error

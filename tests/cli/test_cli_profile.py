@@ -182,7 +182,7 @@ def test_C8_exit_code_is_passed_through(here, source, code, word):
 
 @pytest.mark.parametrize(
     ("args", "word"),
-    [(["nowhere.py"], "nowhere.py does not exist"), ([], "TARGET"), (["."], "directory"),
+    [(["nowhere.py"], "nowhere.py does not exist"), ([], "PROGRAM"), (["."], "directory"),
      (["net.py:missing", "--input", "1x64"], "build"), (["net.py:build"], "forward(x)"),
      (["net.py:build", "--input", "1xx64"], "[NAME=]SHAPE"), (["net.py:build", "--input", "y=1x64"], "forward(x)"),
      (["--input", "1x64", "train.py"], "--input is for a model"), (["--steps", "0", "train.py"], "--steps"),

@@ -21,7 +21,7 @@ from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
 from ...ops import traits
 from ...ops.schema import data_dependent
-from .backward import on_values
+from .gradients import on_values
 from .meta import as_meta, refuse
 from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
 from .predict import (

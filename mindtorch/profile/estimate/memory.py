@@ -18,7 +18,7 @@ from mindtorch.devices.lazy_device import DATALESS, GRAIN
 from mindtorch.profile.estimate import scratch
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
-from mindtorch.profile.report.names import Names
+from mindtorch.profile.report.module_names import Names
 
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
 _BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),

@@ -21,7 +21,7 @@ from mindtorch.base import sourceline
 from mindtorch.devices import mode
 from mindtorch.engine.semantics import modules
 from mindtorch.profile.report import times
-from mindtorch.profile.report.names import Names
+from mindtorch.profile.report.module_names import Names
 
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
 CATEGORIES = (

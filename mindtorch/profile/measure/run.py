@@ -12,7 +12,7 @@ from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.model import ModelBook
 from mindtorch.profile.report.build import build_report
-from mindtorch.profile.report.names import Names
+from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.recording import Parameters, Recording, Stage
 
 

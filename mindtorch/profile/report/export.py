@@ -20,7 +20,7 @@ from mindtorch.profile.report.columns import TABLES
 from mindtorch.profile.report.times import ENTER, EXIT, LABEL, OP, RECORD, RUN
 
 if TYPE_CHECKING:
-    from mindtorch.profile.report.names import Names
+    from mindtorch.profile.report.module_names import Names
     from mindtorch.profile.report.recording import Log, Recording
 
 #: Every field of the tables that is one value; what names a row or is its time has one name in all tables.

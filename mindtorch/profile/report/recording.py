@@ -10,7 +10,7 @@ from mindtorch._ext.opinfo import Op
 from mindtorch.profile.cost.shapes import Shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
-from mindtorch.profile.report.names import Names
+from mindtorch.profile.report.module_names import Names
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")

@@ -14,7 +14,7 @@ from mindtorch.profile.report.times import seconds
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
-    from mindtorch.profile.report.names import Names
+    from mindtorch.profile.report.module_names import Names
     from mindtorch.profile.report.recording import Recording
 
 

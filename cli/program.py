@@ -1,4 +1,4 @@
-"""Commands that take a target: which options are genie's, and what stdout is for while the user's program runs."""
+"""Commands that take a program: which options are genie's, and what stdout is for while the user's program runs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 import click
 
-from mindtorch.program.run import Program, split_target
+from mindtorch.program.run import Program, split_argument
 from mindtorch.program.workload import Request
 
 from .output import OutputFile
 
-__all__ = ["TargetCommand", "claimed_stdout", "parse_target", "target_arguments"]
+__all__ = ["ProgramCommand", "claimed_stdout", "parse_program", "program_arguments"]
 
 
-class TargetCommand(click.Command):
+class ProgramCommand(click.Command):
     """Everything after a script is the script's (SPEC C1). A model (``model.py:name``, ``config.json``) takes no
     arguments of its own, so options after it are genie's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        target, after = values.get("target"), values.get("script_args")
-        if isinstance(target, str) and not values.get("as_module") and split_target(target)[0] != "script":
+        argument, after = values.get("argument"), values.get("script_args")
+        if isinstance(argument, str) and not values.get("as_module") and split_argument(argument)[0] != "script":
             ctx.allow_interspersed_args = True
             place = len(args) - len(after if isinstance(after, (list, tuple)) else ()) - 1
             if place and args[place - 1] == "--":
@@ -34,12 +34,12 @@ class TargetCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def target_arguments(function: Any) -> Any:
-    """TARGET, the script's arguments, ``-m`` and ``--input``."""
+def program_arguments(function: Any) -> Any:
+    """PROGRAM, the script's arguments, ``-m`` and ``--input``."""
     function = click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")(function)
-    function = click.argument("target")(function)
+    function = click.argument("argument", metavar="PROGRAM")(function)
     function = click.option(
-        "-m", "as_module", is_flag=True, help="TARGET is a module: run as python -m TARGET, what follows is its own."
+        "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
     )(function)
     return click.option(
         "--input",
@@ -51,8 +51,8 @@ def target_arguments(function: Any) -> Any:
     )(function)
 
 
-def parse_target(
-    target: str,
+def parse_program(
+    argument: str,
     script_args: tuple[str, ...],
     inputs: tuple[str, ...],
     *files: OutputFile | None,
@@ -60,7 +60,7 @@ def parse_target(
     as_module: bool = False,
 ) -> Program:
     """The program, and the promise that every output file can be written and none replaces the program."""
-    program = Program.parse(target, script_args, inputs, request, as_module)
+    program = Program.parse(argument, script_args, inputs, request, as_module)
     given = [file for file in files if file is not None]
     for index, file in enumerate(given):
         file.check(program.path)

@@ -6,15 +6,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mindtorch.cli.target import TargetCommand, target_arguments
+from mindtorch.cli.program import ProgramCommand, program_arguments
 
 
-@click.command(cls=TargetCommand)
+@click.command(cls=ProgramCommand)
 @click.option("--top", type=int)
 @click.option("--flag", is_flag=True)
-@target_arguments
+@program_arguments
 def command(**values):
-    click.echo(repr((values["target"], values["script_args"], values["top"], values["flag"], values["inputs"])))
+    click.echo(repr((values["argument"], values["script_args"], values["top"], values["flag"], values["inputs"])))
 
 
 @pytest.mark.parametrize(
