@@ -224,8 +224,7 @@ def _again(node: Node, later: Node) -> bool:
         return False
     if not all(then in (before, node.id) for before, then in zip(sources, follows)):
         return False
-    row = ops.row(node.op)
-    looks = row is not None and row.tag == "view"  # at one part of a tensor after the other
+    looks = ops.about(node.op).tag == "view"  # at one part of a tensor after the other
     return looks or (node.args, node.kwargs) == (later.args, later.kwargs)
 
 

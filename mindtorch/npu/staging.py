@@ -34,7 +34,7 @@ from ..engine.record.predict import (
     taken_apart,
     tensors_in,
 )
-from ..ops import schema, traits
+from ..ops import schema
 from . import backward
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
@@ -84,7 +84,7 @@ def _describe(func: Any) -> _Op:
         view=(schema.gives_aliases(func) and not writes) or in_place,
         in_place=in_place,
         composite=taken_apart(name, row),
-        blind=base in traits.BLIND and not writes,
+        blind=ops.about(base).blind and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         bumps=bool(writes) and base.startswith("aten::_foreach_"),
     )

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from . import schema, traits  # here: `__getattr__` below would answer for them
+from . import schema  # here: `__getattr__` below would answer for them
 from .flops import FlopCount, count_flops
 from .names import op_name
 from .row import TAGS, OpRow
-from .table import ROWS, row
+from .table import ROWS, about, row
 
 
 def __getattr__(name: str) -> Any:
     return getattr(torch.ops, name)  # `import mindtorch as torch`: torch.ops is reachable here (SPEC D6)
 
 
-__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "count_flops", "op_name", "row", "schema", "traits"]
+__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "about", "count_flops", "op_name", "row", "schema"]

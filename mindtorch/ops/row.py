@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from .call import Call
+from .product_rules import Product
 from .rules import zero
 
 #: A FLOP rule: ``rule(args, kwargs, out) -> FLOPs``. Pure; looks only at ``.shape`` of tensors and at plain values.
@@ -13,6 +15,9 @@ from .rules import zero
 FlopRule = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 #: Of the same form: bytes that torch's CPU kernel takes for itself while it runs, above its results.
 ScratchRule = FlopRule
+#: Bytes read and written.
+ByteRule = Callable[[Call], tuple[int, int]]
+ProductRule = Callable[[Call], Product | None]
 
 TAGS = (
     "attention", "matmul", "conv", "norm", "elementwise", "reduction", "softmax", "data movement", "view", "creation",
@@ -44,6 +49,30 @@ class OpRow(NamedTuple):
     python: names in ``torch.nn.functional`` of Python functions that are one call of this op. Their argument order
         may differ from the op's (``batch_norm``, ``embedding``), so `writes` does not apply to their arguments.
     scratch: memory that the CPU's kernel takes while it runs and gives back, where that is much; None: next to none.
+    bytes: what has to be read and written; None: as the tag has it (`byte_rules.by_tag`).
+    product: sizes of the products that it is made of, where it is.
+    cpu: what bounds it on a CPU, of the kinds that `profile.cost.cpu_measure` measures; "": what bounds its tag.
+
+    Of calls that are recorded:
+
+    never_whole: a composite function that fills tensors or mutates state in ways its schema does not show, or whose
+        replay would depend on state that is not part of the call.
+    over_all: of `values_backward`: only reductions without a dimension have another formula for tensor subclasses.
+    folds: a product whose choice of kernel depends on more than its operands' sizes (`record.predict._folds`).
+    may_copy: copies its input, or views it, or gives it back, as the arguments and its strides have it.
+    adopts: its schema says "view" although its storage was not made by an op: data given to ``torch.tensor``, ``load``.
+
+    Of devices:
+
+    anywhere: takes tensors of two devices on purpose, or looks at sizes and dtypes only.
+    elsewhere: arguments, by position or name, that may be elsewhere: torch wants lengths and splits on the CPU.
+    indexed: its indices may be on the CPU whatever they index.
+
+    Of estimates:
+
+    blind: does not look at the content of its first input.
+    absorbing: what the elements of one input all have to be for the result to follow from that one alone.
+    sizes_from_values: its result has as many elements as its input has true ones.
     """
 
     name: str
@@ -56,10 +85,29 @@ class OpRow(NamedTuple):
     values_backward: bool = False
     python: tuple[str, ...] = ()
     scratch: ScratchRule | None = None
+    bytes: ByteRule | None = None
+    product: ProductRule | None = None
+    cpu: str = ""
+    never_whole: bool = False
+    over_all: bool = False
+    folds: bool = False
+    may_copy: bool = False
+    adopts: bool = False
+    anywhere: bool = False
+    elsewhere: tuple[int | str, ...] = ()
+    indexed: bool = False
+    blind: bool = False
+    absorbing: bool | None = None
+    sizes_from_values: bool = False
 
 
 def op(name: str, tag: str, flops: FlopRule | None = None, **fields: Any) -> OpRow:
-    """Write one row; `name` without its namespace means ``aten::``; ops with a free tag get the `zero` rule."""
+    """Write one row; `name` without its namespace means ``aten::``; ops with a free tag get the `zero` rule.
+
+    python=True: of the same name there.
+    """
+    if fields.get("python") is True:
+        fields["python"] = (name,)
     if flops is None and tag in FREE_TAGS:
         flops = zero
     return OpRow(name if "::" in name else f"aten::{name}", tag, flops, **fields)

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from . import traits
-from .table import row
+from .table import about
 
 
 def overloads(name: str) -> list[Any]:
@@ -56,8 +55,8 @@ def writes_told(overload: Any) -> list[int | str]:
 
 def writes(overload: Any) -> tuple[int | str, ...]:
     """The same, with what the schema does not tell of: running statistics and the like."""
-    found, known = writes_told(overload), row(overload._schema.name)
-    return (*found, *(w for w in (known.writes if known is not None else ()) if w not in found))
+    found = writes_told(overload)
+    return (*found, *(w for w in about(overload._schema.name).writes if w not in found))
 
 
 def gives_aliases(overload: Any) -> bool:
@@ -78,4 +77,4 @@ def is_view(overload: Any) -> bool:
 
 def allocates(overload: Any) -> bool:
     """Does it give a tensor with memory of its own?"""
-    return overload._schema.name in traits.ADOPTS or any(r.alias_info is None for r in overload._schema.returns)
+    return about(overload._schema.name).adopts or any(r.alias_info is None for r in overload._schema.returns)

@@ -17,6 +17,15 @@ ROWS: tuple[OpRow, ...] = (*_MATRIX, *_NN, *_MATH, *_DATA, *_OPTIM)
 _BY_NAME: dict[str, OpRow] = {row.name: row for row in ROWS}
 
 
+#: What is known about an op without a row.
+_NOTHING = OpRow("", "other")
+
+
+def about(name: str) -> OpRow:
+    """The row of a normalized name, or one without a name that knows nothing."""
+    return row(name) or _NOTHING
+
+
 def row(name: str) -> OpRow | None:
     """The row of a normalized name (``aten::mm``); an in-place op (``aten::add_``) has that of the functional one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import byte_rules as moved
 from .row import OpRow, op, ops
 from .rules import elementwise, reduction, zero
 
@@ -9,55 +10,86 @@ ROWS: list[OpRow] = [
     *ops(
         "view",
         None,
-        "_conj _fw_primal _indices _make_dual _neg_view _reshape_alias _unpack_dual _values adjoint alias as_strided "
-        "broadcast_tensors broadcast_to ccol_indices chunk col_indices conj crow_indices detach diagonal dsplit expand "
-        "expand_as flatten hsplit imag indices lift lift_fresh linalg_diagonal mH mT matrix_H moveaxis movedim narrow "
-        "numpy_T permute positive ravel real reshape reshape_as resolve_conj resolve_neg row_indices select slice "
-        "slice_inverse split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
-        "unfold unsqueeze values view view_as view_as_complex view_as_real vsplit atleast_1d atleast_2d atleast_3d "
-        "unsafe_chunk unsafe_split unsafe_split_with_sizes _unsafe_view data _autocast_to_full_precision "
-        "_autocast_to_reduced_precision set _sparse_broadcast_to _test_autograd_multiple_dispatch_view "
-        "unflatten_dense_tensors _mkldnn_reshape _mkldnn_transpose",
+        "_conj _fw_primal _indices _make_dual _neg_view _reshape_alias _unpack_dual _values adjoint alias "
+        "as_strided broadcast_to ccol_indices chunk col_indices conj crow_indices detach diagonal dsplit expand "
+        "hsplit imag indices linalg_diagonal mH mT matrix_H moveaxis movedim narrow numpy_T permute positive ravel "
+        "real resolve_conj resolve_neg row_indices select slice slice_inverse split split_with_sizes squeeze "
+        "swapaxes swapdims t transpose unbind unflatten unfold unsqueeze values view view_as_complex view_as_real "
+        "vsplit atleast_1d atleast_2d atleast_3d unsafe_chunk unsafe_split unsafe_split_with_sizes _unsafe_view "
+        "_autocast_to_full_precision _autocast_to_reduced_precision _sparse_broadcast_to "
+        "_test_autograd_multiple_dispatch_view unflatten_dense_tensors _mkldnn_reshape _mkldnn_transpose",
     ),
-    op("pad", "data movement", python=("pad",)),
+    *ops("view", None, "broadcast_tensors expand_as reshape_as view_as data", anywhere=True),
+    *ops("view", None, "flatten reshape", may_copy=True),
+    *ops("view", None, "lift lift_fresh set", adopts=True),
+    # whose sizes are the numbers
+    op("_nested_view_from_jagged", "view", elsewhere=(5, 6, "min_seqlen", "max_seqlen")),
+    op("tensor_split", "view", elsewhere=(1, "indices", "indices_or_sections", "tensor_indices_or_sections")),
+    op("pad", "data movement", python=True),
     op("im2col", "data movement", python=("unfold",)),
     # overlapping blocks are added up
     op("col2im", "reduction", reduction, python=("fold",)),
     *ops(
         "data movement",
         None,
-        "clone contiguous copy _copy_from _copy_from_and_resize _to_copy to to_dense to_sparse to_mkldnn type_as "
-        "_cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _to_cpu _to_dense "
-        "_to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr chalf pin_memory _pin_memory "
-        "cat concat concatenate stack _stack _chunk_cat hstack vstack dstack column_stack row_stack block_diag repeat "
-        "repeat_interleave tile roll rot90 flip fliplr flipud gather gather_backward index index_select "
-        "index_select_backward _unsafe_index _unsafe_masked_index index_put _index_put_impl _unsafe_index_put "
-        "index_copy index_fill take take_along_dim put scatter masked_select_backward masked_scatter "
-        "masked_scatter_backward select_scatter slice_scatter diagonal_scatter as_strided_scatter select_backward "
-        "slice_backward diagonal_backward unfold_backward value_selecting_reduction_backward cummaxmin_backward "
+        "clone _copy_from _copy_from_and_resize to_dense to_sparse to_mkldnn _cast_Byte _cast_Char _cast_Double "
+        "_cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _to_cpu _to_dense _to_sparse _to_sparse_bsc "
+        "_to_sparse_bsr _to_sparse_csc _to_sparse_csr chalf _pin_memory cat concat concatenate stack _stack "
+        "_chunk_cat hstack vstack dstack column_stack row_stack block_diag repeat tile roll rot90 flip fliplr "
+        "flipud gather_backward index_select_backward _unsafe_masked_index put masked_select_backward "
+        "masked_scatter_backward unfold_backward value_selecting_reduction_backward cummaxmin_backward "
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
         "replication_pad3d _pad_circular _pad_enum channel_shuffle native_channel_shuffle pixel_shuffle "
-        "pixel_unshuffle tril triu diag diag_embed diagflat fill_diagonal_ nonzero nonzero_numpy "
-        "argwhere cartesian_prod combinations meshgrid flatten_dense_tensors fft_fftshift fft_ifftshift "
-        "trace_backward resize resize_as _resize_output _lazy_clone _reshape_copy coalesce _coalesce sparse_mask "
-        "dequantize quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel int_repr "
-        "nested_to_padded_tensor to_padded_tensor _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned "
-        "quantized::linear_prepack quantized::linear_unpack _foreach_copy _foreach_clone copy_sparse_to_sparse "
-        "mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight",
+        "pixel_unshuffle tril triu diag_embed diagflat fill_diagonal_ nonzero_numpy argwhere cartesian_prod "
+        "combinations meshgrid flatten_dense_tensors fft_fftshift fft_ifftshift trace_backward _lazy_clone "
+        "_reshape_copy coalesce _coalesce sparse_mask dequantize quantize_per_tensor quantize_per_tensor_dynamic "
+        "quantize_per_channel int_repr nested_to_padded_tensor to_padded_tensor _nested_tensor_from_mask "
+        "_nested_tensor_from_mask_left_aligned quantized::linear_prepack quantized::linear_unpack _foreach_clone "
+        "copy_sparse_to_sparse mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight",
     ),
+    op("contiguous", "data movement", bytes=moved.conversion, may_copy=True),
+    op("copy", "data movement", bytes=moved.AllBut(0), blind=True, anywhere=True),
+    op("_to_copy", "data movement", cpu="cast"),
+    *ops("data movement", None, "to type_as", bytes=moved.conversion, may_copy=True, anywhere=True),
+    *ops("data movement", None, "pin_memory resize _resize_output", bytes=moved.nothing),
+    op("repeat_interleave", "data movement", cpu="rows", sizes_from_values=True),
+    *ops("data movement", None, "gather take take_along_dim", bytes=moved.part, cpu="gather"),
+    op("index", "data movement", bytes=moved.part, cpu="rows", indexed=True, sizes_from_values=True),
+    *ops("data movement", None, "index_select _unsafe_index", bytes=moved.part, cpu="rows"),
+    *ops("data movement", None, "index_put _index_put_impl", bytes=moved.index_put, cpu="scatter", indexed=True),
+    op("_unsafe_index_put", "data movement", bytes=moved.index_put),
+    op("index_copy", "data movement", bytes=moved.index_copy, cpu="index_add"),
+    op("index_fill", "data movement", bytes=moved.index_fill, cpu="index_add"),
+    op("scatter", "data movement", bytes=moved.scatter, cpu="scatter"),
+    op("masked_scatter", "data movement", cpu="scatter"),
+    *ops(
+        "data movement", None, "select_scatter slice_scatter diagonal_scatter as_strided_scatter", bytes=moved.onto_copy
+    ),
+    *ops("data movement", None, "select_backward slice_backward diagonal_backward", bytes=moved.into_zeros),
+    op("diag", "data movement", bytes=moved.part),
+    op("nonzero", "data movement", cpu="scatter", sizes_from_values=True),
+    op("resize_as", "data movement", bytes=moved.nothing, anywhere=True),
+    op("_foreach_copy", "data movement", bytes=moved.AllBut(0), anywhere=True),
     *ops(
         "data movement",
         None,
         "_conj_copy _fw_primal_copy _indices_copy _make_dual_copy _neg_view_copy _reshape_alias_copy _values_copy "
-        "alias_copy as_strided_copy ccol_indices_copy col_indices_copy crow_indices_copy detach_copy diagonal_copy "
-        "expand_copy indices_copy lift_fresh_copy narrow_copy permute_copy row_indices_copy select_copy slice_copy "
-        "split_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy "
-        "values_copy view_as_complex_copy view_as_real_copy view_copy",
+        "alias_copy as_strided_copy ccol_indices_copy col_indices_copy crow_indices_copy detach_copy expand_copy "
+        "indices_copy lift_fresh_copy permute_copy row_indices_copy squeeze_copy t_copy transpose_copy "
+        "unsqueeze_copy values_copy view_as_complex_copy view_as_real_copy view_copy",
+    ),
+    *ops(
+        "data movement",
+        None,
+        "diagonal_copy narrow_copy select_copy slice_copy split_copy split_with_sizes_copy unbind_copy unfold_copy",
+        bytes=moved.part,
     ),
     op("nonzero_static", "data movement", probe=True),
-    op("masked_select", "data movement", values_backward=True),
+    op("masked_select", "data movement", values_backward=True, bytes=moved.part, cpu="gather", sizes_from_values=True),
     # writes that add up: one addition per source element at most
-    *ops("reduction", elementwise, "scatter_add scatter_reduce index_add index_reduce"),
+    *ops("reduction", elementwise, "scatter_add scatter_reduce", bytes=moved.scatter_add, cpu="scatter_add"),
+    op("index_add", "reduction", elementwise, bytes=moved.index_add, cpu="index_add"),
+    op("index_reduce", "reduction", elementwise, bytes=moved.index_add),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),
     *ops(
         "reduction",
@@ -68,24 +100,37 @@ ROWS: list[OpRow] = [
     *ops(
         "creation",
         None,
-        "arange as_tensor bartlett_window blackman_window complex empty empty_like empty_permuted empty_quantized "
-        "empty_strided eye fft_fftfreq fft_rfftfreq fill from_file full full_like hamming_window hann_window "
-        "kaiser_window linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like range "
-        "scalar_tensor _sparse_coo_tensor_with_dims_and_tensors "
-        "sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
-        "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zero zeros zeros_like "
-        "_efficientzerotensor _foreach_zero _empty_affine_quantized _empty_per_channel_affine_quantized _dim_arange "
+        "bartlett_window blackman_window eye fft_fftfreq fft_rfftfreq from_file hamming_window hann_window "
+        "kaiser_window range scalar_tensor _sparse_coo_tensor_with_dims_and_tensors sparse_bsc_tensor "
+        "sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor sparse_csr_tensor "
+        "tril_indices triu_indices _foreach_zero _empty_per_channel_affine_quantized _dim_arange "
         "_new_zeros_with_same_feature_meta _shape_as_tensor",
     ),
+    *ops("creation", None, "arange full ones zeros", cpu="fill"),
+    *ops("creation", None, "as_tensor complex linspace logspace tensor", bytes=moved.AllBut()),
+    *ops(
+        "creation",
+        None,
+        "empty empty_permuted empty_quantized empty_strided _efficientzerotensor _empty_affine_quantized",
+        bytes=moved.nothing,
+    ),
+    *ops("creation", None, "empty_like new_empty new_empty_strided", bytes=moved.nothing, blind=True),
+    op("fill", "creation", bytes=moved.AllBut(0), cpu="fill", blind=True, anywhere=True),
+    *ops("creation", None, "full_like new_full new_ones new_zeros ones_like zero zeros_like", cpu="fill", blind=True),
     *ops(
         "random",
         zero,
-        "bernoulli binomial cauchy exponential geometric log_normal multinomial normal normal_functional poisson rand "
-        "rand_like randint randint_like randn randn_like random randperm uniform _sample_dirichlet _standard_gamma "
-        "_cudnn_init_dropout_state _philox_normal _philox_uniform _philox_key_fold_in _philox_key_split "
-        "_sobol_engine_draw _sobol_engine_ff_ _sobol_engine_initialize_state_ _sobol_engine_scramble_ "
-        "_fill_mem_eff_dropout_mask_",
+        "binomial normal_functional poisson _sample_dirichlet _standard_gamma _cudnn_init_dropout_state "
+        "_philox_normal _philox_uniform _philox_key_fold_in _philox_key_split _sobol_engine_draw _sobol_engine_ff_ "
+        "_sobol_engine_initialize_state_ _sobol_engine_scramble_ _fill_mem_eff_dropout_mask_",
     ),
+    *ops("random", zero, "bernoulli geometric", cpu="bernoulli"),
+    *ops("random", zero, "cauchy log_normal normal randn", cpu="normal"),
+    *ops("random", zero, "exponential multinomial rand randint randperm uniform", cpu="uniform"),
+    op("rand_like", "random", zero, bytes=moved.AllBut(0), cpu="uniform"),
+    op("randint_like", "random", zero, bytes=moved.AllBut(0), cpu="uniform", blind=True),
+    op("randn_like", "random", zero, bytes=moved.AllBut(0), cpu="normal"),
+    op("random", "random", zero, cpu="uniform", blind=True),
     *ops("random", None, "_standard_gamma_grad _dirichlet_grad"),
     # torch's own annotations, seen by dispatch modes
     *ops(
@@ -97,20 +142,28 @@ ROWS: list[OpRow] = [
     *ops(
         "other",
         zero,
-        "item _local_scalar_dense is_nonzero is_complex is_conj is_contiguous is_distributed is_floating_point "
-        "is_inference is_leaf is_neg is_pinned is_same_size is_set_to is_signed is_coalesced is_vulkan_available dim "
-        "numel element_size size stride storage_offset sym_numel sym_size sym_storage_offset sym_stride "
-        "sym_is_contiguous sym_constrain_range sym_constrain_range_for_size get_device output_nr result_type "
-        "promote_types can_cast dense_dim sparse_dim _dimI _dimV _nnz qscheme q_scale q_zero_point q_per_channel_axis "
-        "q_per_channel_scales q_per_channel_zero_points record_stream requires_grad_ retain_grad retains_grad "
-        "set_data _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async "
-        "_functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size "
-        "_has_same_storage_numel _has_compatible_shallow_copy_type _is_zerotensor _version _backward backward "
-        "cudnn_is_acceptable _debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
+        "is_complex is_conj is_contiguous is_distributed is_floating_point is_inference is_leaf is_neg is_pinned "
+        "is_signed is_coalesced is_vulkan_available dim numel element_size size stride storage_offset sym_numel "
+        "sym_size sym_storage_offset sym_stride sym_is_contiguous sym_constrain_range sym_constrain_range_for_size "
+        "get_device output_nr promote_types can_cast dense_dim sparse_dim _dimI _dimV _nnz qscheme q_scale "
+        "q_zero_point q_per_channel_axis q_per_channel_scales q_per_channel_zero_points record_stream retains_grad "
+        "_assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async _functional_assert_scalar "
+        "_functional_sym_constrain_range _functional_sym_constrain_range_for_size _has_same_storage_numel "
+        "_has_compatible_shallow_copy_type _is_zerotensor _version _backward cudnn_is_acceptable "
+        "_debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
         "_use_miopen_ctc_loss _use_cudnn_rnn_flatten_weight _coalesced prim::device prim::dtype prim::layout "
-        "prim::is_cpu prim::is_cuda prim::is_meta prim::is_mkldnn prim::is_nested prim::is_quantized prim::is_sparse "
-        "prim::is_sparse_csr prim::itemsize prim::nbytes prim::requires_grad",
+        "prim::is_cpu prim::is_cuda prim::is_meta prim::is_mkldnn prim::is_nested prim::is_quantized "
+        "prim::is_sparse prim::is_sparse_csr prim::itemsize prim::nbytes prim::requires_grad",
     ),
+    *ops("other", zero, "item _local_scalar_dense is_nonzero", bytes=moved.one),
+    *ops("other", zero, "is_same_size is_set_to result_type requires_grad_ retain_grad", anywhere=True),
+    op("set_data", "other", zero, bytes=moved.AllBut(0, 1), anywhere=True),
+    op("backward", "other", zero, elsewhere=("inputs",)),
+    # functions of torch's in Python
+    op("torch::backward", "other", elsewhere=("inputs",)),
+    *ops("other", None, "torch::grad torch::module_load", anywhere=True),
+    op("__setitem__", "other", indexed=True),
+    *ops("other", None, "_add_batch_dim _remove_batch_dim", never_whole=True),  # of torch's older vmap: wrappers
     # collectives
     *ops(
         "communication",

@@ -8,54 +8,74 @@ from .rules import PerInput, PerOutput, elementwise, reduction, zero
 
 ROWS: list[OpRow] = [
     # activations that torch.nn.functional wraps in Python
-    *(
-        op(name, "elementwise", elementwise, python=(name,))
-        for name in ("celu", "elu", "hardtanh", "leaky_relu", "mish", "relu", "relu6", "rrelu", "selu", "silu")
-    ),
-    op("glu", "elementwise", elementwise, python=("glu",)),
-    op("masked_fill", "elementwise", elementwise, values_backward=True),
+    *ops("elementwise", elementwise, "hardtanh leaky_relu relu relu6 rrelu", python=True),
+    *ops("elementwise", elementwise, "celu elu mish selu", python=True, cpu="exp"),
+    op("silu", "elementwise", elementwise, python=True, cpu="silu"),
+    op("glu", "elementwise", elementwise, python=True, cpu="sigmoid"),
+    op("masked_fill", "elementwise", elementwise, values_backward=True, cpu="where"),
     op("threshold", "elementwise", elementwise, python=("_threshold",)),
     *ops(
         "elementwise",
         elementwise,
-        "__and__ __ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __or__ __rshift__ __xor__ "
-        "_add_relu _conj_physical _prelu_kernel abs absolute acos acosh add addcdiv addcmul angle arccos arccosh "
-        "arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift "
-        "bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip conj_physical "
-        "copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1 fix float_power floor "
-        "floor_divide fmax fmin fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish "
-        "heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le lerp "
-        "less less_equal lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and "
-        "logical_not logical_or logical_xor logit lt maximum minimum mul multiply mvlgamma nan_to_num ne "
-        "neg negative nextafter not_equal polar polygamma pow prelu rad2deg reciprocal remainder round "
-        "rrelu_with_noise rrelu_with_noise_functional rsqrt rsub sgn sigmoid sign signbit sin sinc sinh softplus "
-        "softshrink sqrt square sub subtract tan tanh true_divide trunc where xlogy outer ger "
-        "infinitely_differentiable_gelu_backward _masked_scale",
+        "__ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __rshift__ __xor__ _add_relu _conj_physical "
+        "_prelu_kernel abs absolute add addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh "
+        "bitwise_left_shift bitwise_not bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip "
+        "conj_physical copysign deg2rad fix floor fmax fmin frac frexp gcd greater greater_equal hardshrink "
+        "hardswish heaviside hypot i0 igamma igammac isclose isneginf isposinf isreal lcm ldexp lerp less "
+        "less_equal logaddexp2 maximum minimum mul multiply mvlgamma nan_to_num neg negative nextafter not_equal "
+        "polygamma prelu rad2deg round rrelu_with_noise rrelu_with_noise_functional rsub sgn sign signbit "
+        "softshrink square sub subtract trunc outer ger infinitely_differentiable_gelu_backward _masked_scale",
     ),
+    *ops("elementwise", elementwise, "__and__ bitwise_and", absorbing=False),
+    *ops("elementwise", elementwise, "__or__ bitwise_or", absorbing=True),
+    *ops("elementwise", elementwise, "acos angle asin atan atan2 cos polar sin sinc tan", cpu="sin"),
+    *ops("elementwise", elementwise, "acosh asinh atanh tanh", cpu="tanh"),
+    *ops("elementwise", elementwise, "addcdiv reciprocal rsqrt sqrt", cpu="sqrt"),
+    *ops(
+        "elementwise",
+        elementwise,
+        "cosh exp exp2 expm1 log_sigmoid log_sigmoid_forward logaddexp logit sinh softplus",
+        cpu="exp",
+    ),
+    *ops("elementwise", elementwise, "digamma erf erfc erfinv lgamma", cpu="erf"),
+    *ops("elementwise", elementwise, "div divide floor_divide fmod remainder true_divide", cpu="divide"),
+    *ops("elementwise", elementwise, "eq ge gt isfinite isinf isnan le logical_not logical_xor lt ne", cpu="compare"),
+    *ops("elementwise", elementwise, "float_power pow", cpu="pow"),
+    op("gelu", "elementwise", elementwise, cpu="gelu"),
+    *ops("elementwise", elementwise, "hardsigmoid sigmoid", cpu="sigmoid"),
+    *ops("elementwise", elementwise, "log log10 log1p log2 xlogy", cpu="log"),
+    op("logical_and", "elementwise", elementwise, cpu="compare", absorbing=False),
+    op("logical_or", "elementwise", elementwise, cpu="compare", absorbing=True),
+    op("where", "elementwise", elementwise, cpu="where"),
     *ops(
         "elementwise",
         elementwise,
         "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
         "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
-        "special_chebyshev_polynomial_w special_digamma special_entr special_erf special_erfc special_erfcx "
-        "special_erfinv special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln "
+        "special_chebyshev_polynomial_w special_digamma special_entr special_erfc special_erfcx special_erfinv "
+        "special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln "
         "special_hermite_polynomial_h special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e "
         "special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p special_log_ndtr special_logit "
-        "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 "
-        "special_multigammaln special_ndtr special_ndtri special_polygamma special_psi special_round "
+        "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
+        "special_modified_bessel_k1 special_multigammaln special_ndtri special_polygamma special_psi special_round "
         "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
         "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 special_xlog1py special_xlogy "
-        "special_zeta",
+        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 special_xlog1py "
+        "special_xlogy special_zeta",
     ),
+    *ops("elementwise", elementwise, "special_erf special_ndtr", cpu="erf"),
     *ops(
         "elementwise",
         elementwise,
-        "gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward elu_backward glu_backward "
-        "glu_jvp glu_backward_jvp hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward "
-        "leaky_relu_backward log_sigmoid_backward logit_backward mish_backward rrelu_with_noise_backward "
-        "softplus_backward softshrink_backward _prelu_kernel_backward native_dropout_backward",
+        "sigmoid_backward tanh_backward threshold_backward glu_jvp glu_backward_jvp hardshrink_backward "
+        "hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward "
+        "logit_backward rrelu_with_noise_backward softshrink_backward _prelu_kernel_backward "
+        "native_dropout_backward",
     ),
+    op("gelu_backward", "elementwise", elementwise, cpu="gelu_backward"),
+    op("silu_backward", "elementwise", elementwise, cpu="silu_backward"),
+    *ops("elementwise", elementwise, "elu_backward mish_backward softplus_backward", cpu="exp"),
+    op("glu_backward", "elementwise", elementwise, cpu="sigmoid"),
     # rounding to a quantization grid: scale, round, clamp, scale back
     *ops(
         "elementwise",
@@ -67,30 +87,42 @@ ROWS: list[OpRow] = [
     *ops(
         "reduction",
         reduction,
-        "sum mean amax amin aminmax _aminmax argmax argmin any all count_nonzero logsumexp "
-        "special_logsumexp nansum nanmean linalg_vector_norm frobenius_norm "
-        "linalg__powsum native_norm dist equal allclose trace cumsum cummax cummin logcumsumexp "
-        "_logcumsumexp _cummax_helper _cummin_helper cumprod_backward sum_to_size _is_all_true _is_any_true "
-        "segment_reduce trapezoid trapz cumulative_trapezoid diff _nested_sum_backward hash_tensor",
+        "_aminmax special_logsumexp nanmean frobenius_norm linalg__powsum native_norm allclose trace _logcumsumexp "
+        "cumprod_backward sum_to_size _is_all_true _is_any_true segment_reduce trapezoid trapz cumulative_trapezoid "
+        "diff _nested_sum_backward hash_tensor",
     ),
-    *ops("reduction", reduction, "prod cumprod", values_backward=True),
-    *ops("reduction", reduction, "norm linalg_norm linalg_matrix_norm", whole=True),
+    *ops(
+        "reduction",
+        reduction,
+        "sum mean amax amin any all count_nonzero nansum linalg_vector_norm dist equal",
+        cpu="sum",
+    ),
+    *ops("reduction", reduction, "aminmax argmax argmin", cpu="max"),
+    op("logsumexp", "reduction", reduction, cpu="exp"),
+    *ops("reduction", reduction, "cumsum cummax cummin logcumsumexp _cummax_helper _cummin_helper", cpu="cumsum"),
+    *ops("reduction", reduction, "prod cumprod", values_backward=True, cpu="cumsum"),
+    *ops("reduction", reduction, "linalg_norm linalg_matrix_norm", whole=True),
+    op("norm", "reduction", reduction, whole=True, cpu="sum"),
     op("nuclear_norm", "reduction", whole=True),
     # mean, subtract, square, sum
-    *ops("reduction", PerInput(4), "var std var_mean std_mean"),
-    *ops("reduction", reduction, "max min median nanmedian", values_backward=True),
-    *ops("reduction", reduction, "kthvalue histc histogram bincount"),
+    *ops("reduction", PerInput(4), "var std var_mean std_mean", cpu="var"),
+    *ops("reduction", reduction, "max min median", values_backward=True, cpu="max", over_all=True),
+    op("nanmedian", "reduction", reduction, values_backward=True, over_all=True),
+    *ops("reduction", reduction, "histc histogram"),
+    op("kthvalue", "reduction", reduction, cpu="max"),
+    op("bincount", "reduction", reduction, sizes_from_values=True),
     *ops("reduction", None, "quantile nanquantile histogramdd"),
-    op("mode", "reduction", alg.sort),
-    op("sort", "other", alg.sort),
-    op("argsort", "other", alg.sort),
-    op("msort", "other", alg.msort),
-    op("topk", "other", reduction),
+    op("mode", "reduction", alg.sort, cpu="sort"),
+    op("sort", "other", alg.sort, cpu="sort"),
+    op("argsort", "other", alg.sort, cpu="sort"),
+    op("msort", "other", alg.msort, cpu="sort"),
+    op("topk", "other", reduction, cpu="topk"),
     op("searchsorted", "other", alg.searchsorted),
     op("bucketize", "other", alg.bucketize),
     op("isin", "other", alg.isin),
     # by a table or by sorting, as the library sees fit: no formula
-    *ops("other", None, "unique_dim unique_consecutive unique_dim_consecutive _unique _unique2"),
+    *ops("other", None, "unique_dim_consecutive _unique"),
+    *ops("other", None, "unique_dim unique_consecutive _unique2", sizes_from_values=True),
     # Linear algebra. Those marked probe: the meta kernel's strides are not LAPACK's.
     *ops("other", alg.lu, "det logdet slogdet _lu_with_info linalg_det linalg_lu linalg_lu_factor_ex linalg_slogdet"),
     *ops("other", alg.lu, "_linalg_det _linalg_slogdet"),

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 from . import attention_rules as attn
+from . import byte_rules as moved
 from . import matrix_rules as mat
+from . import product_rules as products
 from . import scratch_rules as scratch
 from .row import OpRow, op, ops
 from .rules import zero
 
 ROWS: list[OpRow] = [
     # products
-    op("mm", "matmul", mat.matmul, scratch=scratch.mm),
-    op("bmm", "matmul", mat.matmul),
-    op("mv", "matmul", mat.matmul),
+    op("mm", "matmul", mat.matmul, scratch=scratch.mm, product=products.mm),
+    op("bmm", "matmul", mat.matmul, product=products.bmm),
+    op("mv", "matmul", mat.matmul, product=products.mv),
     op("_sparse_mm", "matmul", mat.matmul),
     op("smm", "matmul", mat.matmul),
     op("hspmm", "matmul", mat.matmul),
     op("dot", "matmul", mat.matmul),
     op("vdot", "matmul", mat.matmul),
     # whole: with out=, torch asks whether two views share a storage, which wrappers do not show
-    op("matmul", "matmul", mat.matmul, whole=True),
-    op("linalg_matmul", "matmul", mat.matmul, whole=True),
+    op("matmul", "matmul", mat.matmul, whole=True, folds=True),
+    op("linalg_matmul", "matmul", mat.matmul, whole=True, folds=True),
     op("linalg_vecdot", "matmul", mat.vecdot),
-    op("_int_mm", "matmul", mat.matmul),
-    op("_scaled_mm", "matmul", mat.matmul),
+    op("_int_mm", "matmul", mat.matmul, product=products.mm),
+    op("_scaled_mm", "matmul", mat.matmul, product=products.mm),
     op("_scaled_mm_v2", "matmul", mat.matmul),
     op("_grouped_mm", "matmul", mat.grouped_mm),
     op("_scaled_grouped_mm", "matmul", mat.grouped_mm),
     op("_scaled_grouped_mm_v2", "matmul", mat.grouped_mm),
     op("_weight_int8pack_mm", "matmul", mat.matmul),
     op("_foreach_mm", "matmul", mat.foreach_mm),
-    op("addmm", "matmul", mat.addmm, scratch=scratch.addmm),
-    op("_addmm_activation", "matmul", mat.addmm),
-    op("baddbmm", "matmul", mat.addmm),
+    op("addmm", "matmul", mat.addmm, scratch=scratch.addmm, product=products.addmm),
+    op("_addmm_activation", "matmul", mat.addmm, product=products.addmm),
+    op("baddbmm", "matmul", mat.addmm, product=products.baddbmm),
     op("addbmm", "matmul", mat.addmm),
-    op("addmv", "matmul", mat.addmm),
+    op("addmv", "matmul", mat.addmm, product=products.addmv),
     op("_sparse_addmm", "matmul", mat.addmm),
     op("sspaddmm", "matmul", mat.addmm),
     op("addr", "matmul", mat.addmm),
-    op("linear", "matmul", mat.linear),
+    op("linear", "matmul", mat.linear, product=products.linear, folds=True),
     op("mkldnn_linear", "matmul", mat.linear),
     op("matmul_backward", "matmul", mat.matmul_backward),
     op("linear_backward", "matmul", mat.linear_backward),
@@ -57,7 +59,7 @@ ROWS: list[OpRow] = [
         "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",
     ),
     # convolutions
-    op("convolution", "conv", mat.convolution, scratch=scratch.convolution),
+    op("convolution", "conv", mat.convolution, scratch=scratch.convolution, product=products.conv),
     op("_convolution", "conv", mat.convolution),
     op("convolution_overrideable", "conv", mat.convolution),
     *ops(
@@ -75,20 +77,29 @@ ROWS: list[OpRow] = [
         "slow_conv_transpose2d slow_conv_transpose3d _mps_convolution_transpose",
     ),
     op("conv_tbc", "conv", mat.conv_tbc),
-    op("convolution_backward", "conv", mat.convolution_backward, scratch=scratch.convolution_backward),
+    op(
+        "convolution_backward",
+        "conv",
+        mat.convolution_backward,
+        scratch=scratch.convolution_backward,
+        bytes=moved.convolution_backward,
+        product=products.conv_backward,
+    ),
     op("convolution_backward_overrideable", "conv", None),
     op("_slow_conv2d_backward", "conv", mat.slow_conv2d_backward),
     op("conv_tbc_backward", "conv", mat.conv_tbc_backward),
     *ops("conv", None, "_convolution_double_backward mps_convolution_backward"),
     # attention; the composite's result is laid out as the kernel chosen likes it, and meta chooses another one
-    op("scaled_dot_product_attention", "attention", attn.sdpa, eager=True),
+    op("scaled_dot_product_attention", "attention", attn.sdpa, eager=True, product=products.scores),
+    *ops("attention", attn.sdpa, "_triton_scaled_dot_attention higher_order::flex_attention"),
     *ops(
         "attention",
         attn.sdpa,
         "_scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
-        "_scaled_dot_product_attention_math_for_mps _triton_scaled_dot_attention higher_order::flex_attention",
+        "_scaled_dot_product_attention_math_for_mps",
+        product=products.scores,
     ),
     *ops(
         "attention",
@@ -96,6 +107,7 @@ ROWS: list[OpRow] = [
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward "
         "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward "
         "_scaled_dot_product_fused_attention_overrideable_backward",
+        product=products.scores_backward,
     ),
     op("higher_order::flex_attention_backward", "attention", attn.flex_backward),
     op("_flash_attention_forward", "attention", attn.flash_forward),
@@ -111,7 +123,7 @@ ROWS: list[OpRow] = [
     op("_transform_bias_rescale_qkv", "data movement"),
     op("_fused_sdp_choice", "other", zero),
     # recurrent networks
-    *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu"),
+    *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu", never_whole=True),
     *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
     op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True, scratch=scratch.mkldnn_rnn_layer),
     op(
@@ -132,6 +144,8 @@ ROWS: list[OpRow] = [
         "_thnn_fused_lstm_cell_backward_impl _thnn_differentiable_lstm_cell_backward "
         "_thnn_differentiable_gru_cell_backward _lstm_mps lstm_mps_backward quantized_lstm quantized_gru",
     ),
-    *ops("data movement", None, "_cudnn_rnn_flatten_weight _pack_padded_sequence _pack_padded_sequence_backward"),
-    *ops("data movement", None, "_pad_packed_sequence pad_sequence"),
+    *ops("data movement", None, "_cudnn_rnn_flatten_weight _pack_padded_sequence_backward"),
+    op("_pack_padded_sequence", "data movement", elsewhere=(1, "lengths")),
+    op("pad_sequence", "data movement"),
+    op("_pad_packed_sequence", "data movement", elsewhere=(1, "batch_sizes")),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import algorithm_rules as alg
+from . import byte_rules as moved
 from .row import OpRow, op, ops
 from .rules import (
     PerInput,
@@ -21,86 +22,110 @@ _RUNNING = (3, 4)
 
 ROWS: list[OpRow] = [
     # normalization
-    op("batch_norm", "norm", norm, writes=_RUNNING, python=("batch_norm",)),
-    op("_batch_norm_impl_index", "norm", norm, writes=_RUNNING),
-    op("native_batch_norm", "norm", norm, writes=_RUNNING, eager=True),  # eval: meta invents the statistics
+    op("batch_norm", "norm", norm, writes=_RUNNING, python=True, cpu="batch_norm"),
+    op("_batch_norm_impl_index", "norm", norm, writes=_RUNNING, cpu="batch_norm"),
+    # eager: in evaluation, meta invents the statistics
+    op("native_batch_norm", "norm", norm, writes=_RUNNING, eager=True, cpu="batch_norm"),
     op("cudnn_batch_norm", "norm", norm, writes=_RUNNING),
     op("miopen_batch_norm", "norm", norm, writes=_RUNNING),
-    op("instance_norm", "norm", norm, writes=_RUNNING, python=("instance_norm",)),
+    op("instance_norm", "norm", norm, writes=_RUNNING, python=True, cpu="batch_norm"),
     op("batch_norm_update_stats", "norm", PerInput(3), writes=(1, 2)),
     op("batch_norm_gather_stats", "norm", PerInput(3), writes=_RUNNING),
     op("batch_norm_gather_stats_with_counts", "norm", PerInput(3), writes=_RUNNING),
-    op("_native_batch_norm_legit", "norm", norm, eager=True),
-    op("layer_norm", "norm", norm, python=("layer_norm",)),
-    op("group_norm", "norm", norm, python=("group_norm",)),
-    op("rms_norm", "norm", norm, python=("rms_norm",)),
+    op("_native_batch_norm_legit", "norm", norm, eager=True, cpu="batch_norm"),
+    op("layer_norm", "norm", norm, python=True, cpu="layer_norm"),
+    op("group_norm", "norm", norm, python=True, cpu="layer_norm"),
+    op("rms_norm", "norm", norm, python=True, cpu="layer_norm"),
     *ops(
         "norm",
         norm,
-        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
-        "_batch_norm_with_update _batch_norm_with_update_functional _batch_norm_no_update batch_norm_elemt "
-        "batch_norm_stats native_layer_norm native_group_norm _fused_rms_norm _weight_norm _weight_norm_interface "
-        "quantized_batch_norm norm_except_dim",
+        "_native_batch_norm_legit_functional _batch_norm_with_update_functional _batch_norm_no_update "
+        "batch_norm_elemt batch_norm_stats _weight_norm _weight_norm_interface quantized_batch_norm norm_except_dim",
+    ),
+    *ops("norm", norm, "_native_batch_norm_legit_no_training _batch_norm_with_update", cpu="batch_norm"),
+    *ops("norm", norm, "native_layer_norm native_group_norm _fused_rms_norm", cpu="layer_norm"),
+    *ops(
+        "norm",
+        norm_backward,
+        "cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward_reduce batch_norm_backward_elemt "
+        "_weight_norm_interface_backward _weight_norm_differentiable_backward",
     ),
     *ops(
         "norm",
         norm_backward,
-        "native_batch_norm_backward batch_norm_backward _batch_norm_impl_index_backward cudnn_batch_norm_backward "
-        "miopen_batch_norm_backward batch_norm_backward_reduce batch_norm_backward_elemt native_layer_norm_backward "
-        "native_group_norm_backward _fused_rms_norm_backward _weight_norm_interface_backward "
-        "_weight_norm_differentiable_backward",
+        "native_batch_norm_backward batch_norm_backward _batch_norm_impl_index_backward",
+        cpu="batch_norm_backward",
+    ),
+    *ops(
+        "norm",
+        norm_backward,
+        "native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward",
+        cpu="layer_norm_backward",
     ),
     # softmax
-    op("softmax", "softmax", softmax, python=("softmax",)),
-    op("log_softmax", "softmax", softmax, python=("log_softmax",)),
-    *ops(
-        "softmax",
-        softmax,
-        "_softmax _log_softmax _safe_softmax _masked_softmax special_softmax special_log_softmax _sparse_softmax "
-        "_sparse_log_softmax",
-    ),
-    *ops("softmax", softmax_backward, "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward"),
+    op("softmax", "softmax", softmax, python=True, cpu="softmax"),
+    op("log_softmax", "softmax", softmax, python=True, cpu="log_softmax"),
+    *ops("softmax", softmax, "_masked_softmax special_softmax special_log_softmax _sparse_softmax _sparse_log_softmax"),
+    op("_softmax", "softmax", softmax, cpu="softmax"),
+    op("_log_softmax", "softmax", softmax, cpu="log_softmax"),
+    op("_safe_softmax", "softmax", softmax, cpu="safe_softmax"),
+    op("_masked_softmax_backward", "softmax", softmax_backward),
+    op("_softmax_backward_data", "softmax", softmax_backward, cpu="softmax_backward"),
+    op("_log_softmax_backward_data", "softmax", softmax_backward, cpu="log_softmax_backward"),
     *ops("softmax", softmax_backward, "_sparse_softmax_backward_data _sparse_log_softmax_backward_data"),
     # pooling: one operation per window element
-    op("avg_pool1d", "reduction", PoolWindow(1)),
-    op("avg_pool2d", "reduction", PoolWindow(2)),
-    op("avg_pool3d", "reduction", PoolWindow(3)),
-    op("max_pool1d", "reduction", PoolWindow(1), python=("max_pool1d",)),
-    op("max_pool2d", "reduction", PoolWindow(2), python=("max_pool2d",)),
-    op("max_pool3d", "reduction", PoolWindow(3), python=("max_pool3d",)),
-    op("max_pool1d_with_indices", "reduction", PoolWindow(1), python=("max_pool1d_with_indices",)),
-    op("max_pool2d_with_indices", "reduction", PoolWindow(2), python=("max_pool2d_with_indices",)),
-    op("max_pool3d_with_indices", "reduction", PoolWindow(3), python=("max_pool3d_with_indices",)),
+    op("avg_pool1d", "reduction", PoolWindow(1), cpu="pool"),
+    op("avg_pool2d", "reduction", PoolWindow(2), cpu="pool"),
+    op("avg_pool3d", "reduction", PoolWindow(3), cpu="pool"),
+    op("max_pool1d", "reduction", PoolWindow(1), python=True, cpu="max_pool"),
+    op("max_pool2d", "reduction", PoolWindow(2), python=True, cpu="max_pool"),
+    op("max_pool3d", "reduction", PoolWindow(3), python=True, cpu="max_pool"),
+    op("max_pool1d_with_indices", "reduction", PoolWindow(1), python=True),
+    op("max_pool2d_with_indices", "reduction", PoolWindow(2), python=True, cpu="max_pool"),
+    op("max_pool3d_with_indices", "reduction", PoolWindow(3), python=True, cpu="max_pool"),
     op("mkldnn_max_pool2d", "reduction", PoolWindow(2)),
     op("mkldnn_max_pool3d", "reduction", PoolWindow(3)),
     op("quantized_max_pool1d", "reduction", PoolWindow(1)),
     op("quantized_max_pool2d", "reduction", PoolWindow(2)),
     op("quantized_max_pool3d", "reduction", PoolWindow(3)),
     *(
-        op(name, "reduction", rule, python=(name, f"{name}_with_indices"))
-        for name, rule in (
-            ("adaptive_max_pool1d", reduction),
-            ("adaptive_max_pool2d", reduction),
-            ("adaptive_max_pool3d", reduction),
-            ("fractional_max_pool2d", PoolWindow(2)),
-            ("fractional_max_pool3d", PoolWindow(3)),
-        )
+        op(name, "reduction", reduction, python=(name, f"{name}_with_indices"))
+        for name in ("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+    ),
+    *(  # which draw inside
+        op(name, "reduction", PoolWindow(n), python=(name, f"{name}_with_indices"), never_whole=True)
+        for n, name in ((2, "fractional_max_pool2d"), (3, "fractional_max_pool3d"))
     ),
     op("adaptive_avg_pool1d", "reduction", reduction),
-    op("adaptive_avg_pool2d", "reduction", reduction, python=("adaptive_avg_pool2d",)),
-    op("adaptive_avg_pool3d", "reduction", reduction, python=("adaptive_avg_pool3d",)),
-    *ops("reduction", reduction, "_adaptive_avg_pool2d _adaptive_avg_pool3d mkldnn_adaptive_avg_pool2d"),
+    op("adaptive_avg_pool2d", "reduction", reduction, python=True, cpu="pool"),
+    op("adaptive_avg_pool3d", "reduction", reduction, python=True),
+    *ops("reduction", reduction, "_adaptive_avg_pool3d mkldnn_adaptive_avg_pool2d"),
+    op("_adaptive_avg_pool2d", "reduction", reduction, cpu="pool"),
     *ops(
         "reduction",
         PerInput(1),
-        "avg_pool2d_backward avg_pool3d_backward max_pool2d_backward max_pool2d_with_indices_backward "
-        "max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward "
-        "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_avg_pool3d_backward "
-        "fractional_max_pool2d_backward fractional_max_pool3d_backward mkldnn_max_pool2d_backward "
-        "mkldnn_max_pool3d_backward mkldnn_adaptive_avg_pool2d_backward",
+        "max_pool2d_backward adaptive_avg_pool3d_backward fractional_max_pool2d_backward "
+        "fractional_max_pool3d_backward mkldnn_max_pool2d_backward mkldnn_max_pool3d_backward "
+        "mkldnn_adaptive_avg_pool2d_backward",
     ),
-    op("max_unpool2d", "data movement", probe=True, python=("max_unpool2d",)),
-    op("max_unpool3d", "data movement", python=("max_unpool3d",)),
+    *ops(
+        "reduction", PerInput(1), "avg_pool2d_backward _adaptive_avg_pool2d_backward", bytes=moved.AllBut(1), cpu="pool"
+    ),
+    *ops(
+        "reduction",
+        PerInput(1),
+        "avg_pool3d_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward _adaptive_avg_pool3d_backward",
+        bytes=moved.AllBut(1),
+    ),
+    *ops(
+        "reduction",
+        PerInput(1),
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+        bytes=moved.AllBut(1),
+        cpu="max_pool_backward",
+    ),
+    op("max_unpool2d", "data movement", probe=True, python=True),
+    op("max_unpool3d", "data movement", python=True),
     # interpolation: a multiply-add per tap; nearest copies
     *ops("elementwise", PerOutput(4), "upsample_linear1d upsample_linear1d_backward"),
     *ops("elementwise", PerOutput(8), "upsample_bilinear2d upsample_bilinear2d_backward"),
@@ -127,33 +152,37 @@ ROWS: list[OpRow] = [
     ),
     op("grid_sampler", "elementwise", None, python=("grid_sample",)),
     # losses: FLOPs per element of the prediction, the reduction included
-    op("mse_loss", "loss", PerInput(3), python=("mse_loss",)),
-    op("l1_loss", "loss", PerInput(3), python=("l1_loss",)),
-    op("smooth_l1_loss", "loss", PerInput(5), python=("smooth_l1_loss",)),
-    op("huber_loss", "loss", PerInput(5), python=("huber_loss",)),
-    op("kl_div", "loss", PerInput(4), python=("kl_div",)),
-    op("binary_cross_entropy", "loss", PerInput(7), python=("binary_cross_entropy",)),
-    op("binary_cross_entropy_with_logits", "loss", PerInput(7), python=("binary_cross_entropy_with_logits",)),
-    op("poisson_nll_loss", "loss", PerInput(4), python=("poisson_nll_loss",)),
-    op("soft_margin_loss", "loss", PerInput(5), python=("soft_margin_loss",)),
-    op("hinge_embedding_loss", "loss", PerInput(4), python=("hinge_embedding_loss",)),
-    op("margin_ranking_loss", "loss", PerInput(5), python=("margin_ranking_loss",)),
+    op("mse_loss", "loss", PerInput(3), python=True, cpu="sum"),
+    op("l1_loss", "loss", PerInput(3), python=True, cpu="sum"),
+    op("smooth_l1_loss", "loss", PerInput(5), python=True),
+    op("huber_loss", "loss", PerInput(5), python=True),
+    op("kl_div", "loss", PerInput(4), python=True, cpu="log"),
+    op("binary_cross_entropy", "loss", PerInput(7), python=True, cpu="log"),
+    op("binary_cross_entropy_with_logits", "loss", PerInput(7), python=True, cpu="exp"),
+    op("poisson_nll_loss", "loss", PerInput(4), python=True),
+    op("soft_margin_loss", "loss", PerInput(5), python=True),
+    op("hinge_embedding_loss", "loss", PerInput(4), python=True),
+    op("margin_ranking_loss", "loss", PerInput(5), python=True),
     # a softmax, and one element picked of each row
-    op("cross_entropy_loss", "loss", PerInput(5), python=("cross_entropy",)),
-    op("nll_loss", "loss", PerOutput(1), python=("nll_loss",)),
-    *ops("loss", PerOutput(1), "nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward"),
-    *ops("loss", PerInput(1), "nll_loss_backward nll_loss2d_backward"),
+    op("cross_entropy_loss", "loss", PerInput(5), python=("cross_entropy",), cpu="log_softmax"),
+    op("nll_loss", "loss", PerOutput(1), python=True, bytes=moved.nll),
+    *ops("loss", PerOutput(1), "nll_loss_nd nll_loss2d nll_loss2d_forward", bytes=moved.nll),
+    op("nll_loss_forward", "loss", PerOutput(1), bytes=moved.nll, cpu="gather"),
+    op("nll_loss_backward", "loss", PerInput(1), bytes=moved.AllBut(1), cpu="fill"),
+    op("nll_loss2d_backward", "loss", PerInput(1), bytes=moved.AllBut(1)),
     *ops(
         "loss",
         PerOutput(3),
         "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
         "soft_margin_loss_backward",
     ),
-    *(
-        op(name, "loss", None, python=(name,))
-        for name in ("cosine_embedding_loss", "triplet_margin_loss", "multi_margin_loss", "multilabel_margin_loss")
+    *ops(
+        "loss",
+        None,
+        "cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss",
+        python=True,
     ),
-    op("ctc_loss", "loss", None, python=("ctc_loss",)),
+    op("ctc_loss", "loss", python=True, elsewhere=(2, 3, "input_lengths", "target_lengths")),
     *ops(
         "loss",
         None,
@@ -161,25 +190,23 @@ ROWS: list[OpRow] = [
         "multilabel_margin_loss_forward multilabel_margin_loss_backward",
     ),
     # embedding: look-ups
-    op("embedding", "embedding", python=("embedding",)),
+    op("embedding", "embedding", python=True, bytes=moved.embedding, cpu="rows"),
+    *ops("embedding", None, "embedding_sparse_backward one_hot"),
+    op("embedding_backward", "embedding", bytes=moved.embedding_backward),
+    op("embedding_dense_backward", "embedding", bytes=moved.embedding_backward, cpu="index_add"),
+    op("embedding_bag", "reduction", alg.embedding_bag, eager=True, python=True, bytes=moved.embedding),
     *ops(
-        "embedding",
-        None,
-        "embedding_backward embedding_dense_backward embedding_sparse_backward one_hot",
+        "reduction", alg.embedding_bag, "_embedding_bag _embedding_bag_forward_only", probe=True, bytes=moved.embedding
     ),
-    op("embedding_bag", "reduction", alg.embedding_bag, eager=True, python=("embedding_bag",)),
-    *ops("reduction", alg.embedding_bag, "_embedding_bag _embedding_bag_forward_only", probe=True),
-    *ops(
-        "reduction",
-        alg.embedding_bag_backward,
-        "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward",
-    ),
+    *ops("reduction", alg.embedding_bag_backward, "_embedding_bag_backward _embedding_bag_sparse_backward"),
+    op("_embedding_bag_dense_backward", "reduction", alg.embedding_bag_backward, bytes=moved.embedding_backward),
     # the arithmetic depends on values: on the bags' sizes, on the norms
     *ops("reduction", None, "_embedding_bag_per_sample_weights_backward embedding_renorm"),
     # dropout: a multiplication per element; the draw is not arithmetic
-    op("dropout", "random", elementwise, python=("dropout",)),
-    op("alpha_dropout", "random", elementwise, python=("alpha_dropout",)),
+    op("dropout", "random", elementwise, python=True, cpu="bernoulli"),
+    op("alpha_dropout", "random", elementwise, python=True),
     op("feature_dropout", "random", elementwise, python=("dropout1d", "dropout2d", "dropout3d")),
-    op("feature_alpha_dropout", "random", elementwise, python=("feature_alpha_dropout",)),
-    *ops("random", elementwise, "native_dropout _fused_dropout"),
+    op("feature_alpha_dropout", "random", elementwise, python=True),
+    op("_fused_dropout", "random", elementwise),
+    op("native_dropout", "random", elementwise, cpu="bernoulli"),
 ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch.profile.cost.work import Work, distinct, work
+from mindtorch.ops.call import distinct
+from mindtorch.profile.cost.work import Work, work
 
 aten = torch.ops.aten
 F4, HALF, LONG, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
@@ -100,6 +101,7 @@ CASES: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], int, int]] = [
     ("index_put", aten.index_put.default, (TABLE, [IDS], meta(5, 16)), {}, 40 + 320 + 6400, 320 + 6400),
     ("index_add_", aten.index_add_.default, (TABLE, 0, IDS, meta(5, 16)), {}, 40 + 320 + 320, 320),
     ("index_copy_", aten.index_copy_.default, (TABLE, 0, IDS, meta(5, 16)), {}, 40 + 320, 320),
+    ("index_fill of a number", aten.index_fill.int_Scalar, (meta(), 0, IDS[:1], 0.0), {}, 8 + 4, 8),
     ("index_fill_", aten.index_fill_.int_Scalar, (TABLE, 0, IDS, 0.0), {}, 40, 320),
     ("scatter_", aten.scatter_.value, (X, 1, meta(8, 1, dtype=LONG), 1.0), {}, 64, 32),
     ("scatter_add", aten.scatter_add.default, (X, 1, meta(8, 2, dtype=LONG), X), {}, 128 + 512 + 64 + 512, 64 + 512),

@@ -19,7 +19,6 @@ from ...base.config import unsupported
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
-from ...ops import traits
 from ...ops.schema import data_dependent
 from .gradients import on_values
 from .meta import as_meta, refuse
@@ -242,7 +241,7 @@ def with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
     asked: Any = (args, *kwargs.values())
     if info.name.startswith("aten::masked_fill"):
         asked = (args[2:], kwargs.get("value"))  # only the gradient for the value has another formula
-    elif info.name in traits.OVER_ALL and len(asked) + len(args) > 2:
+    elif ops.about(info.name).over_all and len(asked) + len(args) > 2:
         return NotImplemented  # only those over all elements have
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
         return NotImplemented

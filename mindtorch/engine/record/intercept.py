@@ -16,7 +16,7 @@ import torch
 from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
-from ...ops import schema, traits
+from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
 from .predict import RULES, decompose, infer, lazy_in, taken_apart
@@ -44,8 +44,7 @@ def describe(func: Any, dispatch: bool) -> Any:
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
         guard = _default_attention if name == _ATTENTION else None
-        row = ops.row(name)
-        whole = row is not None and (row.whole or row.values_backward)
+        whole = (row := ops.about(name)).whole or row.values_backward
         return _intern.OpInfo(
             func,
             name,
@@ -63,11 +62,11 @@ def describe(func: Any, dispatch: bool) -> Any:
         plain_name,
         kind,
         writes=(0,) if in_place and not dispatch else (),
-        copies=plain_name in traits.MAY_COPY and not dispatch,
+        copies=ops.about(plain_name).may_copy and not dispatch,
     )
     if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
-    if kind == _intern.PASS and (row := ops.row(plain_name)) is not None and row.values_backward:
+    if kind == _intern.PASS and ops.about(plain_name).values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
 
@@ -90,13 +89,11 @@ def _name(func: Any) -> str | None:
 
 
 def _can_record_whole(func: Any, name: str) -> bool:
-    row = ops.row(name)
-    if name in traits.NEVER_WHOLE:
-        return False
-    if row is not None and (row.writes or (row.eager and name not in RULES)):
+    row = ops.about(name)
+    if row.never_whole or row.writes or (row.eager and name not in RULES):
         return False
     if isinstance(func, types.FunctionType):  # Python code of torch's: the op's arguments, or others?
-        same = row is not None and (func.__name__ in row.python or (row.whole and f"aten::{func.__name__}" == name))
+        same = func.__name__ in row.python or (row.whole and f"aten::{func.__name__}" == name)
         if not same or func.__name__.startswith("embedding"):  # embedding's max_norm writes
             return False
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
@@ -108,7 +105,7 @@ def _can_record_whole(func: Any, name: str) -> bool:
 
 def _describe_overload(func: Any) -> Any:
     name = ops.op_name(func)
-    row = ops.row(name)
+    row = ops.about(name)
     if not torch._C._dispatch_has_kernel(func.name()):
         # TorchScript's own (aten::sym_size, aten::len, prim::device …): no kernel, but C++ code that asks the tensor or
         # calls what has one.
@@ -117,7 +114,7 @@ def _describe_overload(func: Any) -> Any:
         return _intern.OpInfo(func, name, _intern.PASS)
     writes = schema.writes(func)
     kind = _intern.RECORD
-    mispredicted = row is not None and row.eager and name not in RULES
+    mispredicted = row.eager and name not in RULES
     # aten::index does so for masks only: its meta kernel says.
     depends = schema.data_dependent(func) and name != "aten::index"
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
@@ -138,7 +135,7 @@ def _describe_overload(func: Any) -> Any:
     )
     if taken_apart(func.name(), row):
         info.at_dispatch = functools.partial(_take_apart, func)
-    elif row is not None and row.tag == "rnn":
+    elif row.tag == "rnn":
         info.at_dispatch = functools.partial(_with_parameters, info)
     return info
 

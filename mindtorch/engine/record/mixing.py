@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from ... import ops
 from ..._ext import lazy as _core
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
-from ...ops import traits
 from .inside import wrapped
 from .predict import tensors_in
 
@@ -28,18 +28,17 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None, sparse_anywhere: 
 
     sparse_anywhere: so do sparse ones. Those of NPUs are made on the host.
     """
-    name = info.name.removeprefix("aten::").removeprefix("torch::")
-    kwargs = kwargs or {}
-    if name in traits.ANYWHERE or name.startswith("python::"):  # others' functions decide themselves
+    row, kwargs = ops.about(info.name), kwargs or {}
+    if row.anywhere or info.name.startswith("python::"):  # others' functions decide themselves
         return
     if any(torchs_meta(t) or (_core.device_index(t) < 0 and t.is_meta) for t in tensors_in([*args, *kwargs.values()])):
         return  # what meets a meta tensor becomes one
-    if name in traits.INDEXED:
+    if row.indexed:
         _check_index(info, args, kwargs)
         return
-    free = traits.ELSEWHERE.get(name, frozenset())
-    if name in traits.RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple)):
-        free = frozenset({1})  # of packed sequences: the batch sizes
+    free = row.elsewhere
+    if row.tag == "rnn" and len(args) > 3 and isinstance(args[3], (list, tuple)):
+        free = (1,)  # of packed sequences: the batch sizes
     _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free}, sparse_anywhere)
 
 
@@ -57,8 +56,7 @@ def common_place(info: Any, args: tuple, kwargs: dict) -> int:
     meta = [place for t, place in dataless if t.is_meta]
     if meta:
         return meta[0]
-    name = info.name.removeprefix("aten::")
-    for t, place in dataless if name not in traits.ANYWHERE and 0 not in info.writes else ():
+    for t, place in dataless if not ops.about(info.name).anywhere and 0 not in info.writes else ():
         if t.dim() or not t.is_cpu:
             return place
     return dataless[0][1]

@@ -21,7 +21,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
 from ...devices.lazy_device import device_at
-from ...ops import schema, traits
+from ...ops import schema
 from ...ops.layouts import REFUSED, laid_out
 from . import trial
 from .arguments import (
@@ -67,7 +67,7 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         say(caught.messages)
     inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
     if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
-        return (*spec[:4], spec[4] | SIG_FOLDS) if info.name in traits.FOLDS and _folds(*inputs[:2]) else spec
+        return (*spec[:4], spec[4] | SIG_FOLDS) if ops.about(info.name).folds and _folds(*inputs[:2]) else spec
     return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
 
 
@@ -91,12 +91,13 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     outs, alias, _ret, written, flags = spec
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
-    blind = name in traits.BLIND
+    row = ops.about(name)
     if flags & SIG_VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
-    if any(m[1].numel() > MOST_KNOWN for m in inputs[blind:]):
+    if any(m[1].numel() > MOST_KNOWN for m in inputs[row.blind :]):
         return 0  # a small storage, expanded
-    return SIG_SMALL | (SIG_BLIND if blind or (name in traits.ABSORBING and len(inputs) > 1) else 0)
+    absorbs = row.absorbing is not None and outs and len(inputs) > 1
+    return SIG_SMALL | (SIG_BLIND if row.blind or absorbs else 0)
 
 
 def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
@@ -212,7 +213,7 @@ def _predicted(
         return None  # as many as are true
     if place >= 0 and any(w and overlapping(f[1], f[2]) for f, w in zip(facts, written, strict=True)):
         return None  # nearly every kernel refuses to write where elements share memory
-    eager_row = place >= 0 and (row := ops.row(info.name)) is not None and row.eager
+    eager_row = place >= 0 and ops.about(info.name).eager
     if device is None and (eager_row or not any(written)) and not info.random and not info.view:
         spec = _by_rule(info, args, kwargs, facts, written, dispatch)
         if spec is not None:
@@ -374,7 +375,7 @@ def decompose(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def multiplies_inside(name: str) -> bool:
     """Is this op made of products with its weights, which torch takes another way where those require grad?"""
-    return (row := ops.row(name)) is not None and row.tag == "rnn"
+    return ops.about(name).tag == "rnn"
 
 
 def knowing_views() -> Any:

@@ -37,7 +37,7 @@ def passes(info: Any, args: tuple, kwargs: dict, facts: list[tuple], spec: Any, 
 
     facts: what our tensors among the arguments are; predict: the prediction for other arguments and facts.
     """
-    asked = (row := ops.row(info.name)) is not None and row.probe
+    asked = ops.about(info.name).probe
     if info.name == "aten::index":
         asked = not all(_descending(f) for f in facts)  # else torch's prediction of its strides is the kernel's
     elements = sum(f[1].numel() for f in facts) + sum(o[1].numel() for o in spec[0])

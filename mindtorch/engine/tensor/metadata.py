@@ -56,8 +56,8 @@ class TensorMetadata:
         """Facts a scheduler can use: the op's tag and the bytes of the value."""
         from ... import ops
 
-        row = ops.row(self._tensor.operation)
-        return {"tag": row.tag if row else "other", "bytes": self._tensor.numel() * self._tensor.dtype.itemsize}
+        tag = ops.about(self._tensor.operation).tag
+        return {"tag": tag, "bytes": self._tensor.numel() * self._tensor.dtype.itemsize}
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as a plain dict."""

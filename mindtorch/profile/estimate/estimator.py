@@ -24,7 +24,6 @@ from mindtorch.engine import semantics
 from mindtorch.engine.execute import tensors
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules
-from mindtorch.ops import traits
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
@@ -265,7 +264,7 @@ class Estimator(Run):
 
     def _warnings(self) -> list[str]:
         found = []
-        sized = [row for row in self._assumed if row["op"] in traits.SIZES_FROM_VALUES]
+        sized = [row for row in self._assumed if ops.about(f"aten::{row['op']}").sizes_from_values]
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
             found.append(
@@ -283,8 +282,7 @@ class Estimator(Run):
 
 
 def _bookkeeping(name: str) -> Op:
-    row = ops.row(name)
-    tag = "other" if row is None else row.tag
+    tag = ops.about(name).tag
     return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
 
 
@@ -298,7 +296,7 @@ def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
 
 def _allocated(op: Op, args: tuple, out: Any) -> int:
     """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
-    if op.category == "view" and op.name not in traits.ADOPTS:
+    if op.category == "view" and not ops.about(op.name).adopts:
         return 0  # of _unsafe_view the schema does not say that it makes nothing
     if op.allocates:
         made = out if isinstance(out, (list, tuple)) else [out]

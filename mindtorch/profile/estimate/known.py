@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from ... import ops
 from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
@@ -28,7 +29,6 @@ from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
 from ...engine.record.predict import concrete, lazy_in, little
-from ...ops import traits
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
 from . import assumptions
@@ -201,10 +201,11 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     made = None
     if any(v is None for v in values):
         missing = [i for i, v in enumerate(values) if v is None]
-        if info.name in traits.ABSORBING:
-            _absorb(traits.ABSORBING[info.name], results[0], values)
+        row = ops.about(info.name)
+        if row.absorbing is not None and results:
+            _absorb(row.absorbing, results[0], values)
             return
-        if missing == [0] and info.name in traits.BLIND:
+        if missing == [0] and row.blind:
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if made is None:
             _lose(call, info, inputs)

@@ -28,8 +28,8 @@ def _scratch(sig: int) -> int:
         name = _core.sig_info(sig).name
     elif ran is not None:
         name = ops.op_name(ran[0])
-    row = ops.row(name) if name else None
-    if row is None or row.scratch is None:
+    row = ops.about(name)
+    if row.scratch is None:
         return 0
     from mindtorch.profile.estimate.estimator import call_of
 

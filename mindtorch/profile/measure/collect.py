@@ -380,17 +380,16 @@ class Profiler(Run):
 def describe(func: Any) -> Op:
     """What is the same for all calls of `func`; asked once per operator. A name: for the runs of recorded calls."""
     name = func if isinstance(func, str) else ops.op_name(func)
-    row = ops.row(name)
+    row = ops.about(name)
     if isinstance(func, str):
-        category = row.tag if row is not None else "other"
-        return Op(None, None, name, category, False, category in FREE_TAGS, False, False, True)
+        return Op(None, None, name, row.tag, False, row.tag in FREE_TAGS, False, False, True)
     allocates, writes, is_view = True, False, False  # of a higher-order operator, which has no schema
     if hasattr(func, "_schema"):
         allocates, writes, is_view = schema.allocates(func), bool(schema.writes_told(func)), schema.is_view(func)
-    category = row.tag if row is not None else ("view" if is_view else "other")
+    category = "view" if is_view and not row.name else row.tag
     free = category in FREE_TAGS
     call = func._op if type(func) is torch._ops.OpOverload else func
-    has_formula = not free and row is not None and row.flops is not None
+    has_formula = not free and row.flops is not None
     return Op(func, call, name, category, has_formula, free, allocates, writes)
 
 
