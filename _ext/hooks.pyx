@@ -247,15 +247,20 @@ def take_generators(cls):
 
 
 cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
+cdef object everything = None             # while tensors have no data anywhere: is torch at work for ourselves?
 
 
-def take_meta(enabled):
-    """In an estimate, a `meta` device is one of ours, too: torch's own functions make tensors of ours.
+def set_mode(mode):
+    """Take devices for ours as `mode` (mindtorch.devices.mode) says.
 
-    `enabled()`: may tensor subclasses be used now (torch._C._is_torch_function_enabled)? None: no estimate runs.
+    everywhere: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
+    except while torch is at work for ourselves. known: a `meta` device is one of ours, too: torch's own functions make
+    tensors of ours, where subclasses may be used.
     """
-    global _subclasses_enabled, _last_foreign
-    _subclasses_enabled = enabled
+    global everything, _subclasses_enabled, _last_foreign
+    from torch import _C
+    everything = _C._is_torch_function_all_disabled if mode.everywhere else None
+    _subclasses_enabled = _C._is_torch_function_enabled if mode.known is not None else None
     _last_foreign = None
 
 
@@ -629,18 +634,6 @@ cdef int _slot_of(object function) noexcept:
 
 
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
-
-
-cdef object everything = None         # while estimating: says that torch is at work for ourselves
-
-
-def route_everything(ours):
-    """Have `create` and `slow` of all hooks decide about every call, not only those that name one of our devices.
-
-    Except while `ours()` is true. None: as before.
-    """
-    global everything
-    everything = ours
 
 
 cdef object _type_of_device(object device):

@@ -55,7 +55,8 @@ cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
 cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
-cdef object evaluate = None           # while estimating: see set_evaluator
+cdef object evaluate = None           # while estimating: see set_mode
+cdef bint apart = False
 
 
 def init(hooks, torch):
@@ -100,15 +101,21 @@ def draw_at_once(bint on):
     drawing_at_once += 1 if on else -1
 
 
-def set_evaluator(function):
-    """Let `function(call, info, template, inputs, results)` compute what tensors without data hold.
+def set_mode(mode):
+    """Record as `mode` (mindtorch.devices.mode) says.
 
-    None: nobody does. Asked about calls with little in their results (SIG_SMALL), right after they were recorded: when
-    their inputs are all kept (see lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes;
-    `results`: the fresh ones, as in `template`.
+    everywhere: no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops. While
+    the ledger is open, what a call came to is logged again when it is made again: see `_apart`. No interned call goes,
+    as what is reported afterwards names them.
+    known: its `evaluate(call, info, template, inputs, results)` computes what tensors without data hold. Asked about
+    calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
+    lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the fresh ones, as in
+    `template`.
     """
-    global evaluate
-    evaluate = function
+    global apart, evaluate
+    tape.interner.frozen += <bint>mode.everywhere - apart
+    apart = mode.everywhere
+    evaluate = None if mode.known is None else mode.known.evaluate
 
 
 def counts():
@@ -475,18 +482,6 @@ cdef bint _grad_is_off() except -1:
     global grad_on
     grad_on = PyObject_CallNoArgs(grad_enabled)
     return not grad_on and (not K.uncertain or <object>forward_ad._current_level < 0)
-
-
-cdef bint apart = False
-
-
-def take_apart(bint on):
-    """While on, no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops.
-
-    While the ledger is open, what a call came to is logged again when it is made again: see `_apart`.
-    """
-    global apart
-    apart = on
 
 
 cdef inline bint _plain_call() except -1:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._ext import hooks as _hooks
+from .._ext import intercept as _intercept
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -30,9 +33,16 @@ now = Mode()
 @contextmanager
 def enter(**changes: Any) -> Iterator[None]:
     """The mode is another one for the length of a block, in every thread."""
-    global now
-    before, now = now, replace(now, **changes)
+    before = now
+    _set(replace(now, **changes))
     try:
         yield
     finally:
-        now = before
+        _set(before)
+
+
+def _set(mode: Mode) -> None:
+    global now
+    now = mode
+    _hooks.set_mode(mode)
+    _intercept.set_mode(mode)

@@ -19,8 +19,6 @@ import numpy
 import torch
 
 from ... import ops
-from ..._ext import hooks as _hooks
-from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.signals import by_signal_handler
@@ -51,22 +49,18 @@ kept, handle_of = _core.kept, _core.get_handle
 
 
 @contextmanager
-def knowing(assume: float = 0) -> Iterator[None]:
+def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     """Know small values for the length of a block, and take unknown ones that the program reads for ``assume``.
+
+    changes: what else is different in the mode then (`mindtorch.devices.mode.Mode`).
 
     Afterwards reading a tensor without data is an error again; what was assumed stays listed.
     """
     assumptions.begin(assume)
     ran.clear()
     _names.clear()
-    with mode.enter(known=_Answers):
-        _intercept.set_evaluator(_evaluate)
-        _hooks.take_meta(torch._C._is_torch_function_enabled)
-        try:
-            yield
-        finally:
-            _hooks.take_meta(None)
-            _intercept.set_evaluator(None)
+    with mode.enter(known=_Answers, **changes):
+        yield
 
 
 # ---- reads -----------------------------------------------------------------------------------------------------------
@@ -187,7 +181,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
 
 # ---- calls that were recorded ----------------------------------------------------------------------------------------
 def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
-    """Compute what call ``call`` gives, on the real values of its inputs; see intercept.set_evaluator."""
+    """Compute what call ``call`` gives, on the real values of its inputs; see intercept.set_mode."""
     if _surrounded():
         with predict.quiet(grad=True):
             _compute(call, info, template, inputs, results)
@@ -472,3 +466,4 @@ class _Answers:
     move = staticmethod(move)
     create = staticmethod(create)
     run = staticmethod(run)
+    evaluate = staticmethod(_evaluate)

@@ -11,9 +11,6 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._foreach_utils import _device_has_foreach_support
 
-from ..._ext import hooks as _hooks
-from ..._ext import intercept as _intercept
-from ..._ext import lazy as _core
 from ...base.errors import UsageError
 from ...devices import mode
 from ...devices.lazy_device import place_of
@@ -44,16 +41,9 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             hooks.enable()
             stack.callback(hooks.disable)
         tensors.in_use()
-        _core.keep_calls(True)  # what is reported afterwards names them
-        stack.callback(_core.keep_calls, False)
         cudas = None if accelerator is None else accelerator.count
-        stack.enter_context(mode.enter(everywhere=True, cudas=cudas, current_cuda=current_device))
+        stack.enter_context(known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device))
         stack.callback(set_current, 0)
-        _hooks.route_everything(torch._C._is_torch_function_all_disabled)
-        stack.callback(_hooks.route_everything, None)
-        stack.enter_context(known.knowing(assume))
-        _intercept.take_apart(True)
-        stack.callback(_intercept.take_apart, False)
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         for owner, name, value in (
