@@ -122,8 +122,19 @@ USED: dict[str, Call] = {
     "lstm": lambda d, x: nn.LSTM(2, 2, device=d)(x[None]),
     "self-attention": lambda d, x: nn.MultiheadAttention(2, 1, device=d)(x[None], x[None], x[None]),
     "load_state_dict": lambda d, x: nn.Linear(2, 2, device=d).load_state_dict(nn.Linear(2, 2).state_dict()),
+    "module to it": lambda d, x: nn.BatchNorm1d(2, device=d).to(d),
+    "module to a dtype there": lambda d, x: nn.BatchNorm1d(2, device=d).to(d, torch.float64),
+    "module to a dtype": lambda d, x: nn.Linear(2, 2, device=d).double(),
+    "module to the cpu": lambda d, x: nn.BatchNorm1d(2, device=d).cpu(),
+    "module from the cpu": lambda d, x: nn.BatchNorm1d(2).to(d),
+    "as_subclass": lambda d, x: x.as_subclass(Plain).as_subclass(torch.Tensor),
+    "from_dlpack": lambda d, x: torch.from_dlpack(x),
     "assert_close": lambda d, x: torch.testing.assert_close(x, x),
 }
+
+
+class Plain(torch.Tensor):
+    """A class without anything of its own."""
 
 
 class Functions(TorchFunctionMode):

@@ -149,14 +149,19 @@ ROWS: list[OpRow] = [
         "q_zero_point q_per_channel_axis q_per_channel_scales q_per_channel_zero_points record_stream retains_grad "
         "_assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async _functional_assert_scalar "
         "_functional_sym_constrain_range _functional_sym_constrain_range_for_size _has_same_storage_numel "
-        "_has_compatible_shallow_copy_type _is_zerotensor _version _backward cudnn_is_acceptable "
+        "_is_zerotensor _version _backward cudnn_is_acceptable "
         "_debug_has_internal_overlap _print _make_dep_token _nnpack_available _use_cudnn_ctc_loss "
         "_use_miopen_ctc_loss _use_cudnn_rnn_flatten_weight _coalesced prim::device prim::dtype prim::layout "
         "prim::is_cpu prim::is_cuda prim::is_meta prim::is_mkldnn prim::is_nested prim::is_quantized "
         "prim::is_sparse prim::is_sparse_csr prim::itemsize prim::nbytes prim::requires_grad",
     ),
     *ops("other", zero, "item _local_scalar_dense is_nonzero", bytes=moved.one),
-    *ops("other", zero, "is_same_size is_set_to result_type requires_grad_ retain_grad", anywhere=True),
+    *ops(
+        "other",
+        zero,
+        "is_same_size is_set_to result_type requires_grad_ retain_grad _has_compatible_shallow_copy_type",
+        anywhere=True,
+    ),
     op("set_data", "other", zero, bytes=moved.AllBut(0, 1), anywhere=True),
     op("backward", "other", zero, elsewhere=("inputs",)),
     # functions of torch's in Python

@@ -408,6 +408,8 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         device = mindtorch_device("npu", npu_moves.index_of(target))
     elif not sized:
         device = tensors.torch_device(tensors.index_of(target))
+        if _function_modes():
+            torch._C._nn._parse_to(device, dtype, non_blocking)  # which modes of the program see
 
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ext import lazy as _core
@@ -31,24 +32,32 @@ def apply_to_module(
     if recurse:
         for child in module.children():
             child._apply(fn)
-    crossing: list[tuple[str, Any, torch.Tensor]] = []
     done: dict[int, torch.Tensor] = {}  # by the parameter's identity; what was converted is not converted again
-    with NoGrad():
-        for key, param in module._parameters.items():
-            if param is None:
-                continue
-            lazy = _core.get_handle(param) is not None
-            if not lazy and param.device.type == "meta":
-                continue
-            if lazy and mode.now.everywhere:
-                continue  # all devices are alike: torch's own way keeps the parameter's identity
-            moved = done[id(param)] = fn(param)
-            if moved is param:
-                continue
-            if is_ours(param) or is_ours(moved):
-                crossing.append((key, param, moved))
-    if not crossing:
-        return original(module, lambda t: done.pop(id(t)) if id(t) in done else fn(t), False)
+    own = {id(param) for param in module._parameters.values()}
+
+    def until_one_crosses(t: torch.Tensor) -> torch.Tensor:
+        moved = fn(t)
+        if id(t) in own:
+            goes_on = moved is t or _is_torchs_own(t) or not (is_ours(t) or is_ours(moved)) or _assignable(t, moved)
+            done[id(t)] = t if goes_on else moved
+            if not goes_on:
+                raise _Crosses
+        return moved
+
+    try:
+        return original(module, until_one_crosses, False)
+    except _Crosses:
+        pass
+    crossing: list[tuple[str, Any, torch.Tensor]] = []
+    for key, param in module._parameters.items():
+        if param is None or _is_torchs_own(param):
+            continue
+        if id(param) not in done:
+            with NoGrad():
+                done[id(param)] = fn(param)
+        moved = done[id(param)]
+        if moved is not param and (is_ours(param) or is_ours(moved)):
+            crossing.append((key, param, moved))
     for key, param, moved in crossing:
         grad = param.grad
         if grad is not None:
@@ -64,6 +73,29 @@ def apply_to_module(
     return module
 
 
+class _Crosses(Exception):
+    """A parameter of the module has to be exchanged for one on another kind of device."""
+
+
+def _is_torchs_own(param: Any) -> bool:
+    """Is this a parameter without data, which torch replaces, or one in an estimate, where all devices are alike?"""
+    if _core.get_handle(param) is not None:
+        return mode.now.everywhere
+    with torch._C.DisableTorchFunction():
+        return bool(param.device.type == "meta")
+
+
+def _assignable(param: Any, moved: torch.Tensor) -> bool:
+    """Will ``param.data = moved``, which is what torch does, move the parameter too?"""
+    flags = torch.__future__
+    if flags.get_overwrite_module_params_on_conversion() or flags.get_swap_module_params_on_conversion():
+        return False
+    with Unseen():
+        if is_ours(param) and is_ours(moved):
+            return bool(param.device == moved.device)
+        return param.grad is None and param not in _replaced and _swappable(param, moved)
+
+
 def is_ours(t: Any) -> bool:
     """Is this a tensor without memory that C++ could read: a recorded one, or one on an NPU?"""
     return _core.get_handle(t) is not None or is_npu(t)
@@ -71,14 +103,17 @@ def is_ours(t: Any) -> bool:
 
 def assign_data(target: torch.Tensor, source: torch.Tensor) -> None:
     """``target.data = source`` for a plain tensor and one of ours: ``target`` moves to that device."""
+    if torch._C._len_torch_function_stack() and not torch._C._is_torch_function_all_disabled():
+        handle_torch_function(torch.Tensor.data.__set__, (target,), target, source)  # modes of the program see it first
+        return
     if not _swappable(target, source):
         raise LazyTensorError(
             f"[data] cannot move this tensor from {target.device} to {source.device} by assigning .data, because "
             "something in C++ (a graph, a view) refers to it: use .to()"
         )
-    grad = target.grad if target.is_leaf else None
-    _swap(target, _twin(source, target, target.requires_grad))
-    with torch._C.DisableTorchFunctionSubclass():
+    with Unseen():
+        grad = target.grad if target.is_leaf else None
+        _swap(target, _twin(source, target, target.requires_grad))
         target.grad = grad  # stays where it was, as torch leaves it
 
 
@@ -107,8 +142,8 @@ def _class_of(t: Any, parameter: bool) -> type:
 
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
-    requires_grad = param.requires_grad
-    fresh = _twin(moved, param, requires_grad)
+    with Unseen():
+        fresh = _twin(moved, param, param.requires_grad)
     known = _replaced.get(param)
     if known is not None:
         owner[key] = known  # a tied weight, replaced a moment ago

@@ -268,7 +268,7 @@ def as_subclass(t: Any, cls: type) -> Any:
     """``t.as_subclass(cls)``: another name of ``t``, in its graph, of a class that is ``cls``."""
     if not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
         return _torch_as_subclass(torch.empty(0), cls)  # refuses, in torch's words
-    with torch._C.DisableTorchFunction():
+    with Unseen():
         return _dressed(torch.ops.aten.alias.default(t), plain_class(cls))
 
 
