@@ -66,6 +66,8 @@ cdef enum:
     ERROR_REPEATED_INITIALIZE = 100002
     ERROR_NOT_SUPPORTED = 207000
     ERROR_MEMORY_ALLOCATION = 207001
+    ERROR_NO_EVENT = 207007
+    ERROR_NO_STREAM = 207008
     ERROR_DEVICE_OUT_OF_MEMORY = 207018
     ERROR_SYNC_TIMEOUT = 507046
 
@@ -77,6 +79,8 @@ cdef int note(const char *function, int code) noexcept nogil
 # The library's text about what failed last in this thread, and no longer the library's. NULL: none. The bytes live
 # until the thread's next call.
 cdef const char *taken_text() noexcept nogil
+# Returns `code`, of a call whose failure nobody is told of. Neither is its text then, with whatever fails next.
+cdef int dismiss(int code) noexcept nogil
 # Between these, what fails in this thread is not kept: it is not what will be raised. May be nested.
 cdef void hush() noexcept nogil
 cdef void speak() noexcept nogil
@@ -90,4 +94,4 @@ cdef bint is_device_full(int code) noexcept nogil
 # As `throw` after `is_device_full`, with the out-of-memory exception and `text` in place of the library's.
 cdef int throw_memory(str text) except -1
 # The address of any other function of the library, or of the operators' libraries beside it; NULL without.
-cdef void *find(const char *name)
+cdef void *find(const char *name) except? NULL

@@ -123,6 +123,12 @@ cdef const char *taken_text() noexcept nogil:
     return api.aclGetRecentErrMsg() if api.aclGetRecentErrMsg != NULL else NULL
 
 
+cdef int dismiss(int code) noexcept nogil:
+    if code != 0:
+        taken_text()
+    return code
+
+
 cdef void hush() noexcept nogil:
     mt_failed().hushed += 1
 
@@ -300,7 +306,7 @@ cdef int _seek_operators() except -1:
     return 0
 
 
-cdef void *find(const char *name):
+cdef void *find(const char *name) except? NULL:
     cdef void *place
     cdef int i
     if _library == NULL:
@@ -352,7 +358,7 @@ def missing():
 def version():
     """The runtime's version as text, or None where the library does not tell."""
     cdef int32_t major = 0, minor = 0, patch = 0
-    if api.aclrtGetVersion == NULL or api.aclrtGetVersion(&major, &minor, &patch) != 0:
+    if api.aclrtGetVersion == NULL or dismiss(api.aclrtGetVersion(&major, &minor, &patch)) != 0:
         return None
     return f"{major}.{minor}.{patch}"
 
@@ -366,6 +372,6 @@ def soc_name():
 def capability(int device, int what):
     """Cores (0), vector cores (1) or bytes of second-level cache (2) of a device; None where it cannot tell."""
     cdef int64_t value = 0
-    if api.aclGetDeviceCapability == NULL or api.aclGetDeviceCapability(device, what, &value) != 0:
+    if api.aclGetDeviceCapability == NULL or dismiss(api.aclGetDeviceCapability(device, what, &value)) != 0:
         return None
     return value

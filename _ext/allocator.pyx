@@ -15,6 +15,7 @@ from mindtorch._ext.acl cimport (
     ERROR_MEMORY_ALLOCATION,
     HUGE_FIRST,
     api,
+    dismiss,
     hush,
     is_device_full,
     note,
@@ -267,7 +268,7 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
             memory.count -= 1
         pthread_mutex_unlock(&unit.lock)
         if code != 0 and address != NULL:
-            api.aclrtFree(address)
+            dismiss(api.aclrtFree(address))
     if code != 0:
         free(piece)
         return code
@@ -550,7 +551,7 @@ cdef void _trim_pins() noexcept nogil:
             kept += 1
         else:
             _idle_pins -= pin.size
-            api.aclrtFreeHost(pin.address)
+            dismiss(api.aclrtFreeHost(pin.address))
             free(pin.uses)
             free(pin)
     _pins.count = kept
@@ -598,7 +599,7 @@ cdef int take_pin(Unit *unit, size_t size, Pin **found) noexcept nogil:
             _pins.count += 1
         pthread_mutex_unlock(&mt_pins_lock)
         if code != 0:
-            api.aclrtFreeHost(address)
+            dismiss(api.aclrtFreeHost(address))
     if code != 0:
         free(pin)
         return code

@@ -15,6 +15,7 @@ from mindtorch._ext.acl cimport (
     MEMORY_DDR,
     MEMORY_HBM,
     api,
+    dismiss,
     hush,
     is_device_full,
     note,
@@ -168,7 +169,7 @@ cdef int _memory_info(size_t *left, size_t *total) noexcept nogil:
     """Of the device whose context is bound. Chips without HBM answer for DDR."""
     cdef int code = note(b"aclrtGetMemInfo", api.aclrtGetMemInfo(MEMORY_HBM, left, total))
     if code != 0 or total[0] == 0:
-        if api.aclrtGetMemInfo(MEMORY_DDR, left, total) == 0 and total[0] > 0:
+        if dismiss(api.aclrtGetMemInfo(MEMORY_DDR, left, total)) == 0 and total[0] > 0:
             code = 0
     return code
 

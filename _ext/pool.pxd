@@ -104,7 +104,8 @@ cdef struct Unit:
     Stack idle[2]                 # without and with timing
     Stack retired                 # marks without a holder
     void *memory                  # the allocator's
-    uint32_t turn[2]
+    uint32_t turn[2]              # by priority: which stream is handed out next
+    uint32_t most[2]              # how many there can be, where the device has fewer than STREAMS more; 0: not known
     int device, n_made
 
 # Set by the allocator: called for each unit, and at last with NULL, when the process ends.

@@ -15,6 +15,8 @@ import atexit
 import os
 
 from mindtorch._ext.acl cimport (
+    ERROR_NO_EVENT,
+    ERROR_NO_STREAM,
     ERROR_NOT_SUPPORTED,
     ERROR_REPEATED_INITIALIZE,
     ERROR_SYNC_TIMEOUT,
@@ -27,10 +29,10 @@ from mindtorch._ext.acl cimport (
     STREAM_FAST_LAUNCH,
     STREAM_FAST_SYNC,
     api,
+    dismiss,
     hush,
     note,
     speak,
-    taken_text,
     throw,
 )
 
@@ -145,8 +147,10 @@ cdef int _initialize() noexcept nogil:
     if mt_get(&mt_initialized):
         return 0
     code = api.aclInit(NULL)
-    if code != 0 and code != ERROR_REPEATED_INITIALIZE:
-        return note(b"aclInit", code)
+    if code == ERROR_REPEATED_INITIALIZE:
+        dismiss(code)
+    elif note(b"aclInit", code):
+        return code
     _owner = code == 0
     mt_set(&mt_initialized, 1)
     return 0
@@ -194,7 +198,7 @@ cdef int _start(int device) noexcept nogil:
         if code == 0:
             code = _make_lane(unit, 0, &lane)
         if code != 0:
-            api.aclrtResetDevice(device)
+            dismiss(api.aclrtResetDevice(device))
     if code != 0:
         free(unit)
         return code
@@ -258,8 +262,10 @@ def device_count():
         with nogil:
             pthread_mutex_lock(&mt_init_lock)
             code = api.aclrtGetDeviceCount(&count)
-            if code == ERROR_UNINITIALIZED and driver and api.drvGetDevNum(&number) == 0:
-                code, count = 0, <uint32_t>number
+            if code == ERROR_UNINITIALIZED:
+                dismiss(code)
+                if driver and dismiss(api.drvGetDevNum(&number)) == 0:
+                    code, count = 0, <uint32_t>number
             if code == ERROR_UNINITIALIZED:
                 code = _initialize()
                 if code == 0:
@@ -390,10 +396,10 @@ cdef int _make_lane(Unit *unit, int number, Lane **made) noexcept nogil:
         # What comes after work that failed would go on with what that left.
         code = api.aclrtSetStreamFailureMode(lane.stream, STOP_ON_FAILURE)
         if code == ERROR_NOT_SUPPORTED:
-            taken_text()
+            dismiss(code)
             code = 0
         elif note(b"aclrtSetStreamFailureMode", code):
-            api.aclrtDestroyStream(lane.stream)
+            dismiss(api.aclrtDestroyStream(lane.stream))
     if code != 0:
         free(lane)
         return code
@@ -405,14 +411,19 @@ cdef int _make_lane(Unit *unit, int number, Lane **made) noexcept nogil:
 
 
 cdef int next_lane(Unit *unit, bint high, Lane **found) noexcept nogil:
-    cdef int code = enter(unit), number
+    cdef int code = enter(unit), first = 1 + (STREAMS if high else 0), number
     if code != 0:
         return code
     pthread_mutex_lock(&unit.lock)
-    number = 1 + (STREAMS if high else 0) + unit.turn[high] % STREAMS
+    number = first + unit.turn[high] % (unit.most[high] if unit.most[high] > 0 else STREAMS)
     found[0] = unit.lanes[number]
     if found[0] == NULL:
         code = _make_lane(unit, number, found)
+        if code == ERROR_NO_STREAM and number > first:  # they go round sooner
+            unit.most[high] = number - first
+            unit.turn[high] = 0
+            found[0] = unit.lanes[first]
+            code = 0
     if code == 0:
         unit.turn[high] += 1
     pthread_mutex_unlock(&unit.lock)
@@ -590,6 +601,18 @@ cdef void poll(Unit *unit) noexcept nogil:
 
 cdef int record(Lane *lane, bint timing, Mark **made) noexcept nogil:
     """A new mark with one holder, recorded on ``lane``."""
+    cdef int i, code = _record(lane, timing, made)
+    if code == ERROR_NO_EVENT:  # what has an event is over after this, and has no use for it
+        code = 0
+        for i in range(MAX_DEVICES):
+            if code == 0 and known_unit(i) != NULL:
+                code = settle_unit(known_unit(i))
+        if code == 0:
+            code = _record(lane, timing, made)
+    return code
+
+
+cdef int _record(Lane *lane, bint timing, Mark **made) noexcept nogil:
     cdef Unit *unit = lane.unit
     cdef Mark *mark
     cdef int code = bind(unit)

@@ -463,7 +463,10 @@ cdef class Event:
         stop(code)
 
     def elapsed_time(self, Event end_event not None):
-        """Milliseconds from this event to ``end_event``; both made with ``enable_timing=True``, recorded and over."""
+        """Milliseconds from this event to ``end_event``, both made with ``enable_timing=True`` and recorded.
+
+        Waits until both are over, as torch_npu does.
+        """
         cdef float milliseconds = 0
         cdef int code
         cdef Mark *start
@@ -472,8 +475,8 @@ cdef class Event:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.mark == NULL or end_event.mark == NULL:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (self.query() and end_event.query()):
-            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        self.synchronize()
+        end_event.synchronize()
         start, end = self.hold(), end_event.hold()
         with nogil:
             code = enter(self.unit)

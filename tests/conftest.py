@@ -63,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
     parser.addoption(
+        "--npu", choices=("kind", "unkind"), default="kind", help="how the NPU test library behaves (tests/npu)"
+    )
+    parser.addoption(
         "--npu-load",
         choices=("slice", "full"),
         default="slice",

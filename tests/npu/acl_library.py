@@ -11,8 +11,11 @@ uses of the same memory are ordered), ``GENIE_TEST_NPU_REPORT`` (a file for viol
 And how unkind it is, as devices are; ``GENIE_TEST_NPU_UNKIND=1`` is all of these that leave programs right:
 ``GENIE_TEST_NPU_SCRIBBLE`` (1: operators write to the padding behind their operands),
 ``GENIE_TEST_NPU_FOREIGN_WAITS`` (0: a stream that is to wait for another device's event does not),
-``GENIE_TEST_NPU_KEEP_TEXT`` (1: the text of an error stays until it is asked for). Not among them:
-``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives).
+``GENIE_TEST_NPU_KEEP_TEXT`` (1: the text of an error stays until it is asked for),
+``GENIE_TEST_NPU_COUNT`` (1: devices can be counted before ``aclInit``), ``GENIE_TEST_NPU_EVENTS`` and
+``GENIE_TEST_NPU_STREAMS`` (how many a device has, 1023 and 512; 0: any number). Not among them:
+``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives), ``GENIE_TEST_NPU_CHIP`` (the chip's name),
+``GENIE_TEST_NPU_STAYS_BROKEN`` (1: a device on which work failed runs nothing more).
 
 Under a sanitizer::
 
@@ -131,6 +134,12 @@ class Library:
         Functions that give something back (destroy, free, reset, a second phase) do so nevertheless.
         """
         self.c.genie_test_fail(function.encode(), nth, code)
+
+    @property
+    def waits_abroad(self) -> bool:
+        """Whether streams wait for other devices' events. Else the thread does that asks for it: one that would
+        release a stream must not."""
+        return bool(self.c.aclrtGetSocName().startswith(b"Ascend910B1"))
 
     def stall(self, stream: int | None, milliseconds: int) -> int:
         """The stream (None: every one) sleeps before what is queued next. Returns how many streams do."""

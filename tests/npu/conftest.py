@@ -19,6 +19,16 @@ import acl_library
 from acl_calls import Npu
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unkind(pytestconfig: pytest.Config) -> Iterator[bool]:
+    """Whether every test library in this process, and in those that it starts, is as unkind as devices are."""
+    chosen = pytestconfig.getoption("--npu") == "unkind"
+    with pytest.MonkeyPatch.context() as patch:
+        if chosen:
+            patch.setenv("GENIE_TEST_NPU_UNKIND", "1")
+        yield chosen
+
+
 @pytest.fixture(scope="session")
 def acl_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test library, compiled; what ``GENIE_ACL_LIBRARY`` may name."""

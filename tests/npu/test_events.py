@@ -52,14 +52,15 @@ def test_N3_query_and_synchronize(npu, library):
 def test_N3_wait_stream_orders_also_across_devices(npu, library, devices, target):
     devices(2)
     first, second = npu.Stream(0), npu.Stream(target)
-    library.hold(first.npu_stream)
+    waits = target == 0 or library.waits_abroad
+    library.hold(first.npu_stream) if waits else library.stall(first.npu_stream, 50)
     with first:
         source = block_of(0, b"a" * 100)  # queued: the stream is held
         block = blocks.allocate(target, 100)
     second.wait_stream(first)
     with second:
         blocks.fill(block, 0, ord("b"), 100)
-        assert not second.query()
+        assert not (waits and second.query())
     library.release()
     with second:
         assert get(block) == b"b" * 100 and first.query()
@@ -159,13 +160,9 @@ def test_N3_elapsed_time(npu, library):
         start.elapsed_time(end)
     start.record(stream)
     library.stall(stream.npu_stream, 30)
-    library.hold(stream.npu_stream)
     end.record(stream)
-    with pytest.raises(RuntimeError, match="Both events must be completed before calculating elapsed time"):
-        start.elapsed_time(end)
-    library.release()
-    end.synchronize()
-    assert 29 <= start.elapsed_time(end) < 60_000
+    assert 29 <= start.elapsed_time(end) < 60_000  # waits for both
+    assert end.query()
     for pair in ((start, npu.Event()), (npu.Event(), end), (npu.Event(), npu.Event())):
         with pytest.raises(ValueError, match="Both events must be created with argument 'enable_timing=True'"):
             pair[0].elapsed_time(pair[1])

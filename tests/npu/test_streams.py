@@ -169,8 +169,9 @@ def test_N2_everything_is_given_back_at_exit_also_what_is_in_flight(in_npu_proce
                 blocks.copy_across(other, 0, block, 0, 1 << 20)
                 event = stream.record_event(npu.Event(enable_timing=True))
                 event.wait(npu.Stream((device + 2) % 3))
+                blocks.copy_in(block, 0, pinned.address, 1 << 20, wait=False)
                 kept.append((block, pinned, other, event, stream))
-        assert not kept[-1][3].query()
+        assert not kept[-1][4].query()
         """,
         devices=3,
     )

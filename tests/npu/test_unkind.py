@@ -63,6 +63,98 @@ def test_N3_a_stream_waits_for_another_devices_event_where_chips_do_not(in_npu_p
     assert said == "True\n"
 
 
+def test_N3_events_are_used_again_where_a_device_has_few(in_npu_process):
+    """Those that programs and the allocator let go of are, once their work is over; those that they keep are not."""
+    said = in_npu_process(
+        """
+        import os
+        from acl_library import Library
+        from device_memory import block_of, get
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        library = Library(os.environ["GENIE_ACL_LIBRARY"])
+        one, two, far = npu.Stream(0), npu.Stream(0), npu.Stream(1)
+        for i in range(40):
+            library.stall(one.npu_stream, 5)
+            with one:
+                block = blocks.allocate(0, 1000)
+                blocks.fill(block, 0, i, 1000)
+            for other in (two, far):
+                other.wait_stream(one)
+                other.wait_event(one.record_event())
+            one.wait_stream(far)
+            with two:
+                copy = blocks.allocate(0, 1000)
+                blocks.copy_within(copy, 0, block, 0, 1000)
+                del block
+                if i % 10 == 9:
+                    assert get(copy) == bytes([i]) * 1000
+        held = []
+        try:
+            for i in range(100):
+                held.append(one.record_event())
+        except RuntimeError as error:
+            print(error, error.code == 207007, len(held) > 2)
+        npu.synchronize(0)
+        assert all(event.query() for event in held)
+        held.pop()
+        one.record_event().synchronize()
+        print(library.calls("aclrtSynchronizeDevice") > 2)
+        """,
+        GENIE_TEST_NPU_EVENTS="6",
+    ).splitlines()
+    function, name = "aclrtCreateEventExWithFlag", "ACL_ERROR_RT_NO_EVENT_RESOURCE"
+    refused = f"[{function}] error 207007 ({name}): {function}: device 0 has no more than 6 events"
+    assert said == [f"{refused} True True", "True"]
+
+
+def test_N3_streams_are_handed_out_again_sooner_where_a_device_has_few(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        made = [npu.Stream(0) for _ in range(9)]  # the context has a stream of its own, the pool its default one
+        print([made.index(each) for each in made])
+        for each in made:
+            each.record_event().synchronize()
+        try:
+            npu.Stream(0, -1)
+        except RuntimeError as error:
+            print(error)
+        print(npu.Stream(0) in made, npu.Stream(1, -1).priority)
+        """,
+        GENIE_TEST_NPU_STREAMS="5",
+    ).splitlines()
+    function, name = "aclrtCreateStreamWithConfig", "ACL_ERROR_RT_NO_STREAM_RESOURCE"
+    refused = f"[{function}] error 207008 ({name}): {function}: device 0 has no more than 5 streams"
+    assert said == ["[0, 1, 2, 0, 1, 2, 0, 1, 2]", refused, "True -1"]
+
+
+@pytest.mark.parametrize("early", ["0", "1"])
+def test_N1_devices_are_counted_before_the_library_is_initialized_where_it_can_do_so(in_npu_process, early):
+    """What it says where it cannot, and what it says of figures that it does not tell, is not told with an error."""
+    said = in_npu_process(
+        """
+        import os
+        from acl_library import Library
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        print(npu.device_count(), npu.is_initialized())
+        library = Library(os.environ["GENIE_ACL_LIBRARY"])
+        library.fail("aclGetDeviceCapability", 1, 100000)
+        assert npu.get_device_properties(0).cube_core_num is None
+        library.fail("aclrtMallocAlign32", 1, 507899)
+        try:
+            blocks.allocate(0, 100)
+        except RuntimeError as error:
+            print(error.detail)
+        """,
+        GENIE_TEST_NPU_COUNT=early,
+        GENIE_TEST_NPU_KEEP_TEXT="1",
+        ASCEND_RT_VISIBLE_DEVICES="0,1",  # so that the driver is not asked
+    )
+    assert said == f"2 {early == '0'}\naclrtMallocAlign32: injected fault 507899\n"
+
+
 DECLINING = """
     sys.argv = ["program"]
     import os, torch, mindtorch, warnings
@@ -166,6 +258,8 @@ def test_N5_operators_of_several_libraries_are_found(in_npu_process, tmp_path):
     assert in_npu_process(code, path=library) == "1 1\n"
     (tmp_path / "libopapi_nn.so").unlink()
     assert in_npu_process(code, path=library) == "1 None\n"
+    (tmp_path / "libopapi.so").unlink()
+    assert in_npu_process(code, path=library) == "None None\n"
 
 
 def test_N5_the_operators_that_are_told_of_are_those_that_kernels_call():
@@ -217,3 +311,29 @@ def test_N3_nothing_runs_on_a_stream_behind_work_that_failed(in_npu_process):
         """
     )
     assert said.splitlines() == ["507015 ACL_ERROR_RT_AICORE_EXCEPTION", "[0.0, 0.0]"]
+
+
+def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in_npu_process):
+    """As CANN with stop-on-failure. Memory can still be let go of, other devices go on, and the process ends."""
+    said = in_npu_process(
+        """
+        sys.argv = ["program"]
+        import torch, mindtorch
+        table, wrong, x = torch.ones(3, 2).npu(), torch.tensor([7]).npu(), torch.zeros(2).npu()
+        there, stream = torch.ones(2).npu(1), mindtorch.npu.Stream(0)
+        mindtorch.npu.synchronize()
+        found = torch.nn.functional.embedding(wrong, table)
+        uses = [mindtorch.npu.synchronize, lambda: x + 1, x.tolist, stream.synchronize, lambda: torch.ones(2).npu(),
+                stream.record_event, lambda: x.npu(1), mindtorch.npu.empty_cache]
+        for use in uses:
+            try:
+                use()
+            except RuntimeError as error:
+                print(error.code, error.function)
+        del found, table, x
+        print((there + there).tolist())
+        """,
+        GENIE_TEST_NPU_STAYS_BROKEN="1",
+    )
+    *failed, other = said.splitlines()
+    assert other == "[2.0, 2.0]" and len(failed) == 8 and {line.split()[0] for line in failed} == {"507015"}

@@ -75,7 +75,8 @@ static int check_copy(void *to, size_t room, const void *from, size_t size, int 
 API int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) {
     ENTER(IN_CONTEXT);
     struct side target, source;
-    int code = check_copy(to, room, from, size, kind, &target, &source);
+    int code = check_context();
+    code = code ? code : check_copy(to, room, from, size, kind, &target, &source);
     if (code) return leave(code);
     struct work *access = new_work(NULL, 2); /* only to check that queued work is not disturbed */
     if (target.block) add_range(access, target.block, to, size, 1);
@@ -126,7 +127,8 @@ static int check_fill(void *to, size_t room, size_t size, struct side *target) {
 API int aclrtMemset(void *to, size_t room, int32_t value, size_t size) {
     ENTER(IN_CONTEXT);
     struct side target;
-    int code = check_fill(to, room, size, &target);
+    int code = check_context();
+    code = code ? code : check_fill(to, room, size, &target);
     if (code) return leave(code);
     struct work *access = new_work(NULL, 1);
     if (target.block) add_range(access, target.block, to, size, 1);

@@ -69,7 +69,7 @@ void destroy_context(struct context *context) {
 }
 
 API int aclrtGetDeviceCount(uint32_t *count) {
-    ENTER(INITIALIZED);
+    ENTER(counts_early ? ANYTIME : INITIALIZED);
     if (!count) return leave(fail(PARAM, "count is NULL"));
     *count = (uint32_t)device_count;
     return leave(device_count ? OK : fail(NO_DEVICE, "no device"));
@@ -147,8 +147,7 @@ API int aclrtGetRunMode(int *mode) {
     return leave(OK);
 }
 
-/* The names of chips whose streams can wait for other devices' events, and of chips whose cannot. */
-API const char *aclrtGetSocName(void) { return foreign_waits ? "Ascend910B1-GenieTest" : "Ascend310P3-GenieTest"; }
+API const char *aclrtGetSocName(void) { return chip; }
 
 API int aclrtGetVersion(int32_t *major, int32_t *minor, int32_t *patch) {
     ENTER(ANYTIME);

@@ -20,6 +20,8 @@ static struct event *find_event(void *handle) { return find_object(handle, EVENT
 static int create(void **out, uint32_t flags) {
     if (!out) return fail(PARAM, "event is NULL");
     if (!flags || flags & ~0x6Bu) return fail(RT_PARAM, "flags %#x", flags);
+    if (event_limit && events_alive[current->base.device] >= event_limit)
+        return fail(NO_EVENT, "device %d has no more than %d events", current->base.device, event_limit);
     struct event *event = new_object(EVENT, sizeof *event, current->base.device);
     event->context = current;
     event->flags = flags;

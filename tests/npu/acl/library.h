@@ -17,7 +17,8 @@
 enum {
     OK = 0, PARAM = 100000, UNINITIALIZED = 100001, REPEATED_INIT = 100002, RT_PARAM = 107000, BAD_DEVICE = 107001,
     NO_CONTEXT = 107002, WRONG_CONTEXT = 107003, BAD_TIMESTAMP = 107006, BAD_HANDLE = 107017, TIMED_OUT = 107019,
-    NO_DEVICE = 207004, OUT_OF_MEMORY = 207018, DEVICE_FAULT = 507015, SYNC_TIMED_OUT = 507046, DRIVER = 507899,
+    NO_DEVICE = 207004, NO_EVENT = 207007, NO_STREAM = 207008, OUT_OF_MEMORY = 207018,
+    DEVICE_FAULT = 507015, SYNC_TIMED_OUT = 507046, DRIVER = 507899,
     NN_NULL = 161001, NN_PARAM = 161002, NN_RUNTIME = 361001, NN_EXECUTOR = 561102,
 };
 
@@ -35,6 +36,7 @@ struct context {
     struct object base;
     struct stream *default_stream;
     int is_default;
+    int failed; /* what work on it failed with, where that is for good */
 };
 
 /* Device memory, or pinned host memory (device -1). `address` is the caller's, `memory` is where the bytes are. */
@@ -127,6 +129,11 @@ extern int scribbles;     /* operators write to the padding behind their operand
 extern int keeps_text;    /* an error's text stays until it is asked for */
 extern int declines;      /* what every first phase of an operator gives, or 0 */
 extern int foreign_waits; /* a stream can wait for another device's event; else the wait is none */
+extern int counts_early;  /* devices can be counted before aclInit */
+extern int stays_broken;  /* work that failed on a stream that stops ends its whole context's work */
+extern int event_limit, stream_limit; /* of each device, default streams among them; 0: none */
+extern int events_alive[MAX_DEVICES];
+extern char chip[64];
 extern struct stream *streams;
 extern struct block *host_blocks;
 extern _Thread_local struct context *current;
@@ -178,6 +185,7 @@ void drop_host_blocks(void);
 
 struct stream *new_stream(struct context *context, int is_default);
 int find_stream(void *handle, struct stream **stream); /* also NULL: the context's default stream */
+int check_context(void);                               /* whether anything can be put on the current one */
 struct work *new_work(void (*run)(struct work *), int ranges);
 void add_range(struct work *work, struct block *block, const void *address, size_t size, int write);
 void free_work(struct work *work);

@@ -160,6 +160,7 @@ static void run_plan(struct work *work) {
     if (!code) return;
     pthread_mutex_lock(&lock);
     work->stream->error = code;
+    if (stays_broken && work->stream->stops) work->stream->context->failed = code;
     pthread_mutex_unlock(&lock);
 }
 

@@ -12,7 +12,9 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
-int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines;
+int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
+int event_limit, stream_limit, events_alive[MAX_DEVICES];
+char chip[64];
 _Thread_local struct context *current;
 
 static _Thread_local char recent[512];
@@ -60,6 +62,14 @@ static void configure(void) {
     foreign_waits = (int)setting("GENIE_TEST_NPU_FOREIGN_WAITS", !unkind);
     keeps_text = (int)setting("GENIE_TEST_NPU_KEEP_TEXT", (size_t)unkind);
     declines = (int)setting("GENIE_TEST_NPU_DECLINE", 0);
+    stays_broken = (int)setting("GENIE_TEST_NPU_STAYS_BROKEN", 0);
+    counts_early = (int)setting("GENIE_TEST_NPU_COUNT", (size_t)unkind);
+    event_limit = (int)setting("GENIE_TEST_NPU_EVENTS", unkind ? 1023 : 0);
+    stream_limit = (int)setting("GENIE_TEST_NPU_STREAMS", unkind ? 512 : 0);
+    /* Chips whose streams can wait for other devices' events, and chips whose cannot. */
+    const char *name = getenv("GENIE_TEST_NPU_CHIP");
+    name = name ? name : foreign_waits ? "Ascend910B1-GenieTest" : "Ascend310P3-GenieTest";
+    snprintf(chip, sizeof chip, "%s", name);
     const char *mode = getenv("GENIE_TEST_NPU_INIT");
     once_only = mode && !strcmp(mode, "once");
 }
@@ -194,6 +204,7 @@ void *new_object(enum kind kind, size_t size, int device) {
     object->kind = kind;
     object->alive = 1;
     object->device = device;
+    if (kind == EVENT) events_alive[device]++;
     object->chain = table[bucket(object)];
     table[bucket(object)] = object;
     return object;
@@ -207,6 +218,7 @@ static void forget_object(struct object *object) {
 }
 
 void end_object(struct object *object) {
+    if (object->kind == EVENT && object->alive) events_alive[object->device]--;
     object->alive = 0;
     if (visiting || object->kind == CONTEXT || object->kind == STREAM) return; /* someone still looks at these */
     struct object *oldest = ended[ended_at % KEPT];

@@ -27,7 +27,7 @@ static void *serve(void *argument) {
         stream->head = work->next;
         if (!stream->head) stream->last = NULL;
         stream->running = work;
-        int discard = stream->stopping == 2 || (stream->stops && stream->error);
+        int discard = stream->stopping == 2 || (stream->stops && stream->error) || stream->context->failed;
         pthread_mutex_unlock(&lock);
         if (!discard && work->run) work->run(work);
         pthread_mutex_lock(&lock);
@@ -83,7 +83,12 @@ void stop_stream(struct stream *stream, int force) {
     order_after(host_clock, stream->clock);
 }
 
-int find_stream(void *handle, struct stream **out) {
+int check_context(void) {
+    int code = current->failed;
+    return code ? fail(code, "device %d runs nothing more after work that failed", current->base.device) : OK;
+}
+
+static int known_stream(void *handle, struct stream **out) {
     struct stream *stream = handle ? find_object(handle, STREAM, "stream") : current->default_stream;
     if (!stream) return BAD_HANDLE;
     if (stream->context != current) {
@@ -92,6 +97,11 @@ int find_stream(void *handle, struct stream **out) {
     }
     *out = stream;
     return OK;
+}
+
+int find_stream(void *handle, struct stream **out) {
+    int code = known_stream(handle, out);
+    return code ? code : check_context();
 }
 
 struct work *new_work(void (*run)(struct work *), int ranges) {
@@ -131,7 +141,7 @@ int wait_for(struct stream *stream, uint64_t sequence, int milliseconds) {
             return fail(SYNC_TIMED_OUT, "stream %p is not done after %d ms", (void *)stream, milliseconds);
     }
     order_after(host_clock, stream->clock);
-    int error = stream->error;
+    int error = stream->context->failed ? stream->context->failed : stream->error;
     stream->error = OK;
     return error ? fail(error, "work on stream %p failed", (void *)stream) : OK;
 }
@@ -139,6 +149,10 @@ int wait_for(struct stream *stream, uint64_t sequence, int milliseconds) {
 static int create(void **out, uint32_t priority) {
     if (!out) return fail(PARAM, "stream is NULL");
     if (priority > 7) return fail(RT_PARAM, "priority %u, expected 0 to 7", priority);
+    int count = 0;
+    for (struct stream *each = streams; each; each = each->next) count += each->base.device == current->base.device;
+    if (stream_limit && count >= stream_limit)
+        return fail(NO_STREAM, "device %d has no more than %d streams", current->base.device, stream_limit);
     *out = new_stream(current, 0);
     return OK;
 }
@@ -167,7 +181,7 @@ API int aclrtSetStreamFailureMode(void *handle, uint64_t mode) {
 static int destroy(void *handle, int force) {
     struct stream *stream;
     if (!handle) return misuse(RT_PARAM, "the default stream goes with its context");
-    int code = find_stream(handle, &stream);
+    int code = known_stream(handle, &stream);
     if (code) return code;
     if (stream->is_default) return misuse(RT_PARAM, "the default stream goes with its context");
     stop_stream(stream, force);
