@@ -13,7 +13,10 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
-from .intern cimport KIND_HANDLER, KIND_RECORD, Interner, OpInfo, hash_key, sig_out_meta, sig_written
+from .intern cimport (
+    KIND_HANDLER, KIND_RECORD, RETURNS_NOTHING, RETURNS_TENSOR, RETURNS_TUPLE, Interner, OpInfo, hash_key, sig_out_meta,
+    sig_written,
+)
 from .keys cimport (
     MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, others_first, room, start,
 )
@@ -414,11 +417,11 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
     if type(template[0]) is type:
         return template[0](result)             # torch.return_types.max and its like
     code = template[0]
-    if code == 0:
+    if code == RETURNS_TENSOR:
         return result[0]
-    if code == 3:
+    if code == RETURNS_NOTHING:
         return None
-    return tuple(result) if code == 1 else result
+    return tuple(result) if code == RETURNS_TUPLE else result
 
 
 cdef int _limit() except -1:

@@ -59,9 +59,6 @@ cdef inline void unref(uint16_t *count) noexcept:
     if count[0] != STICKY:
         count[0] -= 1
 
-# The metadata ids of the call's tensor inputs, in order, into out[n_in].
-cdef void hole_metas(SigS *s, uint32_t *out) noexcept
-
 # The key's hash among those of the settings in force.
 cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept
 
@@ -91,3 +88,9 @@ cdef enum OpKind:
     KIND_RECORD = 1                # record as it is
     KIND_HANDLER = 2               # Python code of ours decides
     KIND_EAGER = 3                 # dispatch level: run now on computed inputs
+
+cdef enum Returns:                 # first of a call's `ret`, unless that is a named tuple's type
+    RETURNS_TENSOR = 0
+    RETURNS_TUPLE = 1
+    RETURNS_LIST = 2
+    RETURNS_NOTHING = 3

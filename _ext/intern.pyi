@@ -5,6 +5,17 @@ PASS: int
 RECORD: int
 HANDLER: int
 EAGER: int
+WRITES: int
+RANDOM: int
+VIEW: int
+FORGOTTEN: int
+SMALL: int
+BLIND: int
+FOLDS: int
+TENSOR: int
+TUPLE: int
+LIST: int
+NOTHING: int
 
 @final
 class Interner:

@@ -18,7 +18,11 @@ from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from .structs cimport MAX_INPUTS, MAX_SIGS, SIG_FORGOTTEN, SIG_HIT, SIG_VERIFIED, MetaS, SigS
+from .structs cimport (
+    MAX_INPUTS, MAX_SIGS, SIG_BLIND, SIG_FOLDS, SIG_FORGOTTEN, SIG_HIT, SIG_RANDOM, SIG_SMALL, SIG_VERIFIED, SIG_VIEW,
+    SIG_WRITES, MetaS, SigS,
+)
+from .template cimport hole_metas
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
@@ -59,46 +63,6 @@ cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept:
     h *= 0x94D049BB133111EBULL
     h ^= h >> 32
     return <uint32_t>h ^ world
-
-
-cdef const uint8_t *_walk_holes(const uint8_t *p, uint32_t *out, uint32_t *n) noexcept:
-    # One argument of a template (keys.pyx writes them), collecting the metadata ids of its holes.
-    cdef uint8_t tag = p[0]
-    cdef uint16_t size
-    p += 1
-    if tag == c'T':
-        memcpy(&out[n[0]], p, 4)
-        n[0] += 1
-        return p + 4
-    if tag == c'i':
-        return p + 1
-    if tag == c'I' or tag == c'F':
-        return p + 8
-    if tag == c'C':
-        return p + 16
-    if tag == c'O':
-        return p + sizeof(void *)
-    if tag == c'S':
-        memcpy(&size, p, 2)
-        return p + 2 + size
-    if tag == c'(' or tag == c'[':
-        memcpy(&size, p, 2)
-        p += 2
-        for _ in range(size):
-            p = _walk_holes(p, out, n)
-    return p
-
-
-cdef void hole_metas(SigS *s, uint32_t *out) noexcept:
-    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
-    cdef uint32_t n = 0
-    p += 2
-    for _ in range(nargs):
-        p = _walk_holes(p, out, &n)
-    for _ in range(nkw):
-        p = _walk_holes(p + sizeof(void *), out, &n)
 
 
 @cython.final
@@ -471,7 +435,7 @@ cdef class Interner:
                         continue
                     for k in range(s.n_out):
                         used[sig_out_meta(s)[k]] = 1
-                    hole_metas(s, holes)
+                    hole_metas(sig_key(s), holes)
                     for k in range(s.n_in):
                         used[holes[k]] = 1
                 for i in range(1, self.n_metas):
@@ -557,3 +521,6 @@ cdef class OpInfo:
 
 
 PASS, RECORD, HANDLER, EAGER = KIND_PASS, KIND_RECORD, KIND_HANDLER, KIND_EAGER
+WRITES, RANDOM, VIEW, FORGOTTEN = SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_FORGOTTEN
+SMALL, BLIND, FOLDS = SIG_SMALL, SIG_BLIND, SIG_FOLDS
+TENSOR, TUPLE, LIST, NOTHING = RETURNS_TENSOR, RETURNS_TUPLE, RETURNS_LIST, RETURNS_NOTHING

@@ -15,6 +15,10 @@ from .intern cimport OpInfo
 from .lazy cimport MT_SLOT, get_tape, handle_beside, is_subtype, type_of
 from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
+from .template cimport (
+    TAG_BYTE, TAG_COMPLEX, TAG_DEVICE, TAG_ELLIPSIS, TAG_FALSE, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_NONE, TAG_OBJECT,
+    TAG_STRING, TAG_TENSOR, TAG_TRUE, TAG_TUPLE,
+)
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
@@ -128,7 +132,7 @@ cdef int _add_input(PyObject *t, Handle h) except -1:
     K.n_ins += 1
     if not h.no_grad or tape.slot(tape.slot(h.slot).root).flags & SLOT_GRAD:
         K.uncertain = True
-    _byte(c'T')
+    _byte(TAG_TENSOR)
     _raw(&meta, 4)
     if K.device == NO_PLACE:
         K.device = device
@@ -161,21 +165,21 @@ cdef int encode(PyObject *o, int depth) except -1:
             return FOREIGN
         if -128 <= i64 < 128:
             i8 = <int8_t>i64
-            _byte(c'i')
+            _byte(TAG_BYTE)
             _raw(&i8, 1)
         else:
-            _byte(c'I')
+            _byte(TAG_INT)
             _raw(&i64, 8)
         return OK
     if o == <PyObject *>None:
-        _byte(c'N')
+        _byte(TAG_NONE)
         return OK
     if ty == BOOL:
-        _byte(c't' if o == Py_True else c'f')
+        _byte(TAG_TRUE if o == Py_True else TAG_FALSE)
         return OK
     if ty == FLOAT:
         d = PyFloat_AS_DOUBLE(<object>o)
-        _byte(c'F')
+        _byte(TAG_FLOAT)
         _raw(&d, 8)
         return OK
     if ty == TUPLE or ty == tensor_size_type:
@@ -183,7 +187,7 @@ cdef int encode(PyObject *o, int depth) except -1:
         if size > 0xFFFF or depth > MAX_DEPTH:
             return FOREIGN
         n = <uint16_t>size
-        _byte(c'(')
+        _byte(TAG_TUPLE)
         _raw(&n, 2)
         for k in range(size):
             status = encode(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1)
@@ -195,7 +199,7 @@ cdef int encode(PyObject *o, int depth) except -1:
         if size > 0xFFFF or depth > MAX_DEPTH:
             return FOREIGN
         n = <uint16_t>size
-        _byte(c'[')
+        _byte(TAG_LIST)
         _raw(&n, 2)
         for k in range(size):
             status = encode(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
@@ -203,13 +207,13 @@ cdef int encode(PyObject *o, int depth) except -1:
                 return status
         return OK
     if ty == dtype_type or ty == layout_type or ty == memory_format_type:
-        _byte(c'O')
+        _byte(TAG_OBJECT)
         _raw(&o, sizeof(o))
         return OK
     if ty == device_type:
         # Lazy tensors look like CPU tensors to C++: below Python, "cpu" means "where the tensors are".
         if same_device(<object>o):
-            _byte(c'D')
+            _byte(TAG_DEVICE)
             return OK
         return FOREIGN
     if ty == UNICODE:
@@ -218,19 +222,19 @@ cdef int encode(PyObject *o, int depth) except -1:
             return FOREIGN
         n = <uint16_t>size
         room(size + 8)
-        _byte(c'S')
+        _byte(TAG_STRING)
         _raw(&n, 2)
         _raw(s, size)
         return OK
     if ty == COMPLEX:
-        _byte(c'C')
+        _byte(TAG_COMPLEX)
         d = PyComplex_RealAsDouble(<object>o)
         _raw(&d, 8)
         d = PyComplex_ImagAsDouble(<object>o)
         _raw(&d, 8)
         return OK
     if o == <PyObject *>Ellipsis:
-        _byte(c'.')
+        _byte(TAG_ELLIPSIS)
         return OK
     if base_type and is_subtype(ty, base_type):
         h = handle_beside(o)

@@ -10,14 +10,15 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
-from .intern cimport OpInfo, hole_metas, set_world as _set_world, sig_out_meta
+from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta
 from .ledger cimport listening, note_memory
-from .replay cimport again, decode_call, plan_segment
+from .replay cimport again, plan_segment
 from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS,
     Slot,
 )
 from .tape cimport Handle, Tape, new_handle
+from .template cimport decode_call, hole_metas
 
 cdef extern from *:
     """
@@ -514,7 +515,7 @@ def call_template(uint32_t sig, tuple inputs, device=None):
     try:
         for k in range(<Py_ssize_t>s.n_in):
             ptrs[k] = <PyObject *>PyTuple_GET_ITEM(inputs, k)
-        return decode_call(s, ptrs, device)
+        return decode_call(sig_key(s), ptrs, device)
     finally:
         free(ptrs)
 
@@ -554,7 +555,7 @@ def input_metas(uint32_t sig):
     if not metas:
         raise MemoryError()
     try:
-        hole_metas(s, metas)
+        hole_metas(sig_key(s), metas)
         for k in range(s.n_in):
             out.append(metas[k])
     finally:

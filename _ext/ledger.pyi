@@ -4,6 +4,10 @@ from typing_extensions import Self
 
 from mindtorch._ext.tape import Handle, Tape
 
+CALL: list[tuple[str, str]]
+BLOCK: list[tuple[str, str]]
+ENTERED: int
+
 class Making:
     def __new__(cls, name: str) -> Self: ...
     def __enter__(self) -> None: ...

@@ -28,7 +28,7 @@ cdef extern from *:
         uint32_t sig;               /* 0: no call, see phase */
         uint32_t module;
         uint32_t location;
-        uint32_t phase;             /* a Phase; + ENTERED, HELD */
+        uint32_t phase;             /* a Phase; + CALL_ENTERED, HELD */
     } LedgerCall;
     typedef struct {                /* a Block that a script makes; see Script */
         uint64_t nbytes;
@@ -74,12 +74,20 @@ cdef extern from *:
 
 MT_ASSERT(sizeof(LedgerCall) == 16)
 MT_ASSERT(sizeof(Block) == 32)
+# The same for numpy.
+CALL = [("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")]
+BLOCK = [
+    ("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"), ("sig", "u4"),
+    ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("outlived", "u1"),
+]
 
 cdef enum:
     ALIVE = 0xFFFFFFFF
-    ENTERED = 0x100                 # LedgerCall.phase: a module was entered, no call
+    CALL_ENTERED = 0x100            # LedgerCall.phase: a module was entered, no call
     NAMED = 0x70000000              # LedgerCall.sig: + index into names; above all MAX_SIGS
     HELD = 0x200                    # memory without a call: what the program had before, a move to another device
+
+ENTERED = CALL_ENTERED
 
 # One malloc: this header, then parts[n_parts], sigs[n_calls].
 cdef struct Script:
@@ -410,7 +418,7 @@ cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) n
         if depth == 0:
             _mark("enter", module)
         depth += 1
-        _note(0, module, 0, ENTERED + phase)
+        _note(0, module, 0, CALL_ENTERED + phase)
     elif kind == MODULE_EXIT:
         depth -= depth > 0                     # 0: entered before the ledger was opened
         if depth == 0:
@@ -470,12 +478,7 @@ def stop():
 
 
 def logs():
-    """The logs so far as bytes, (calls, storages); both are empty when none is open.
-
-    Calls, 16 bytes each: native uint32 sig (0: no call), module, location, phase; phase + 256: a module was entered;
-    + 512: memory that no call made. Storages, 32 bytes each: uint64 nbytes, uint32 born, died, module, location, sig,
-    int8 place, uint8 phase, uint8 mark, uint8 outlived.
-    """
+    """The logs so far as bytes, (calls, storages): see `CALL` and `BLOCK`. Both are empty when none is open."""
     if not listening:
         return b"", b""
     return (<char *>calls)[:n_calls * sizeof(LedgerCall)], (<char *>blocks)[:n_blocks * sizeof(Block)]

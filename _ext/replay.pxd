@@ -35,4 +35,3 @@ cdef class Segment:
 
 cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written)
 cdef object again(object failure)
-cdef tuple decode_call(SigS *s, PyObject **inputs, object device)

@@ -3,19 +3,19 @@ from time import perf_counter_ns
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from .intern cimport OpInfo, SigS, sig_key, sig_written
+from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_written
 from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
     SLOT_OVERWRITTEN, SLOT_PENDING, Record, Slot,
 )
+from .template cimport decode, decode_call
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
 
 cdef extern from "Python.h":
@@ -24,92 +24,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     MAX_ARGS = 64
-
-
-cdef object _decode(const uint8_t **cursor, PyObject ***inputs, object device):
-    """One argument of the template; a new reference. The grammar is written by keys.pyx."""
-    cdef const uint8_t *p = cursor[0]
-    cdef uint8_t tag = p[0]
-    cdef int64_t i64
-    cdef double d, d2
-    cdef uint16_t n
-    cdef PyObject *obj
-    cdef object out, item
-    cdef Py_ssize_t k
-    p += 1
-    if tag == c'T':
-        out = <object>inputs[0][0]
-        inputs[0] += 1
-        p += 4
-    elif tag == c'i':
-        out = <int8_t>p[0]
-        p += 1
-    elif tag == c'I':
-        memcpy(&i64, p, 8)
-        out = i64
-        p += 8
-    elif tag == c'F':
-        memcpy(&d, p, 8)
-        out = d
-        p += 8
-    elif tag == c'N':
-        out = None
-    elif tag == c't':
-        out = True
-    elif tag == c'f':
-        out = False
-    elif tag == c'O':
-        memcpy(&obj, p, sizeof(obj))
-        out = <object>obj
-        p += sizeof(obj)
-    elif tag == c'D':
-        out = device
-    elif tag == c'(' or tag == c'[':
-        memcpy(&n, p, 2)
-        p += 2
-        cursor[0] = p
-        out = PyTuple_New(n) if tag == c'(' else PyList_New(n)
-        for k in range(n):
-            item = _decode(cursor, inputs, device)
-            Py_INCREF(item)
-            if tag == c'(':
-                PyTuple_SET_ITEM(out, k, item)
-            else:
-                PyList_SET_ITEM(out, k, item)
-        return out
-    elif tag == c'S':
-        memcpy(&n, p, 2)
-        out = (<const char*>(p + 2))[:n].decode("utf-8")
-        p += 2 + n
-    elif tag == c'C':
-        memcpy(&d, p, 8)
-        memcpy(&d2, p + 8, 8)
-        out = complex(d, d2)
-        p += 16
-    elif tag == c'.':
-        out = Ellipsis
-    else:
-        raise SystemError(f"corrupt call template: tag {tag}")
-    cursor[0] = p
-    return out
-
-
-cdef tuple decode_call(SigS *s, PyObject **inputs, object device):
-    """(args, kwargs) of a call, for graph views, remote executors and the slow path."""
-    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
-    cdef list args = []
-    cdef dict kwargs = {}
-    cdef PyObject *name
-    p += 2
-    for _ in range(nargs):
-        args.append(_decode(&p, &inputs, device))
-    for _ in range(nkw):
-        memcpy(&name, p, sizeof(name))
-        p += sizeof(name)
-        kwargs[<object>name] = _decode(&p, &inputs, device)
-    return tuple(args), kwargs
 
 
 cdef object again(object failure):
@@ -141,13 +55,13 @@ cdef object _invoke(SigS *s, PyObject **inputs, object device):
     cdef PyObject *name
     cdef tuple whole
     if nargs + nkw > MAX_ARGS:
-        whole = decode_call(s, inputs, device)
+        whole = decode_call(sig_key(s), inputs, device)
         return info.call(*whole[0], **whole[1])
     p += 2
     argv[0] = NULL
     try:
         for _ in range(nargs):
-            item = _decode(&p, &inputs, device)
+            item = decode(&p, &inputs, device)
             Py_INCREF(item)
             argv[1 + filled] = <PyObject *>item
             filled += 1
@@ -158,7 +72,7 @@ cdef object _invoke(SigS *s, PyObject **inputs, object device):
                 p += sizeof(name)
                 Py_INCREF(<object>name)
                 PyTuple_SET_ITEM(kwnames, k, <object>name)
-                item = _decode(&p, &inputs, device)
+                item = decode(&p, &inputs, device)
                 Py_INCREF(item)
                 argv[1 + filled] = <PyObject *>item
                 filled += 1
@@ -356,9 +270,9 @@ cdef class Segment:
             self._put(outs[0], result)
             return 0
         template = <tuple>s.ret
-        if template[0] == 0:               # a single tensor: an input returned (code < 0) or a fresh one
+        if template[0] == RETURNS_TENSOR:  # a single tensor: an input returned (code < 0) or a fresh one
             result = (result,)
-        elif template[0] == 3:             # returns nothing
+        elif template[0] == RETURNS_NOTHING:
             return 0
         for pos in range(len(template) - 1):
             if template[pos + 1] is None:

@@ -1,5 +1,14 @@
 from typing import final
 
+EVENT: list[tuple[str, str]]
+OP: int
+ENTER: int
+EXIT: int
+PHASE: int
+RECORD: int
+RUN: int
+LABEL: int
+
 @final
 class Timeline:
     depth: int

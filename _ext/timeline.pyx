@@ -3,9 +3,17 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, realloc
 
+from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CHANGE
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Event) == 40)
+# The same for numpy, and the kinds.
+EVENT = [
+    ("start", "u8"), ("ns", "u8"), ("live", "u8"), ("sig", "u4"), ("module", "u4"), ("location", "u4"),
+    ("thread", "u2"), ("kind", "u1"), ("phase", "u1"),
+]
+OP, ENTER, EXIT, PHASE = EVENT_OP, 1 + MODULE_ENTER, 1 + MODULE_EXIT, 1 + PHASE_CHANGE
+RECORD, RUN, LABEL = EVENT_RECORD, EVENT_RUN, EVENT_LABEL
 
 
 @cython.final
@@ -58,7 +66,7 @@ cdef class EventLog:
         return &self.events[self.n - 1]
 
     def as_bytes(self):
-        """All of them, 40 bytes each: see `Event`."""
+        """All of them: see `EVENT`."""
         return (<char *> self.events)[:self.n * sizeof(Event)] if self.n else b""
 
     def event(self, index):

@@ -35,11 +35,15 @@ def overlapping(size: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
 
 
 # ---- tensors among arguments -----------------------------------------------------------------------------------------
-def collect(a: Any, write: bool, inputs: list, written: bytearray) -> None:
-    """Append our tensors in an argument, and for each whether the call writes it."""
-    for t in lazy_in(a):
-        inputs.append(t)
-        written.append(write)
+def collect(info: Any, args: tuple, kwargs: dict) -> tuple[list[torch.Tensor], bytes]:
+    """Our tensors among the arguments, and for each whether the call writes it (1, else 0)."""
+    inputs: list[torch.Tensor] = []
+    written = bytearray()
+    for key, a in (*enumerate(args), *kwargs.items()):
+        for t in lazy_in(a):
+            inputs.append(t)
+            written.append(key in info.writes)
+    return inputs, bytes(written)
 
 
 def lazy_in(a: Any) -> Iterator[torch.Tensor]:

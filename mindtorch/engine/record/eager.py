@@ -134,12 +134,7 @@ def check_generator(given: Any) -> None:
 
 
 def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
-    inputs: list[torch.Tensor] = []
-    written = bytearray()
-    for position, a in enumerate(args):
-        collect(a, position in info.writes, inputs, written)
-    for key, a in kwargs.items():
-        collect(a, key in info.writes, inputs, written)
+    inputs, written = collect(info, args, kwargs)
     for t in tensors_in([*args, *kwargs.values()]):
         if getattr(type(t), "_settle", None) is not None:
             t._settle()  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ... import ops
+from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import shapes as _shapes
 from ..._ext.signals import by_signal_handler
@@ -46,8 +47,6 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger("mindtorch.predict")
-SIG_WRITES, SIG_RANDOM, SIG_VIEW, SIG_FORGOTTEN = 2, 4, 8, 32  # as in _ext/structs.pxd
-SIG_SMALL, SIG_BLIND, SIG_FOLDS = 64, 128, 128
 # What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 _shapes.init(torch)
@@ -63,11 +62,11 @@ def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | No
         caught.drop()  # it runs now, and says it itself
         return spec
     if caught.messages:
-        spec = (*spec[:4], spec[4] | SIG_FORGOTTEN)  # it may warn next time, too
+        spec = (*spec[:4], spec[4] | _intern.FORGOTTEN)  # it may warn next time, too
         say(caught.messages)
     inputs = [_core.meta_of(_core.get_handle(t)) for t in lazy_in([*args, *kwargs.values()])]
     if (device if device is not None else inputs[0][4] if inputs else 0) >= 0:
-        return (*spec[:4], spec[4] | SIG_FOLDS) if ops.about(info.name).folds and _folds(*inputs[:2]) else spec
+        return (*spec[:4], spec[4] | _intern.FOLDS) if ops.about(info.name).folds and _folds(*inputs[:2]) else spec
     return (*spec[:4], spec[4] | _worth_knowing(info.name, info.random, spec, inputs))
 
 
@@ -87,17 +86,17 @@ MOST_KNOWN_FLOATS = 1 << 12
 
 
 def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> int:
-    """SIG_SMALL if what the call makes and writes is little enough to be computed once all inputs are known."""
+    """`SMALL` if what the call makes and writes is little enough to be computed once all inputs are known."""
     outs, alias, _ret, written, flags = spec
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
     row = ops.about(name)
-    if flags & SIG_VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
+    if flags & _intern.VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
     if any(m[1].numel() > MOST_KNOWN for m in inputs[row.blind :]):
         return 0  # a small storage, expanded
     absorbs = row.absorbing is not None and outs and len(inputs) > 1
-    return SIG_SMALL | (SIG_BLIND if row.blind or absorbs else 0)
+    return _intern.SMALL | (_intern.BLIND if row.blind or absorbs else 0)
 
 
 def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:
@@ -180,19 +179,14 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
     alias: per output the input (in order of appearance) whose storage it shares, -1 for none.
     """
     if info.name == "genie::manual_seed":
-        return [], [], (3,), b"", SIG_RANDOM
-    inputs: list[torch.Tensor] = []
-    written = bytearray()
-    for position, a in enumerate(args):
-        collect(a, position in info.writes, inputs, written)
-    for key, a in kwargs.items():
-        collect(a, key in info.writes, inputs, written)
+        return [], [], (_intern.NOTHING,), b"", _intern.RANDOM
+    inputs, written = collect(info, args, kwargs)
     if kwargs.get("generator") is not None:
         return None
     facts = [(*_core.meta_of(h), _core.view_bits(h)) for h in map(_core.get_handle, inputs)]
 
     def predicted(args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
-        return _predicted(info, args, kwargs, facts, bytes(written), dispatch, device)
+        return _predicted(info, args, kwargs, facts, written, dispatch, device)
 
     spec = predicted(args, kwargs, facts)
     place = device if device is not None else facts[0][4] if facts else 0
@@ -297,13 +291,13 @@ def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: 
         for shape, stride, dtype in result
     ]
     single = len(outs) == 1
-    kind = 1 if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), 1)
+    named = None if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), None)
     return (
         outs,
         [-1] * len(outs),
-        None if single else (kind, *range(len(outs))),
+        None if single else (named or _intern.TUPLE, *range(len(outs))),
         written,
-        (SIG_WRITES if any(written) else 0),
+        (_intern.WRITES if any(written) else 0),
     )
 
 
@@ -340,21 +334,21 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
                 _core.view_bits(item),
             )
         )
-    flags = SIG_WRITES if any(written) else 0
+    flags = _intern.WRITES if any(written) else 0
     if info.random and device >= 0:
-        flags |= SIG_RANDOM
+        flags |= _intern.RANDOM
     if outs and not flags and all(a >= 0 for a in alias):
-        flags |= SIG_VIEW
-    if not flags & SIG_WRITES and not info.random and not outs:
+        flags |= _intern.VIEW
+    if not flags & _intern.WRITES and not info.random and not outs:
         return None  # nothing to remember: a query
     ret: tuple | None
     if out is None:
-        ret = (3,)
+        ret = (_intern.NOTHING,)
     elif isinstance(out, (tuple, list)):
         named = isinstance(out, tuple) and type(out) is not tuple and not dispatch  # torch.return_types.max …
-        ret = (type(out) if named else 1 if isinstance(out, tuple) else 2, *codes)
+        ret = (type(out) if named else _intern.TUPLE if isinstance(out, tuple) else _intern.LIST, *codes)
     else:
-        ret = None if codes == [0] else (0, *codes)
+        ret = None if codes == [0] else (_intern.TENSOR, *codes)
     return outs, alias, ret, written, flags
 
 

@@ -175,7 +175,7 @@ class Estimator(Run):
     def _sum_up(self, found: memory.Memory, stage: str) -> None:
         stretches = self._stretches[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
-        entered = calls[(calls["phase"] & memory.ENTERED) != 0]["module"]
+        entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         rows = self._rows(calls[calls["sig"] != 0])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)

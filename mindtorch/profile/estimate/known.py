@@ -19,6 +19,7 @@ import numpy
 import torch
 
 from ... import ops
+from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.signals import by_signal_handler
@@ -219,7 +220,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
         if no_kernel:
             return  # the device in question may well have one
         raise
-    single = template[0] == 0
+    single = template[0] == _intern.TENSOR
     for position, code in enumerate(template[1:]):
         if code is not None and code >= 0:
             _keep_result(info, results[code], out if single else out[position], values)

@@ -21,10 +21,7 @@ from mindtorch.profile.measure.peak import CATEGORIES
 from mindtorch.profile.report.module_names import Names
 
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
-_BLOCK = np.dtype([("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"),
-                   ("sig", "u4"), ("place", "i1"), ("phase", "u1"), ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
-_CALL = np.dtype([("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")])
-ENTERED = 0x100  # in a call's phase: it is none, but a module that is entered; as in _ext/ledger.pyx
+_BLOCK, _CALL = np.dtype(ledger.BLOCK), np.dtype(ledger.CALL)
 
 
 class Memory:
@@ -56,7 +53,7 @@ class Memory:
         if self.device == "cpu":
             self.scratch[1:] = scratch.over(self.calls["sig"])  # the n-th call runs at n + 1
         self.categories = peak.categories(self.blocks, any(kind == "backward" for kind, _ in marks))
-        entered = self.calls["module"][(self.calls["phase"] & ENTERED) != 0]
+        entered = self.calls["module"][(self.calls["phase"] & ledger.ENTERED) != 0]
         called, first = np.unique(entered, return_index=True)
         self.order = dict(zip(called.tolist(), first.tolist(), strict=True))
         self.names = Names(self.order)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mindtorch._ext import context, ledger
+from mindtorch._ext import context, ledger, timeline
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.balance import Balance, Block
 from mindtorch._ext.collect import Collector
@@ -32,7 +32,7 @@ ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORAR
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
 POINTS = 400  # of a timeline
-_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = range(4)
+_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = map(context.PHASES.index, ("other", "forward", "backward", "optimizer"))
 
 #: What is told by `say`, of profiles that measure.
 listening: list[Callable[[torch.Tensor, int], None]] = []
@@ -156,4 +156,4 @@ class Held:
 def _live_after_ops(events: bytes, since: int) -> Any:
     """Bytes live after each op that began at `since` or later, of a log of events."""
     table = np.frombuffer(events, times.EVENT)
-    return table["live"][(table["kind"] <= times.OP) & (table["start"] >= since)].astype(np.int64)
+    return table["live"][(table["kind"] <= timeline.OP) & (table["start"] >= since)].astype(np.int64)

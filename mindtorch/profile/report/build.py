@@ -161,12 +161,12 @@ def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list
     found = sums(seen, rows, forecast, lambda row: row.phase)
     return [
         {
-            "name": context.phase_name(phase),
+            "name": name,
             **values(PHASES, found[phase], forecast is not None),
             "peak_bytes": seen.phase_peaks[phase],
         }
-        for phase in (4, 5, 1, 2, 3, 0)  # as they come: prefill, decode, forward, backward, optimizer, other
-        if phase in found
+        for name in ("prefill", "decode", "forward", "backward", "optimizer", "other")  # as they come
+        if (phase := context.PHASES.index(name)) in found
     ]
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from mindtorch._ext import context
+from mindtorch._ext.timeline import ENTER, EXIT, LABEL, OP, RECORD, RUN
 from mindtorch.profile.cost.shapes import text
 from mindtorch.profile.report.columns import TABLES
-from mindtorch.profile.report.times import ENTER, EXIT, LABEL, OP, RECORD, RUN
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.module_names import Names
@@ -29,6 +29,7 @@ CSV_COLUMNS = tuple(dict.fromkeys(["table", "name", *(k for k in _KEYS if k not 
 
 #: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
 MEMORY_POINTS = 4000
+_BACKWARD = context.PHASES.index("backward")
 
 
 @contextlib.contextmanager
@@ -122,11 +123,11 @@ class _Track:
                 yield _slice(context.phase_name(self._phase), self._phase_start, start, self.phases)
             self._phase, self._phase_start = phase, start
         group = self._group
-        if group is not None and (not is_op or self._open or group[0] != module or phase != 2):
+        if group is not None and (not is_op or self._open or group[0] != module or phase != _BACKWARD):
             yield _slice(self._paths[group[0]], group[1], group[2], self.modules)
             self._group = None
         self._end = start + ns
-        if is_op and module and not self._open and phase == 2:
+        if is_op and module and not self._open and phase == _BACKWARD:
             self._group = (module, start if self._group is None else self._group[1], self._end)
 
     def enter(self, module: int, start: int) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-#: As in _ext/timeline.pxd: `Event`.
-EVENT = np.dtype([("start", "u8"), ("ns", "u8"), ("live", "u8"), ("sig", "u4"), ("module", "u4"), ("location", "u4"),
-                  ("thread", "u2"), ("kind", "u1"), ("phase", "u1")])  # fmt: skip
-#: Kinds of them: an op, three transitions, a lazy op as it is recorded, and as it runs, a stretch with a name.
-OP, ENTER, EXIT, PHASE, RECORD, RUN, LABEL = range(7)
+from mindtorch._ext import timeline
+from mindtorch._ext.timeline import ENTER, EXIT
+
+EVENT = np.dtype(timeline.EVENT)
 
 
 def spread(times: Sequence[float]) -> dict[str, float] | None:
