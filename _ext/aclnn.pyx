@@ -3,16 +3,17 @@
 The first phase checks the parameters and says how much workspace it wants, the second queues the work on the device's
 current stream; the workspace comes from the allocator, in that stream's order. Tensors are described by tuples
 ``(address, sizes, strides, offset, storage, dtype)``: the address of the storage's first byte, sizes and strides and
-the offset in elements, how many elements the storage has, AscendCL's dtype. Every function returns True when the work
-is queued, False when the first phase does not take such parameters (nothing has happened then). Other failures raise
-what ``acl`` raises. Whatever is created is destroyed on every path.
+the offset in elements, how many elements the storage has, AscendCL's dtype. `call` returns True when the work is
+queued, False when the first phase does not take such parameters (nothing has happened then). Other failures raise what
+``acl`` raises. Whatever is created is destroyed on every path.
 
 A first phase also declines where the chip, or what is installed, has no kernel for operands of these dtypes (561xxx).
 That is warned of once per operation and remembered: it is not asked again.
 """
 cimport cython
-from libc.stdint cimport int8_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 import warnings
 
@@ -26,37 +27,37 @@ cdef extern from *:
 
 ctypedef void *Handle
 ctypedef int (*Second)(Handle workspace, uint64_t size, Handle executor, Handle stream) noexcept nogil
-# First phases, by what comes before the size and the executor: P a handle, L int64, I int, C int8, B bool, D double.
-ctypedef int (*PP)(Handle, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPP)(Handle, Handle, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPPP)(Handle, Handle, Handle, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PLP)(Handle, int64_t, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PIP)(Handle, int, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PLPP)(Handle, int64_t, Handle, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PLBPP)(Handle, int64_t, bint8, Handle, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPBIP)(Handle, Handle, bint8, int, Handle, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPPC)(Handle, Handle, Handle, int8_t, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPPPPPC)(Handle, Handle, Handle, Handle, Handle, Handle, int8_t, uint64_t *, Handle *) noexcept nogil
-ctypedef int (*PPPPDPPP)(Handle, Handle, Handle, Handle, double, Handle, Handle, Handle, uint64_t *,
-                         Handle *) noexcept nogil
+# A first phase takes handles and numbers that fit into a word, up to two doubles, then where to put the size and the
+# executor. In the calling conventions of the processors that CANN runs on (x86-64 and AArch64, Linux) doubles have
+# registers of their own, every other argument has a register or 8 bytes of the stack, in order, and what a function
+# does not declare it does not see. So one type serves all of them.
+ctypedef int64_t W
+ctypedef int (*First)(W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, W, double, double) noexcept nogil
 
 cdef struct Makers:
     Handle (*tensor)(const int64_t *sizes, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
                      const int64_t *storage_sizes, uint64_t storage_rank, Handle data) noexcept nogil
     Handle (*scalar)(Handle value, int dtype) noexcept nogil
     Handle (*array)(const int64_t *values, uint64_t count) noexcept nogil
+    Handle (*bools)(const bint8 *values, uint64_t count) noexcept nogil
     Handle (*tensor_list)(const Handle *tensors, uint64_t count) noexcept nogil
     int (*end_tensor)(Handle) noexcept nogil
     int (*end_scalar)(Handle) noexcept nogil
     int (*end_array)(Handle) noexcept nogil
+    int (*end_bools)(Handle) noexcept nogil
     int (*end_list)(Handle) noexcept nogil
     int (*repeatable)(Handle) noexcept nogil    # these two are optional
     int (*end_executor)(Handle) noexcept nogil
 
 cdef enum:
     MAX_RANK = 8
-    MAX_HELD = 10
+    MAX_HELD = 16
+    MAX_WORDS = 20
+    MAX_REALS = 2
+    FORMAT_NCHW = 0
     FORMAT_ND = 2
+    FORMAT_NCDHW = 30
+    FORMAT_NCL = 47
     INT64 = 9
     DOUBLE = 11
     BOOL = 12
@@ -76,10 +77,25 @@ cdef class _Operation:
     cdef void *first
     cdef Second second
     cdef bytes first_name, second_name
+    cdef bytes parameters   # of the first phase, as `declare` was told
     cdef set declined       # dtypes of operands, as `_Call.types`, or None
 
 
 cdef dict _operations = {}
+cdef dict _declared = {}
+
+
+def declare(dict parameters):
+    """What the first phases take, by operation; a letter for each parameter but the size and the executor.
+
+    T: a tensor. N: one whose dimensions mean batch, channels and places. S: a scalar. A: an array of integers. B: one
+    of truth values. L: a list of tensors. t, n, s, a: the same, or None. l, i, c, b, u: an integer (int64_t, int,
+    int8_t, bool, uint64_t). d: a double. z: bytes, as a string of C.
+    """
+    for name, letters in parameters.items():
+        if len(letters) - letters.count("d") + 2 > MAX_WORDS or letters.count("d") > MAX_REALS:
+            raise ValueError(f"[aclnn{name}] expected at most {MAX_WORDS - 2} parameters and {MAX_REALS} doubles")
+        _declared[name] = letters.encode()
 
 
 cdef int _find_makers() except -1:
@@ -88,16 +104,19 @@ cdef int _find_makers() except -1:
                                  uint64_t, Handle) noexcept nogil>acl.find(b"aclCreateTensor")
     _makers.scalar = <Handle (*)(Handle, int) noexcept nogil>acl.find(b"aclCreateScalar")
     _makers.array = <Handle (*)(const int64_t *, uint64_t) noexcept nogil>acl.find(b"aclCreateIntArray")
+    _makers.bools = <Handle (*)(const bint8 *, uint64_t) noexcept nogil>acl.find(b"aclCreateBoolArray")
     _makers.tensor_list = <Handle (*)(const Handle *, uint64_t) noexcept nogil>acl.find(b"aclCreateTensorList")
     _makers.end_tensor = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyTensor")
     _makers.end_scalar = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyScalar")
     _makers.end_array = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyIntArray")
+    _makers.end_bools = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyBoolArray")
     _makers.end_list = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyTensorList")
     _makers.repeatable = <int (*)(Handle) noexcept nogil>acl.find(b"aclSetAclOpExecutorRepeatable")
     _makers.end_executor = <int (*)(Handle) noexcept nogil>acl.find(b"aclDestroyAclOpExecutor")
     _makers_found = (_makers.tensor != NULL and _makers.scalar != NULL and _makers.array != NULL
-                     and _makers.tensor_list != NULL and _makers.end_tensor != NULL and _makers.end_scalar != NULL
-                     and _makers.end_array != NULL and _makers.end_list != NULL)
+                     and _makers.bools != NULL and _makers.tensor_list != NULL and _makers.end_tensor != NULL
+                     and _makers.end_scalar != NULL and _makers.end_array != NULL and _makers.end_bools != NULL
+                     and _makers.end_list != NULL)
     return 0
 
 
@@ -108,9 +127,10 @@ cdef _Operation _operation(str name):
     operation = _Operation()
     operation.first_name = f"aclnn{name}GetWorkspaceSize".encode()
     operation.second_name = f"aclnn{name}".encode()
+    operation.parameters = _declared.get(name)
     if not _makers_found:
         _find_makers()
-    if _makers_found:
+    if _makers_found and operation.parameters is not None:
         operation.first = acl.find(operation.first_name)
         operation.second = <Second>acl.find(operation.second_name)
     if operation.first == NULL or operation.second == NULL:
@@ -235,17 +255,17 @@ cdef class _Call:
     cdef Handle keep(self, Handle handle, char kind, const char *function) except NULL:
         if handle == NULL:
             acl.check(function, NOT_MADE)
+        if self.count == MAX_HELD:
+            _destroy(handle, kind, True)
+            raise ValueError(f"expected at most {MAX_HELD} tensors, scalars and arrays")
         self.handles[self.count] = handle
         self.kinds[self.count] = kind
         self.count += 1
         return handle
 
-    cdef Handle tensor(self, tuple description) except NULL:
+    cdef Handle tensor(self, tuple description, bint channels) except NULL:
         self.types = self.types * 32 + <uint64_t>description[5] + 1
-        return self.keep(_make_tensor(description), c't', b"aclCreateTensor")
-
-    cdef Handle optional(self, description) except? NULL:
-        return NULL if description is None else self.tensor(description)
+        return self.keep(_make_tensor(description, channels), c't', b"aclCreateTensor")
 
     cdef Handle scalar(self, value) except NULL:
         cdef double real
@@ -269,15 +289,25 @@ cdef class _Call:
             numbers[i] = values[i]
         return self.keep(_makers.array(numbers, len(values)), c'a', b"aclCreateIntArray")
 
+    cdef Handle bools(self, tuple values) except NULL:
+        cdef bint8 truths[MAX_RANK]
+        cdef int i
+        if len(values) > MAX_RANK:
+            raise ValueError(f"expected at most {MAX_RANK} truth values, got {len(values)}")
+        for i in range(len(values)):
+            truths[i] = 1 if values[i] else 0
+        return self.keep(_makers.bools(truths, len(values)), c'b', b"aclCreateBoolArray")
+
     cdef Handle tensor_list(self, list descriptions) except NULL:
         cdef Handle handle
+        free(self.listed)  # of a list before this one, which has them now
         self.listed = <Handle *>calloc(len(descriptions) + 1, sizeof(Handle))
         if self.listed == NULL:
             raise MemoryError("no memory for a list of tensors")
         if descriptions:
             self.types = self.types * 32 + <uint64_t>descriptions[0][5] + 1
         for description in descriptions:
-            handle = _make_tensor(description)
+            handle = _make_tensor(description, False)
             if handle == NULL:
                 acl.check(b"aclCreateTensor", NOT_MADE)
             self.listed[self.listed_count] = handle
@@ -285,6 +315,24 @@ cdef class _Call:
         handle = self.keep(_makers.tensor_list(self.listed, self.listed_count), c'l', b"aclCreateTensorList")
         self.listed_count = 0
         return handle
+
+    cdef int64_t word(self, char kind, value) except? -1:
+        """A parameter that is no double, as it is passed."""
+        if value is None and kind in b"tnsa":
+            return 0
+        if kind in b"TtNn":
+            return <int64_t>self.tensor(value, kind == c'N' or kind == c'n')
+        if kind == c'S' or kind == c's':
+            return <int64_t>self.scalar(value)
+        if kind == c'A' or kind == c'a':
+            return <int64_t>self.array(value)
+        if kind == c'B':
+            return <int64_t>self.bools(value)
+        if kind == c'L':
+            return <int64_t>self.tensor_list(value)
+        if kind == c'z':
+            return <int64_t><const char *>value
+        return value
 
 
 cdef int _destroy(Handle handle, char kind, bint silent) noexcept nogil:
@@ -296,24 +344,28 @@ cdef int _destroy(Handle handle, char kind, bint silent) noexcept nogil:
         name, code = b"aclDestroyScalar", _makers.end_scalar(handle)
     elif kind == c'a':
         name, code = b"aclDestroyIntArray", _makers.end_array(handle)
+    elif kind == c'b':
+        name, code = b"aclDestroyBoolArray", _makers.end_bools(handle)
     else:
         name, code = b"aclDestroyTensorList", _makers.end_list(handle)
     return code if silent else acl.note(name, code)
 
 
-cdef Handle _make_tensor(tuple description) except? NULL:
+cdef Handle _make_tensor(tuple description, bint channels) except? NULL:
     cdef int64_t sizes[MAX_RANK]
     cdef int64_t strides[MAX_RANK]
     cdef int64_t storage = description[4]
     cdef size_t address = description[0]
     cdef tuple given_sizes = description[1], given_strides = description[2]
-    cdef int i, rank = len(given_sizes)
+    cdef int i, format = FORMAT_ND, rank = len(given_sizes)
+    if channels and 3 <= rank <= 5:
+        format = FORMAT_NCL if rank == 3 else FORMAT_NCHW if rank == 4 else FORMAT_NCDHW
     if rank > MAX_RANK or len(given_strides) != rank:
         raise ValueError(f"expected at most {MAX_RANK} dimensions, got sizes {given_sizes}, strides {given_strides}")
     for i in range(rank):
         sizes[i] = given_sizes[i]
         strides[i] = given_strides[i]
-    return _makers.tensor(sizes, rank, description[5], strides, description[3], FORMAT_ND, &storage, 1, <Handle>address)
+    return _makers.tensor(sizes, rank, description[5], strides, description[3], format, &storage, 1, <Handle>address)
 
 
 cdef void _abandon(Handle executor) noexcept nogil:
@@ -322,184 +374,30 @@ cdef void _abandon(Handle executor) noexcept nogil:
         _makers.end_executor(executor)
 
 
-def unary(str name, tuple self, tuple out, int device):
-    """``out = name(self)``, of the same shape; also Max, whose result is one number, and InplaceCopy, where ``self``
-    is what is written and ``out`` what is read."""
+def call(str name, int device, *arguments):
+    """Queue the operation (``Add``, for aclnnAdd); ``arguments`` are its parameters, as `declare` has them."""
     cdef _Call call = _Call(device, name)
-    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
+    cdef bytes parameters = call.operation.parameters
+    cdef int64_t w[MAX_WORDS]
+    cdef double reals[MAX_REALS]
+    cdef int i, code, words = 0, doubles = 0
     cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PP>call.operation.first)(source, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def binary(str name, tuple self, other, alpha, tuple out, int device):
-    """``out = name(self, alpha * other)``, broadcast. ``other`` is a tensor or a number, for which the operation
-    called is ``name`` with an s. ``alpha`` is None for the operations without one."""
-    cdef bint number = not isinstance(other, tuple)
-    cdef _Call call = _Call(device, name + "s" if number else name)
-    cdef Handle left = call.tensor(self), executor = NULL
-    cdef Handle right = call.scalar(other) if number else call.tensor(other)
-    cdef Handle factor = NULL if alpha is None else call.scalar(alpha)
-    cdef Handle target = call.tensor(out)
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        if factor == NULL:
-            code = (<PPP>call.operation.first)(left, right, target, &size, &executor)
+    cdef Handle executor = NULL
+    if len(arguments) != len(parameters):
+        raise TypeError(f"[aclnn{name}] expected {len(parameters)} arguments, got {len(arguments)}")
+    memset(w, 0, sizeof(w))
+    memset(reals, 0, sizeof(reals))
+    for i in range(len(parameters)):
+        if parameters[i] == c'd':
+            reals[doubles] = arguments[i]
+            doubles += 1
         else:
-            code = (<PPPP>call.operation.first)(left, right, factor, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def product(str name, tuple self, tuple other, tuple out, int device, int8_t mode=0):
-    """``out = self @ other``: Mm of two matrices, BatchMatMul of two stacks, Matmul of any. ``mode``: what float32 may
-    be computed in; 0 is float32."""
-    cdef _Call call = _Call(device, name)
-    cdef Handle left = call.tensor(self), right = call.tensor(other), target = call.tensor(out), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
+            w[words] = call.word(parameters[i], arguments[i])
+            words += 1
+    w[words], w[words + 1] = <int64_t>&size, <int64_t>&executor
     if not call.ready():
         return False
     with nogil:
-        code = (<PPPC>call.operation.first)(left, right, target, mode, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def addmm(tuple self, tuple mat1, tuple mat2, beta, alpha, tuple out, int device, int8_t mode=0):
-    """``out = beta * self + alpha * (mat1 @ mat2)``, ``self`` broadcast."""
-    cdef _Call call = _Call(device, "Addmm")
-    cdef Handle added = call.tensor(self), left = call.tensor(mat1), right = call.tensor(mat2), executor = NULL
-    cdef Handle of_added = call.scalar(beta), of_product = call.scalar(alpha), target = call.tensor(out)
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PPPPPPC>call.operation.first)(added, left, right, of_added, of_product, target, mode, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def reduction(str name, tuple self, tuple dims, bint keepdim, tuple out, int device):
-    """ReduceSum or Mean over ``dims``, which must be named all."""
-    cdef _Call call = _Call(device, name)
-    cdef Handle source = call.tensor(self), over = call.array(dims), target = call.tensor(out), executor = NULL
-    cdef int code, dtype = out[5]
-    cdef uint64_t size = 0
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PPBIP>call.operation.first)(source, over, <bint8>keepdim, dtype, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def max_dim(tuple self, int64_t dim, bint keepdim, tuple out, tuple indices, int device):
-    """The largest along ``dim`` and, in int64, where they are."""
-    cdef _Call call = _Call(device, "MaxDim")
-    cdef Handle source = call.tensor(self), target = call.tensor(out), places = call.tensor(indices), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PLBPP>call.operation.first)(source, dim, <bint8>keepdim, target, places, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def with_number(str name, tuple self, int64_t number, tuple out, int device):
-    """Softmax along dimension ``number``; GeluV2, exact for 0 and by tanh for 1."""
-    cdef _Call call = _Call(device, name)
-    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PLP>call.operation.first)(source, number, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def layer_norm(tuple self, tuple shape, weight, bias, double eps, tuple out, mean, rstd, int device):
-    """Normalizes over the last dimensions, sized ``shape``. ``weight``, ``bias``, ``mean`` and ``rstd`` may be None."""
-    cdef _Call call = _Call(device, "LayerNorm")
-    cdef Handle source = call.tensor(self), over = call.array(shape), scale = call.optional(weight)
-    cdef Handle shift = call.optional(bias), target = call.tensor(out), means = call.optional(mean)
-    cdef Handle scales = call.optional(rstd), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PPPPDPPP>call.operation.first)(source, over, scale, shift, eps, target, means, scales, &size,
-                                                &executor)
-    return call.end(code, size, executor)
-
-
-def cast(tuple self, tuple out, int device):
-    """``out = self`` in ``out``'s dtype, of the same shape."""
-    cdef _Call call = _Call(device, "Cast")
-    cdef Handle source = call.tensor(self), target = call.tensor(out), executor = NULL
-    cdef int code, dtype = out[5]
-    cdef uint64_t size = 0
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PIP>call.operation.first)(source, dtype, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def fill(tuple self, value, int device):
-    """Every element of ``self`` becomes the number ``value``."""
-    cdef _Call call = _Call(device, "InplaceFillScalar")
-    cdef Handle target = call.tensor(self), number = call.scalar(value), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PP>call.operation.first)(target, number, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def cat(list tensors, int64_t dim, tuple out, int device):
-    """The tensors one after the other along ``dim``."""
-    cdef _Call call = _Call(device, "Cat")
-    cdef Handle parts = call.tensor_list(tensors), target = call.tensor(out), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PLP>call.operation.first)(parts, dim, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def index_select(tuple self, int64_t dim, tuple index, tuple out, int device):
-    """The slices of ``self`` along ``dim`` that ``index`` names."""
-    cdef _Call call = _Call(device, "IndexSelect")
-    cdef Handle source = call.tensor(self), chosen = call.tensor(index), target = call.tensor(out), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PLPP>call.operation.first)(source, dim, chosen, target, &size, &executor)
-    return call.end(code, size, executor)
-
-
-def embedding(tuple weight, tuple indices, tuple out, int device):
-    """The rows of ``weight`` that ``indices`` name."""
-    cdef _Call call = _Call(device, "Embedding")
-    cdef Handle source = call.tensor(weight), chosen = call.tensor(indices), target = call.tensor(out), executor = NULL
-    cdef uint64_t size = 0
-    cdef int code
-    if not call.ready():
-        return False
-    with nogil:
-        code = (<PPP>call.operation.first)(source, chosen, target, &size, &executor)
+        code = (<First>call.operation.first)(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11],
+                                             w[12], w[13], w[14], w[15], w[16], w[17], w[18], w[19], reals[0], reals[1])
     return call.end(code, size, executor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ DTYPES: dict[torch.dtype, int] = {
 }  # fmt: skip
 TORCH = {code: dtype for dtype, code in DTYPES.items()}
 FLOATS = {DTYPES[torch.float32], DTYPES[torch.float16], DTYPES[torch.bfloat16]}
+WHOLE = {DTYPES[d] for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
 INDICES = {DTYPES[torch.int64], DTYPES[torch.int32]}
 MAX_RANK = 8
 
@@ -37,6 +39,9 @@ class Calls:
     empty: Callable[[tuple[int, ...], torch.dtype, tuple[int, ...] | None], Any]
     device: int
 
+
+Kernel = Callable[[Calls, tuple, dict], Any]
+KEEP_DTYPE = 0  # of the cube unit: it computes with the operands' dtype
 
 # Shapes and strides
 
@@ -84,6 +89,38 @@ def dimension(dim: Any, rank: int) -> int | None:
     if not isinstance(dim, int) or not -rank <= dim < rank:
         return None
     return dim % rank
+
+
+def fits(value: float, dtype: torch.dtype) -> bool:
+    """Whether torch would put the number into such a tensor without complaint, and a library's scalar keeps it."""
+    if isinstance(value, int) and abs(value) > 1 << 53:
+        return False  # a library may keep scalars as doubles
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    if dtype is torch.bool or isinstance(value, bool):
+        return not isinstance(value, float)
+    return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+
+
+def converts(code: int, to: int) -> bool:
+    """Whether every chip gives torch's values there. How a float becomes an integer differs where it does not fit."""
+    if code == to or {code, to} <= FLOATS or code == DTYPES[torch.bool]:
+        return True
+    return code in WHOLE and (to in FLOATS or to in (DTYPES[torch.bool], DTYPES[torch.int64]))
+
+
+def dimensions(given: Any, rank: int) -> tuple[int, ...] | None:
+    """Of a reduction over one dimension, several, or (None, none) all of them; None where torch takes no such."""
+    named = list(range(rank)) if given is None or given == [] or given == () else given
+    named = [named] if isinstance(named, int) else named
+    dims = tuple(at for at in (dimension(each, rank) for each in named) if at is not None)
+    return None if len(dims) < len(named) or len(set(dims)) < len(dims) else dims
+
+
+def reduced(sizes: tuple[int, ...], dims: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+    if keepdim:
+        return tuple(1 if i in dims else size for i, size in enumerate(sizes))
+    return tuple(size for i, size in enumerate(sizes) if i not in dims)
 
 
 def is_number(value: object) -> bool:

@@ -6,6 +6,7 @@ answered here, and what C++ makes on the way "on the tensor's device" is moved t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -254,6 +255,29 @@ def _number(name: str) -> Callable[[tuple, dict], Any]:
     return lambda args, kwargs: getattr(moves.download(args[0]), name)()
 
 
+def _attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """In the products and the softmax that it is made of, as torch does it where it has no kernel for the whole.
+
+    C++ would take the CPU's kernel. So it does where the results are to be the CPU's bit for bit: no native kernels.
+    """
+    given = [t for t in (query, key, value, attn_mask) if t is not None]
+    if not staging.native() or not all(is_npu(t) and not t.is_nested for t in given):
+        return NotImplemented
+    if len({block_of(t).device for t in given}) > 1 or (is_causal and attn_mask is not None):
+        return NotImplemented
+    if is_causal:  # C++ would make this mask on the CPU
+        ends = torch.full((query.shape[-2], key.shape[-2]), -math.inf, dtype=query.dtype).triu(1)
+        attn_mask = move(ends, query.device)
+    elif attn_mask is not None and attn_mask.dtype is torch.bool:
+        zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = zeros.masked_fill_(attn_mask.logical_not(), -math.inf)
+    apart = torch.ops.aten._scaled_dot_product_attention_math.default
+    return apart(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)[0]
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (*args, *kwargs.values())
     if not (is_npu(a) and is_npu(b)):
@@ -278,6 +302,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.is_pinned: lambda args, kwargs: False,
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.is_set_to: _is_set_to,
+        torch.nn.functional.scaled_dot_product_attention: lambda args, kwargs: _attention(*args, **kwargs),
         _base.type_as: _type_as,
         torch.get_device: lambda args, kwargs: args[0].get_device(),
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),

@@ -15,28 +15,34 @@ from typing import Any
 
 import torch
 
-from mindtorch._ext import aclnn
-from mindtorch.npu.calls import (
+from .._ext import aclnn
+from .calls import (
     DTYPES,
     FLOATS,
     INDICES,
+    KEEP_DTYPE,
     MAX_RANK,
     TORCH,
+    WHOLE,
     Calls,
     Description,
+    Kernel,
     broadcast,
-    contiguous,
+    converts,
     describe,
     dimension,
+    dimensions,
+    fits,
     is_number,
     make,
     overlap,
+    reduced,
     result_strides,
 )
+from .layers import LAYERS
+from .rows import ROWS
 
 __all__ = ["DTYPES", "NATIVE", "Calls"]
-
-Kernel = Callable[[Calls, tuple, dict], Any]
 
 
 # Elementwise
@@ -46,7 +52,7 @@ def _unary(name: str, in_place: bool = False) -> Kernel:
     def kernel(calls: Calls, args: tuple, kwargs: dict) -> Any:
         if len(args) != 1 or kwargs or not aclnn.available(name):
             return NotImplemented
-        return _run_unary(calls, args[0], in_place, lambda one, out: aclnn.unary(name, one, out, calls.device))
+        return _run_unary(calls, args[0], in_place, lambda one, out: aclnn.call(name, calls.device, one, out))
 
     return kernel
 
@@ -66,11 +72,20 @@ def _gelu(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     mode = int(approximate == "tanh")
     if aclnn.available("GeluV2"):
-        return _run_unary(
-            calls, args[0], False, lambda one, out: aclnn.with_number("GeluV2", one, mode, out, calls.device)
-        )
+        return _run_unary(calls, args[0], False, lambda one, out: aclnn.call("GeluV2", calls.device, one, mode, out))
     # The first version is the approximation by tanh.
     return _unary("Gelu")(calls, args, {}) if mode else NotImplemented
+
+
+def _number(value: Any) -> Any:
+    """A CPU tensor without dimensions as the number that torch takes it for; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_cpu and not value.dim() and not value.requires_grad:
+        return value.item()
+    return value
+
+
+def _whole(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and fits(value, dtype)
 
 
 def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
@@ -78,21 +93,28 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
         if not 2 <= len(args) <= 2 + alpha or kwargs.keys() - ({"alpha"} if alpha else set()):
             return NotImplemented
         scale = (args[2] if len(args) > 2 else kwargs.get("alpha", 1)) if alpha else None
-        number = is_number(args[1])
-        if isinstance(scale, bool) or (name == "Sub" and isinstance(args[1], bool)):
+        other = _number(args[1])
+        number = is_number(other)
+        if isinstance(scale, bool) or (name == "Sub" and isinstance(other, bool)):
             return NotImplemented
-        described = describe(calls, args[0]) if number else describe(calls, *args[:2])
+        described = describe(calls, args[0], floats=False) if number else describe(calls, *args[:2], floats=False)
         if described is None or (alpha and not is_number(scale)) or not aclnn.available(name + "s" * number):
             return NotImplemented
         one = described[0]
+        if one[5] not in FLOATS:
+            numbers = [each for each in (other if number else None, scale) if each is not None]
+            if name == "Div" or one[5] not in WHOLE or any(not _whole(each, TORCH[one[5]]) for each in numbers):
+                return NotImplemented
         sizes = broadcast(described)
         if sizes is None or len(sizes) > MAX_RANK:
             return NotImplemented
         if in_place and (sizes != one[1] or any(overlap(one, each) for each in described)):
             return NotImplemented
         result, out = (args[0], one) if in_place else make(calls, sizes, one[5], result_strides(sizes, described))
-        other = args[1] if number else described[1]
-        done = not math.prod(sizes) or aclnn.binary(name, one, other, scale, out, calls.device)
+        if not number:
+            other = described[1]
+        operands = (one, other, scale, out) if alpha else (one, other, out)
+        done = not math.prod(sizes) or aclnn.call(name + "s" * number, calls.device, *operands)
         return result if done else NotImplemented
 
     return kernel
@@ -119,7 +141,7 @@ def _product(name: str, rank: int | None) -> Kernel:
             return NotImplemented
         sizes = batch + one[-2:-1] + (other[-1:] if len(other) > 1 else ())
         result, out = make(calls, sizes, described[0][5])
-        done = not math.prod(sizes) or aclnn.product(name, described[0], described[1], out, calls.device)
+        done = not math.prod(sizes) or aclnn.call(name, calls.device, *described, out, KEEP_DTYPE)
         return result if done else NotImplemented
 
     return kernel
@@ -140,17 +162,11 @@ def _addmm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     result, out = make(calls, sizes, described[0][5])
     one, mat1, mat2 = described
-    done = not math.prod(sizes) or aclnn.addmm(one, mat1, mat2, beta, alpha, out, calls.device)
+    done = not math.prod(sizes) or aclnn.call("Addmm", calls.device, one, mat1, mat2, beta, alpha, out, KEEP_DTYPE)
     return result if done else NotImplemented
 
 
 # Reductions and what goes along a dimension
-
-
-def _reduced(sizes: tuple[int, ...], dims: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
-    if keepdim:
-        return tuple(1 if i in dims else size for i, size in enumerate(sizes))
-    return tuple(size for i, size in enumerate(sizes) if i not in dims)
 
 
 def _reduction(name: str) -> Kernel:
@@ -164,14 +180,12 @@ def _reduction(name: str) -> Kernel:
         one = described[0]
         if named.get("dtype") not in (None, TORCH[one[5]]):
             return NotImplemented
-        rank, dim = len(one[1]), named.get("dim")
-        given = list(range(rank)) if dim is None or dim == [] or dim == () else [dim] if isinstance(dim, int) else dim
-        dims = tuple(at for at in (dimension(each, rank) for each in given) if at is not None)
-        if len(dims) < len(given) or len(set(dims)) < len(dims):
+        dims = dimensions(named.get("dim"), len(one[1]))
+        if dims is None:
             return NotImplemented
         keepdim = bool(named.get("keepdim", False))
-        result, out = make(calls, _reduced(one[1], dims, keepdim), one[5])
-        return result if aclnn.reduction(name, one, dims, keepdim, out, calls.device) else NotImplemented
+        result, out = make(calls, reduced(one[1], dims, keepdim), one[5])
+        return result if aclnn.call(name, calls.device, one, dims, keepdim, out[5], out) else NotImplemented
 
     return kernel
 
@@ -181,7 +195,7 @@ def _max(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if described is None or not described[0][1] or not math.prod(described[0][1]):
         return NotImplemented
     result, out = make(calls, (), described[0][5])
-    return result if aclnn.unary("Max", described[0], out, calls.device) else NotImplemented
+    return result if aclnn.call("Max", calls.device, described[0], out) else NotImplemented
 
 
 def _max_dim(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -195,10 +209,10 @@ def _max_dim(calls: Calls, args: tuple, kwargs: dict) -> Any:
     dim, keepdim = dimension(named["dim"], len(one[1])), bool(named.get("keepdim", False))
     if dim is None:
         return NotImplemented
-    sizes = _reduced(one[1], (dim,), keepdim)
+    sizes = reduced(one[1], (dim,), keepdim)
     values, out = make(calls, sizes, one[5])
     indices, places = make(calls, sizes, DTYPES[torch.int64])
-    done = aclnn.max_dim(one, dim, keepdim, out, places, calls.device)
+    done = aclnn.call("MaxDim", calls.device, one, dim, keepdim, out, places)
     return (values, indices) if done else NotImplemented
 
 
@@ -212,41 +226,37 @@ def _softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
     if dim is None:
         return NotImplemented
     result, out = make(calls, one[1], one[5])
-    done = not math.prod(one[1]) or aclnn.with_number("Softmax", one, dim, out, calls.device)
+    done = not math.prod(one[1]) or aclnn.call("Softmax", calls.device, one, dim, out)
     return result if done else NotImplemented
 
 
 def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    """``native_layer_norm(input, normalized_shape, weight, bias, eps)``, in float32."""
+    """``native_layer_norm(input, normalized_shape, weight, bias, eps)``, in one dtype or with float32 parameters."""
     if len(args) != 5 or kwargs or not aclnn.available("LayerNorm"):
         return NotImplemented
-    given = [args[0], *(value for value in args[2:4] if value is not None)]
-    described = describe(calls, *given)
-    shape = tuple(args[1])
-    if described is None or described[0][5] != DTYPES[torch.float32] or not shape or not math.prod(described[0][1]):
+    described, shape = describe(calls, args[0]), tuple(args[1])
+    params = [None if each is None else describe(calls, each) for each in args[2:4]]
+    if described is None or not shape or not math.prod(described[0][1]):
         return NotImplemented
-    one, others = described[0], described[1:]
+    one = described[0]
+    given = [each[0] for each in params if each is not None]
+    if len(given) < sum(each is not None for each in args[2:4]) or len({each[5] for each in given}) > 1:
+        return NotImplemented
+    saved = given[0][5] if given else one[5]
     outer = len(one[1]) - len(shape)
-    if outer < 0 or one[1][outer:] != shape or any(each[1] != shape for each in others):
+    if outer < 0 or one[1][outer:] != shape or any(each[1] != shape for each in given):
         return NotImplemented
-    weight = others.pop(0) if args[2] is not None else None
-    bias = others.pop(0) if args[3] is not None else None
+    if saved not in (one[5], DTYPES[torch.float32]):
+        return NotImplemented
     rows = one[1][:outer] + (1,) * len(shape)
-    (result, out), (mean, means), (rstd, scales) = (make(calls, sizes, one[5]) for sizes in (one[1], rows, rows))
-    done = aclnn.layer_norm(one, shape, weight, bias, args[4], out, means, scales, calls.device)
+    result, out = make(calls, one[1], one[5])
+    (mean, means), (rstd, scales) = make(calls, rows, saved), make(calls, rows, saved)
+    weight, bias = (None if each is None else each[0] for each in params)
+    done = aclnn.call("LayerNorm", calls.device, one, shape, weight, bias, args[4], out, means, scales)
     return (result, mean, rstd) if done else NotImplemented
 
 
 # Moving and converting
-
-
-def _fits(value: float, dtype: torch.dtype) -> bool:
-    """Whether torch would put the number into such a tensor without complaint."""
-    if dtype.is_floating_point:
-        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
-    if dtype is torch.bool or isinstance(value, bool):
-        return not isinstance(value, float)
-    return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -254,11 +264,9 @@ def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
     value = args[1] if len(args) > 1 else 0  # zero_
     if described is None or kwargs or not is_number(value) or not aclnn.available("InplaceFillScalar"):
         return NotImplemented
-    if isinstance(value, int) and abs(value) > 1 << 53:
-        return NotImplemented  # a library may keep scalars as doubles
-    if not _fits(value, TORCH[described[0][5]]) or overlap(described[0], described[0]):
+    if not fits(value, TORCH[described[0][5]]) or overlap(described[0], described[0]):
         return NotImplemented
-    done = not math.prod(described[0][1]) or aclnn.fill(described[0], value, calls.device)
+    done = not math.prod(described[0][1]) or aclnn.call("InplaceFillScalar", calls.device, described[0], value)
     return args[0] if done else NotImplemented
 
 
@@ -266,7 +274,7 @@ def _copy_into(calls: Calls, out: Description, source: Description) -> bool:
     if not math.prod(out[1]):
         return True
     # InplaceCopy's first tensor is the one that is written.
-    return aclnn.available("InplaceCopy") and aclnn.unary("InplaceCopy", out, source, calls.device)
+    return aclnn.available("InplaceCopy") and aclnn.call("InplaceCopy", calls.device, out, source)
 
 
 def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -279,8 +287,8 @@ def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return args[0]
     if broadcast((out, source)) != out[1] or overlap(out, source):
         return NotImplemented
-    if out[5] != source[5] and not {out[5], source[5]} <= FLOATS:
-        return NotImplemented  # how a float becomes an integer differs between chips where it does not fit
+    if not converts(source[5], out[5]):
+        return NotImplemented
     return args[0] if _copy_into(calls, out, source) else NotImplemented
 
 
@@ -294,36 +302,14 @@ def _clone(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     one = described[0]
     code = one[5] if dtype is None else DTYPES.get(dtype)
-    if code is None or (code != one[5] and not {code, one[5]} <= FLOATS):
+    if code is None or not converts(one[5], code):
         return NotImplemented
     strides = result_strides(one[1], described) if layout is torch.preserve_format else None
     result, out = make(calls, one[1], code, strides)
     if code == one[5]:
         return result if _copy_into(calls, out, one) else NotImplemented
-    done = not math.prod(one[1]) or (aclnn.available("Cast") and aclnn.cast(one, out, calls.device))
+    done = not math.prod(one[1]) or (aclnn.available("Cast") and aclnn.call("Cast", calls.device, one, code, out))
     return result if done else NotImplemented
-
-
-def _cat(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if kwargs.keys() - {"dim"} or not args[0] or not aclnn.available("Cat"):
-        return NotImplemented
-    described = describe(calls, *args[0], floats=False)
-    if described is None:
-        return NotImplemented
-    parts = [each for each in described if each[1] != (0,)]  # torch passes these over, whatever the others' rank is
-    if not parts or (at := dimension(dim, len(parts[0][1]))) is None:
-        return NotImplemented
-    first = parts[0][1]
-    if any(len(each[1]) != len(first) or _reduced(each[1], (at,), False) != _reduced(first, (at,), False)
-           for each in parts):  # fmt: skip
-        return NotImplemented
-    sizes = first[:at] + (sum(each[1][at] for each in parts),) + first[at + 1 :]
-    if any(each[2] != contiguous(each[1]) for each in parts):
-        return NotImplemented  # the result of others may have another memory format
-    result, out = make(calls, sizes, parts[0][5])
-    parts = [each for each in parts if math.prod(each[1])]
-    return result if not parts or aclnn.cat(parts, at, out, calls.device) else NotImplemented
 
 
 def _index_select(calls: Calls, args: tuple, kwargs: dict) -> Any:
@@ -337,7 +323,7 @@ def _index_select(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     sizes = one[1][:dim] + index[1] + one[1][dim + 1 :]
     result, out = make(calls, sizes, one[5])
-    done = not math.prod(sizes) or aclnn.index_select(one, dim, index, out, calls.device)
+    done = not math.prod(sizes) or aclnn.call("IndexSelect", calls.device, one, dim, index, out)
     return result if done else NotImplemented
 
 
@@ -352,35 +338,40 @@ def _embedding(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     sizes = indices[1] + weight[1][1:]
     result, out = make(calls, sizes, weight[5])
-    done = not math.prod(sizes) or aclnn.embedding(weight, indices, out, calls.device)
+    done = not math.prod(sizes) or aclnn.call("Embedding", calls.device, weight, indices, out)
     return result if done else NotImplemented
 
 
+def _elementwise() -> dict[str, Kernel]:
+    """Operations with one operand or two, and the same in place."""
+    found: dict[str, Kernel] = {}
+    for operator in (
+        "Cos",
+        "Exp",
+        "Log",
+        "Neg",
+        "Reciprocal",
+        "Relu",
+        "Rsqrt",
+        "Sigmoid",
+        "Silu",
+        "Sin",
+        "Sqrt",
+        "Tanh",
+    ):
+        for end in ("", "_"):
+            found[f"aten::{operator.lower()}{end}"] = _unary(operator, in_place=bool(end))
+    for operator in ("Add", "Sub", "Mul", "Div"):
+        for end in ("", "_"):
+            kernel = _binary(operator, alpha=operator in ("Add", "Sub"), in_place=bool(end))
+            found.update({f"aten::{operator.lower()}{end}.{kind}": kernel for kind in ("Tensor", "Scalar")})
+    return found
+
+
 NATIVE: dict[str, Kernel] = {
-    "aten::add.Tensor": _binary("Add", alpha=True),
-    "aten::add.Scalar": _binary("Add", alpha=True),
-    "aten::add_.Tensor": _binary("Add", alpha=True, in_place=True),
-    "aten::sub.Tensor": _binary("Sub", alpha=True),
-    "aten::sub.Scalar": _binary("Sub", alpha=True),
-    "aten::sub_.Tensor": _binary("Sub", alpha=True, in_place=True),
-    "aten::mul.Tensor": _binary("Mul"),
-    "aten::mul.Scalar": _binary("Mul"),
-    "aten::mul_.Tensor": _binary("Mul", in_place=True),
-    "aten::div.Tensor": _binary("Div"),
-    "aten::div.Scalar": _binary("Div"),
-    "aten::div_.Tensor": _binary("Div", in_place=True),
-    "aten::neg": _unary("Neg"),
-    "aten::neg_": _unary("Neg", in_place=True),
-    "aten::exp": _unary("Exp"),
-    "aten::exp_": _unary("Exp", in_place=True),
-    "aten::relu": _unary("Relu"),
-    "aten::relu_": _unary("Relu", in_place=True),
-    "aten::sigmoid": _unary("Sigmoid"),
-    "aten::sigmoid_": _unary("Sigmoid", in_place=True),
-    "aten::tanh": _unary("Tanh"),
-    "aten::tanh_": _unary("Tanh", in_place=True),
-    "aten::silu": _unary("Silu"),
-    "aten::silu_": _unary("Silu", in_place=True),
+    **ROWS,
+    **LAYERS,
+    **_elementwise(),
     "aten::gelu": _gelu,
     "aten::mm": _product("Mm", 2),
     "aten::bmm": _product("BatchMatMul", 3),
@@ -400,7 +391,6 @@ NATIVE: dict[str, Kernel] = {
     "aten::copy_": _copy,
     "aten::clone": _clone,
     "aten::_to_copy": _clone,
-    "aten::cat": _cat,
     "aten::index_select": _index_select,
     "aten::embedding": _embedding,
 }

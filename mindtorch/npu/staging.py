@@ -35,9 +35,10 @@ from ..engine.record.predict import (
     tensors_in,
 )
 from ..ops import schema
-from . import backward
+from . import backward, foreach
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
+from .layers import saved_statistics
 from .random import drawing
 from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, on_host, restride, span, storage_of, view_bits, view_of
 
@@ -52,6 +53,7 @@ os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release,
 _native = config.npu_native()
 # Tensors on different devices are what these are for, or they look at sizes only.
 _ANYWHERE = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::set_", "aten::is_same_size", "aten::_to_copy"})
+_UNSAFE_VIEWS = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})  # say nothing
 _ON_CPU = frozenset({"aten::_pack_padded_sequence"})  # whose second result torch wants on the CPU
 
 
@@ -68,7 +70,7 @@ class _Op:
     composite: bool = False
     blind: bool = False  # does not look at its first argument's data
     random: bool = False
-    bumps: bool = False  # C++ does not count what it writes
+    each: bool = False  # one of torch's `_foreach_` forms: several calls of an op at once
 
 
 def _describe(func: Any) -> _Op:
@@ -81,12 +83,12 @@ def _describe(func: Any) -> _Op:
         name,
         base,
         frozenset(writes),
-        view=(schema.gives_aliases(func) and not writes) or in_place,
+        view=(schema.gives_aliases(func) and not writes) or in_place or base in _UNSAFE_VIEWS,
         in_place=in_place,
         composite=taken_apart(name, row),
         blind=ops.about(base).blind and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        bumps=bool(writes) and base.startswith("aten::_foreach_"),
+        each=base.startswith("aten::_foreach_"),
     )
 
 
@@ -97,6 +99,11 @@ def use_native(on: bool) -> None:
     """Run ops with a kernel of the NPU's there, or every op through the CPU."""
     global _native
     _native = on
+
+
+def native() -> bool:
+    """Whether ops run there where the NPU has a kernel for them."""
+    return _native
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -124,6 +131,10 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
     device = next(block_of(t).device for t in tensors if is_npu(t))
+    if op.each and _native and (out := foreach.apart(op.base, args, kwargs)) is not NotImplemented:
+        return out
+    if op.base == "aten::is_same_size":
+        return args[0].shape == args[1].shape
     kernel = _dispatch.lookup(op.name, "npu") if _native else None
     if kernel is not None:
         out = kernel(_calls(device), args, kwargs)
@@ -134,9 +145,12 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         _count(native_counts, op.base, device)
         return args[0]
     _count(staged_counts, op.base, device)
+    if op.base == "aten::native_batch_norm_backward" and _native and args[7]:
+        args = (*args[:5], *saved_statistics(args[1], args[8]), *args[7:])  # the NPU's own are not torch's
+        tensors = list(tensors_in(args))
     out = _staged(op, args, kwargs, tensors)
-    if op.bumps:
-        torch.autograd.graph.increment_version(args[0])
+    if op.each and op.writes:
+        torch.autograd.graph.increment_version(args[0])  # C++ does not count what it writes
     return out
 
 

@@ -44,6 +44,18 @@ def argument_names(overload: Any) -> list[str]:
     return [a.name for a in overload._schema.arguments]
 
 
+def defaults(overload: Any) -> dict[str, Any]:
+    """What its arguments are where they are not given, in order; None of those that must be."""
+    return {a.name: a.default_value for a in overload._schema.arguments}
+
+
+def in_order(overload: Any, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments by name as it is called with them."""
+    keywords = {a.name for a in overload._schema.arguments if a.kwarg_only}
+    args = tuple(value for name, value in named.items() if name not in keywords)
+    return args, {name: value for name, value in named.items() if name in keywords}
+
+
 def writes_told(overload: Any) -> list[int | str]:
     """The arguments that the op writes, as far as its schema tells: positions, or names of keyword-only ones."""
     return [

@@ -31,6 +31,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from mindtorch.npu.operators import MATH, NN
+
 SOURCES = Path(__file__).resolve().parent / "acl"
 OPTIONS = "-std=c11 -O1 -g -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror".split()
 
@@ -58,23 +60,13 @@ def build(folder: Path, *options: str) -> Path:
     return target
 
 
-# As the two libraries of operators have them, `build_split`.
-KINDS = {
-    "math": (
-        "Add Adds Cast Cat Div Divs Exp InplaceCopy InplaceFillScalar Max MaxDim Mean Mul Muls Neg ReduceSum Sigmoid "
-        "Sub Subs Tanh"
-    ).split(),
-    "nn": "Addmm BatchMatMul Embedding Gelu GeluV2 IndexSelect LayerNorm Matmul Mm Relu Silu Softmax".split(),
-}
-
-
 def build_split(folder: Path) -> Path:
     """As CANN comes since 8.5: the runtime, and beside it operators in libraries of two kinds. ``folder`` is theirs."""
-    operators = [SOURCES / "aclnn.c", SOURCES / "operations.c"]
+    operators = [*sorted(SOURCES.glob("aclnn*.c")), *sorted(SOURCES.glob("operations*.c"))]
     runtime = [path for path in sorted(SOURCES.glob("*.c")) if path not in operators]
     library = folder / "libascendcl.so"
     _compile(library, runtime, "-fvisibility=default", "-Wl,-Bsymbolic,-soname,libascendcl.so")
-    for kind, exported in KINDS.items():
+    for kind, exported in (("math", MATH), ("nn", NN)):
         both = "".join(f"aclnn{name}; aclnn{name}GetWorkspaceSize; " for name in exported)
         (folder / f"{kind}.map").write_text(f"{{ global: {both}local: *; }};")
         _compile(

@@ -28,7 +28,7 @@ def test_N5_work_is_queued_on_the_current_stream(device: Device, npu: ModuleType
     stream = npu.Stream(0)
     device.library.hold(stream.npu_stream)
     with npu.stream(stream):
-        assert aclnn.unary("Neg", one.description, target.description, 0)
+        assert aclnn.call("Neg", 0, one.description, target.description)
     npu.default_stream(0).synchronize()
     assert not stream.query() and device.library.peek(target.base, 16) == bytes(16)
     device.library.release()
@@ -41,11 +41,11 @@ def test_N5_each_device_has_its_own_calls(device: Device, npu: ModuleType, devic
     blocks = [block_of(index, bytes(torch.full((4,), index + 1.0).untyped_storage())) for index in (0, 1)]
     for index, block in [(1, blocks[1]), (0, blocks[0]), (1, blocks[1])]:
         description = (block.ptr, (4,), (1,), 0, 4, 0)
-        assert aclnn.binary("Add", description, description, 1, description, index)
+        assert aclnn.call("Add", index, description, description, 1, description)
     assert [torch.frombuffer(bytearray(get(block)), dtype=torch.float32)[0].item() for block in blocks] == [2.0, 8.0]
     assert npu.current_device() == 0
     with pytest.raises(RuntimeError, match="99"):
-        aclnn.binary("Add", description, description, 1, description, 99)
+        aclnn.call("Add", 99, description, description, 1, description)
 
 
 def test_N5_threads_call_at_the_same_time(device: Device, npu: ModuleType) -> None:
@@ -61,10 +61,10 @@ def test_N5_threads_call_at_the_same_time(device: Device, npu: ModuleType) -> No
                 other = block_of(index, bytes(64))
                 forth, back = ((block.ptr, (4, 4), (4, 1), 0, 16, 0) for block in (one, other))
                 for _ in range(25):
-                    assert aclnn.product("Mm", forth, forth, back, index)
-                    assert aclnn.with_number("Softmax", back, -1, forth, index)
+                    assert aclnn.call("Mm", index, forth, forth, back, 0)
+                    assert aclnn.call("Softmax", index, back, -1, forth)
                     joined = blocks.allocate(index, 128)
-                    assert aclnn.cat([forth, back], 0, (joined.ptr, (8, 4), (4, 1), 0, 32, 0), index)
+                    assert aclnn.call("Cat", index, [forth, back], 0, (joined.ptr, (8, 4), (4, 1), 0, 32, 0))
                 assert get(one) == bytes(torch.full((4, 4), 0.25).untyped_storage())
         except BaseException as error:
             failures.append(error)
@@ -79,10 +79,10 @@ def test_N5_threads_call_at_the_same_time(device: Device, npu: ModuleType) -> No
 
 def test_N5_a_refusal_of_the_library_is_no_error(device: Device) -> None:
     integers = device.give(torch.ones(4, dtype=torch.int64))
-    assert aclnn.unary("Exp", integers.description, integers.description, 0) is False
+    assert aclnn.call("Exp", 0, integers.description, integers.description) is False
     assert not aclnn.available("NoSuchOperation")
     with pytest.raises(NotImplementedError, match="aclnnNoSuchOperation"):
-        aclnn.unary("NoSuchOperation", integers.description, integers.description, 0)
+        aclnn.call("NoSuchOperation", 0, integers.description)
 
 
 def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Callable[..., str]) -> None:
@@ -90,6 +90,7 @@ def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Call
         """
         import mindtorch
         from mindtorch._ext import aclnn, blocks
+        from mindtorch.npu import operators
         from device_memory import block_of
         mindtorch.npu.init()
         held = []
@@ -102,11 +103,11 @@ def test_N5_no_memory_for_a_workspace_leaves_nothing_behind(in_npu_process: Call
         except RuntimeError as error:
             print(str(error)[:100])
         try:
-            aclnn.product("Mm", description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
+            aclnn.call("Mm", 0, description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
         except RuntimeError as error:
             print(error)
         held.clear()
-        assert aclnn.product("Mm", description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
+        assert aclnn.call("Mm", 0, description, description, (target.ptr, (2, 2), (2, 1), 0, 4, 0), 0)
     """,
         GENIE_TEST_NPU_MEMORY=str(5 << 20),
     )

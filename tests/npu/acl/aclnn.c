@@ -10,6 +10,8 @@ static double neg(double x) { return -x; }
 static double relu(double x) { return x < 0 ? 0 : x; }  /* NaN and -0 stay */
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double silu(double x) { return x / (1 + exp(-x)); }
+static double rsqrt(double x) { return 1 / sqrt(x); }
+static double reciprocal(double x) { return 1 / x; }
 static double gelu_erf(double x) { return 0.5 * x * (1 + erf(x * 0.70710678118654752440)); }
 static double gelu_tanh(double x) { return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }
 
@@ -36,6 +38,13 @@ UNARY(Relu, relu)
 UNARY(Sigmoid, sigmoid)
 UNARY(Tanh, tanh)
 UNARY(Silu, silu)
+UNARY(Abs, fabs)
+UNARY(Cos, cos)
+UNARY(Sin, sin)
+UNARY(Sqrt, sqrt)
+UNARY(Rsqrt, rsqrt)
+UNARY(Log, log)
+UNARY(Reciprocal, reciprocal)
 UNARY(Gelu, gelu_tanh) /* the first version is the approximation; the second takes a mode */
 
 PHASES(GeluV2, const void *self, int64_t approximate, void *out) {
@@ -49,52 +58,59 @@ static double add(double x, double y) { return x + y; }
 static double sub(double x, double y) { return x - y; }
 static double mul(double x, double y) { return x * y; }
 static double divide(double x, double y) { return x / y; }
+static int64_t whole_add(int64_t x, int64_t y) { return (int64_t)((uint64_t)x + (uint64_t)y); }
+static int64_t whole_sub(int64_t x, int64_t y) { return (int64_t)((uint64_t)x - (uint64_t)y); }
+static int64_t whole_mul(int64_t x, int64_t y) { return (int64_t)((uint64_t)x * (uint64_t)y); }
 
 static int plan_binary(struct plan *plan, const void *self, const void *other, const void *scalar, const void *out,
-                       double (*function)(double, double)) {
+                       double (*function)(double, double), int64_t (*whole)(int64_t, int64_t)) {
     int code = OK;
     TENSOR(out);
     TENSOR(self);
     if (scalar) CHECK(get_scalar(scalar, "other", &plan->values[1]));
     else TENSOR(other);
-    CHECK(check_types(plan, 1));
+    CHECK(check_types(plan, !whole));
     CHECK(check_result(plan));
-    for (int i = 0; i < 2; i++) plan->values[i] = (float)plan->values[i]; /* no more digits than the tensors have */
+    if (!code && !floating(plan->tensors[0].type)) {
+        REQUIRE(plan->tensors[0].type != BOOL && plan->tensors[0].type != F64, "type %d", plan->tensors[0].type);
+        plan->whole = whole;
+    } else
+        for (int i = 0; i < 2; i++) plan->values[i] = (float)plan->values[i]; /* no more digits than the tensors have */
     plan->binary = function;
     plan->in_place = 1;
     return code;
 }
 
-#define WITH_ALPHA(name, function)                                                          \
+#define WITH_ALPHA(name, function, whole)                                                   \
     PHASES(name, const void *self, const void *other, const void *alpha, void *out) {       \
         BEGIN(name, 3, run_binary);                                                         \
         CHECK(get_scalar(alpha, "alpha", &plan->values[0]));                                \
-        CHECK(plan_binary(plan, self, other, NULL, out, function));                         \
+        CHECK(plan_binary(plan, self, other, NULL, out, function, whole));                        \
         END;                                                                                \
     }                                                                                       \
     PHASES(name##s, const void *self, const void *other, const void *alpha, void *out) {    \
         BEGIN(name##s, 2, run_binary);                                                      \
         REQUIRE(other, "other is NULL");                                                    \
         CHECK(get_scalar(alpha, "alpha", &plan->values[0]));                                \
-        CHECK(plan_binary(plan, self, NULL, other, out, function));                         \
+        CHECK(plan_binary(plan, self, NULL, other, out, function, whole));                        \
         END;                                                                                \
     }
-#define PLAIN(name, function)                                                               \
+#define PLAIN(name, function, whole)                                                        \
     PHASES(name, const void *self, const void *other, void *out) {                          \
         BEGIN(name, 3, run_binary);                                                         \
-        CHECK(plan_binary(plan, self, other, NULL, out, function));                         \
+        CHECK(plan_binary(plan, self, other, NULL, out, function, whole));                        \
         END;                                                                                \
     }                                                                                       \
     PHASES(name##s, const void *self, const void *other, void *out) {                       \
         BEGIN(name##s, 2, run_binary);                                                      \
         REQUIRE(other, "other is NULL");                                                    \
-        CHECK(plan_binary(plan, self, NULL, other, out, function));                         \
+        CHECK(plan_binary(plan, self, NULL, other, out, function, whole));                        \
         END;                                                                                \
     }
-WITH_ALPHA(Add, add)
-WITH_ALPHA(Sub, sub)
-PLAIN(Mul, mul)
-PLAIN(Div, divide)
+WITH_ALPHA(Add, add, whole_add)
+WITH_ALPHA(Sub, sub, whole_sub)
+PLAIN(Mul, mul, whole_mul)
+PLAIN(Div, divide, NULL)
 
 /* Matrix products. Vectors become matrices with a side of 1. */
 
@@ -168,7 +184,7 @@ PHASES(Addmm, const void *self, const void *mat1, const void *mat2, const void *
 
 /* Reductions and what goes along a dimension */
 
-static int plan_reduction(struct plan *plan, const int64_t *dims, uint64_t count, int keep) {
+int plan_reduction(struct plan *plan, const int64_t *dims, uint64_t count, int keep) {
     const tensor *out = &plan->tensors[0], *in = &plan->tensors[plan->outputs];
     int64_t at;
     for (uint64_t i = 0; i < count; i++) {
@@ -241,14 +257,31 @@ PHASES(MaxDim, const void *self, int64_t dim, _Bool keep, void *out, void *indic
     END;
 }
 
-PHASES(Softmax, const void *self, int64_t dim, void *out) {
-    BEGIN(Softmax, 2, run_softmax);
+#define SOFTMAX(called, logarithm)                                                                                 \
+    PHASES(called, const void *self, int64_t dim, void *out) {                                                     \
+        BEGIN(called, 2, run_softmax);                                                                             \
+        TENSOR(out);                                                                                               \
+        TENSOR(self);                                                                                              \
+        CHECK(check_types(plan, 1));                                                                               \
+        REQUIRE(same_shape(&plan->tensors[0], &plan->tensors[1]), "self and out are of different shapes");         \
+        CHECK(get_dimension(dim, plan->tensors[1].rank, &plan->number));                                           \
+        plan->numbers[0] = logarithm;                                                                              \
+        plan->workspace = 1024;                                                                                    \
+        END;                                                                                                       \
+    }
+SOFTMAX(Softmax, 0)
+SOFTMAX(LogSoftmax, 1)
+
+PHASES(ArgMax, const void *self, int64_t dim, _Bool keep, void *out) {
+    BEGIN(ArgMax, 2, run_max);
     TENSOR(out);
     TENSOR(self);
-    CHECK(check_types(plan, 1));
-    REQUIRE(same_shape(&plan->tensors[0], &plan->tensors[1]), "self and out are of different shapes");
+    REQUIRE(index_type(plan->tensors[0].type) && floating(plan->tensors[1].type), "types %d, %d", plan->tensors[0].type,
+            plan->tensors[1].type);
     CHECK(get_dimension(dim, plan->tensors[1].rank, &plan->number));
-    plan->workspace = 1024;
+    REQUIRE(plan->tensors[1].rank && plan->tensors[1].sizes[plan->number], "the maximum of nothing");
+    if (!code) code = plan_reduction(plan, &dim, 1, keep);
+    plan->numbers[0] = 1;
     END;
 }
 
@@ -273,6 +306,9 @@ PHASES(LayerNorm, const void *input, const void *shape, const void *weight, cons
         for (int i = 0; i < count && !code && plan->handles[k]; i++)
             REQUIRE(plan->tensors[k].rank == count && plan->tensors[k].sizes[i] == array->values[i],
                     "weight or bias is of another shape than normalizedShape");
+    for (int k = 4; k < 6; k++)
+        REQUIRE(!plan->handles[k] || plan->tensors[k].type == in->type || plan->tensors[k].type == F32,
+                "weight or bias of type %d for an input of type %d", plan->tensors[k].type, in->type);
     int64_t rows = 1;
     for (int i = 0; i < outer; i++) rows *= in->sizes[i];
     for (int k = 1; k < 3; k++)
@@ -336,8 +372,6 @@ PHASES(Cat, const void *tensors, int64_t dim, void *out) {
     REQUIRE(list->count && result->rank && length == result->sizes[plan->number], "the output's length is another one");
     END;
 }
-
-static int index_type(int type) { return type == I64 || type == I32; }
 
 PHASES(IndexSelect, const void *self, int64_t dim, const void *index, void *out) {
     BEGIN(IndexSelect, 3, run_select);

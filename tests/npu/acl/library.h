@@ -22,7 +22,7 @@ enum {
     NN_NULL = 161001, NN_PARAM = 161002, NN_RUNTIME = 361001, NN_EXECUTOR = 561102,
 };
 
-enum kind { CONTEXT, STREAM, EVENT, TENSOR, SCALAR, INT_ARRAY, TENSOR_LIST, EXECUTOR, KINDS };
+enum kind { CONTEXT, STREAM, EVENT, TENSOR, SCALAR, INT_ARRAY, BOOL_ARRAY, TENSOR_LIST, EXECUTOR, KINDS };
 
 /* What callers hold. Destroyed objects stay in the table for a while, to tell a late use from a wild pointer. */
 struct object {

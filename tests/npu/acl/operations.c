@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Where element `index` of a tensor shaped as `shape` is in `t`, which is broadcast to that shape. */
-static char *element(const tensor *t, const tensor *shape, int64_t index) {
+char *element(const tensor *t, const tensor *shape, int64_t index) {
     int64_t offset = 0;
     for (int i = shape->rank - 1; i >= 0; i--) {
         int64_t place = index % shape->sizes[i];
@@ -17,23 +17,29 @@ static char *element(const tensor *t, const tensor *shape, int64_t index) {
     return t->data + offset * (int64_t)bytes_of(t->type);
 }
 
-static double value(const tensor *t, const tensor *shape, int64_t index) {
+double value_at(const tensor *t, const tensor *shape, int64_t index) {
     return load(element(t, shape, index), t->type);
 }
 
 int run_unary(const struct plan *p) {
     const tensor *out = &p->tensors[0], *in = &p->tensors[1];
     for (int64_t i = 0, n = count_of(out); i < n; i++)
-        store(element(out, out, i), out->type, p->unary(value(in, out, i)));
+        store(element(out, out, i), out->type, p->unary(value_at(in, out, i)));
     return OK;
 }
 
 /* With one tensor, the other operand is values[1]. values[0] scales it. */
 int run_binary(const struct plan *p) {
     const tensor *out = &p->tensors[0], *in = &p->tensors[1];
-    for (int64_t i = 0, n = count_of(out); i < n; i++) {
-        double other = p->count > 2 ? value(&p->tensors[2], out, i) : p->values[1];
-        store(element(out, out, i), out->type, p->binary(value(in, out, i), p->values[0] * other));
+    for (int64_t i = 0, n = count_of(out); i < n && p->whole; i++) {
+        int64_t alpha = (int64_t)p->values[0], other = (int64_t)p->values[1];
+        if (p->count > 2) other = load_index(element(&p->tensors[2], out, i), out->type);
+        other = (int64_t)((uint64_t)alpha * (uint64_t)other);
+        store_index(element(out, out, i), out->type, p->whole(load_index(element(in, out, i), out->type), other));
+    }
+    for (int64_t i = 0, n = count_of(out); i < n && !p->whole; i++) {
+        double other = p->count > 2 ? value_at(&p->tensors[2], out, i) : p->values[1];
+        store(element(out, out, i), out->type, p->binary(value_at(in, out, i), p->values[0] * other));
     }
     return OK;
 }
@@ -67,14 +73,14 @@ int run_matmul(const struct plan *p) {
             sum += shortened(load(x + k * along * wide, left->type), p->number) *
                    shortened(load(y + k * deeper * wide, right->type), p->number);
         if (p->count > 3) sum *= p->values[1];
-        if (p->count > 3 && p->values[0] != 0) sum += p->values[0] * value(&p->tensors[3], out, i);
+        if (p->count > 3 && p->values[0] != 0) sum += p->values[0] * value_at(&p->tensors[3], out, i);
         store(element(out, out, i), out->type, sum);
     }
     return OK;
 }
 
 /* For each element of `in`: which element of the result, as if the reduced dimensions had size 1. */
-static int64_t reduced_index(const struct plan *p, const tensor *in, int64_t index) {
+int64_t reduced_index(const struct plan *p, const tensor *in, int64_t index) {
     int64_t result = 0, step = 1;
     for (int i = in->rank - 1; i >= 0; i--) {
         int64_t place = index % in->sizes[i];
@@ -90,14 +96,16 @@ int run_sum(const struct plan *p) { /* values[0]: what the sum is divided by */
     const tensor *out = &p->tensors[0], *in = &p->tensors[1];
     int64_t results = count_of(out);
     double *sums = calloc((size_t)results + 1, sizeof *sums);
-    for (int64_t i = 0, n = count_of(in); i < n; i++) sums[reduced_index(p, in, i)] += value(in, in, i);
+    for (int64_t i = 0, n = count_of(in); i < n; i++) sums[reduced_index(p, in, i)] += value_at(in, in, i);
     for (int64_t i = 0; i < results; i++) store(element(out, out, i), out->type, sums[i] / p->values[0]);
     free(sums);
     return OK;
 }
 
-int run_max(const struct plan *p) { /* with a second output, the places along dimension `number` */
+/* With a second output, the places along dimension `number`; numbers[0]: the places alone. */
+int run_max(const struct plan *p) {
     const tensor *out = &p->tensors[0], *in = &p->tensors[p->outputs];
+    const tensor *places = p->numbers[0] ? out : p->outputs > 1 ? &p->tensors[1] : NULL;
     int64_t results = count_of(out), step = 1;
     for (int i = in->rank - 1; i > p->number; i--) step *= in->sizes[i];
     double *best = calloc((size_t)results + 1, sizeof *best);
@@ -105,15 +113,15 @@ int run_max(const struct plan *p) { /* with a second output, the places along di
     char *seen = calloc((size_t)results + 1, 1);
     for (int64_t i = 0, n = count_of(in); i < n; i++) {
         int64_t at = reduced_index(p, in, i);
-        double x = value(in, in, i);
+        double x = value_at(in, in, i);
         if (seen[at] && (isnan(best[at]) || !(x > best[at] || isnan(x)))) continue;
         seen[at] = 1;
         best[at] = x;
-        where[at] = p->outputs > 1 ? i / step % in->sizes[p->number] : 0;
+        where[at] = places && in->rank ? i / step % in->sizes[p->number] : 0;
     }
     for (int64_t i = 0; i < results; i++) {
-        store(element(out, out, i), out->type, best[i]);
-        if (p->outputs > 1) memcpy(element(&p->tensors[1], out, i), &where[i], sizeof *where);
+        if (!p->numbers[0]) store(element(out, out, i), out->type, best[i]);
+        if (places) store_index(element(places, out, i), places->type, where[i]);
     }
     free(best);
     free(where);
@@ -121,7 +129,7 @@ int run_max(const struct plan *p) { /* with a second output, the places along di
     return OK;
 }
 
-int run_softmax(const struct plan *p) {
+int run_softmax(const struct plan *p) { /* numbers[0]: its logarithm */
     const tensor *out = &p->tensors[0], *in = &p->tensors[1];
     tensor rows = *in;
     int64_t length = in->rank ? in->sizes[p->number] : 1;
@@ -135,7 +143,8 @@ int run_softmax(const struct plan *p) {
         for (int64_t k = 0; k < length; k++) most = fmax(most, load(x + k * from, in->type));
         for (int64_t k = 0; k < length; k++) sum += exp(load(x + k * from, in->type) - most);
         for (int64_t k = 0; k < length; k++)
-            store(y + k * to, out->type, exp(load(x + k * from, in->type) - most) / sum);
+            store(y + k * to, out->type, p->numbers[0] ? load(x + k * from, in->type) - most - log(sum)
+                                                       : exp(load(x + k * from, in->type) - most) / sum);
     }
     return OK;
 }
@@ -147,17 +156,17 @@ int run_layer_norm(const struct plan *p) {
     for (int i = in->rank - (int)p->number; i < in->rank; i++) length *= in->sizes[i];
     for (int64_t row = 0, n = length ? count_of(in) / length : 0; row < n; row++) {
         double mean = 0, variance = 0;
-        for (int64_t k = 0; k < length; k++) mean += value(in, in, row * length + k) / (double)length;
+        for (int64_t k = 0; k < length; k++) mean += value_at(in, in, row * length + k) / (double)length;
         for (int64_t k = 0; k < length; k++) {
-            double distance = value(in, in, row * length + k) - mean;
+            double distance = value_at(in, in, row * length + k) - mean;
             variance += distance * distance / (double)length;
         }
         double scale = 1 / sqrt(variance + p->values[0]);
         for (int64_t k = 0; k < length; k++) {
             int64_t i = row * length + k;
-            double y = (value(in, in, i) - mean) * scale;
-            if (p->handles[4]) y *= value(&p->tensors[4], in, i);
-            if (p->handles[5]) y += value(&p->tensors[5], in, i);
+            double y = (value_at(in, in, i) - mean) * scale;
+            if (p->handles[4]) y *= value_at(&p->tensors[4], in, i);
+            if (p->handles[5]) y += value_at(&p->tensors[5], in, i);
             store(element(out, in, i), out->type, y);
         }
         const tensor *means = &p->tensors[1], *scales = &p->tensors[2];
@@ -174,7 +183,11 @@ int run_fill(const struct plan *p) {
 }
 
 static void convert(char *to, int to_type, const char *from, int from_type) {
+    int64_t whole = from_type == I64 ? load_index(from, from_type) : 0;
+    float rounded = (float)whole; /* once */
     if (to_type == from_type) memcpy(to, from, bytes_of(to_type));
+    else if (from_type == I64 && to_type == F32) memcpy(to, &rounded, sizeof rounded);
+    else if (from_type == I64 && to_type == BOOL) *to = whole != 0;
     else store(to, to_type, load(from, from_type));
 }
 

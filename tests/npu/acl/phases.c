@@ -135,6 +135,28 @@ int get_scalar(const void *handle, const char *what, double *value) {
     return OK;
 }
 
+/* Copies an array of integers, of which there must be at least `least`; how many, or what to give up with, negative. */
+int get_array(const void *handle, const char *what, int64_t *values, int least, int most) {
+    if (!handle) return -fail(NN_NULL, "%s is NULL", what);
+    struct int_array *array = find_object(handle, INT_ARRAY, "aclIntArray");
+    if (!array) return -NN_PARAM;
+    if (array->count < (uint64_t)least || array->count > (uint64_t)most)
+        return -fail(NN_PARAM, "%llu numbers in %s, expected %d to %d", (unsigned long long)array->count, what, least,
+                     most);
+    if (array->count) memcpy(values, array->values, array->count * sizeof *values);
+    return (int)array->count;
+}
+
+int get_mask(const void *handle, int64_t *values, int count) {
+    if (!handle) return fail(NN_NULL, "outputMask is NULL");
+    struct bool_array *array = find_object(handle, BOOL_ARRAY, "aclBoolArray");
+    if (!array || array->count != (uint64_t)count) return fail(NN_PARAM, "outputMask has not %d values", count);
+    for (int i = 0; i < count; i++) values[i] = array->values[i];
+    return OK;
+}
+
+int index_type(int type) { return type == I64 || type == I32; }
+
 int get_dimension(int64_t dimension, int rank, int64_t *result) {
     int64_t count = rank ? rank : 1;
     if (dimension < -count || dimension >= count)

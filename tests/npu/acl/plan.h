@@ -14,6 +14,10 @@ int same_shape(const tensor *one, const tensor *other);
 int check_result(const struct plan *plan);
 int get_scalar(const void *handle, const char *what, double *value);
 int get_dimension(int64_t dimension, int rank, int64_t *result);
+int get_array(const void *handle, const char *what, int64_t *values, int least, int most);
+int get_mask(const void *handle, int64_t *values, int count);
+int index_type(int type);
+int plan_reduction(struct plan *plan, const int64_t *dims, uint64_t count, int keep);
 int second_phase(struct site *site, void *workspace, uint64_t size, void *handle, void *stream);
 
 #define PHASES(called, ...) \

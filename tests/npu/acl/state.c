@@ -252,7 +252,7 @@ struct leaks {
 
 static int visit_leak(struct object *object, void *data) {
     static const char *const names[KINDS] = {"context", "stream", "event", "aclTensor", "aclScalar", "aclIntArray",
-                                             "aclTensorList", "aclOpExecutor"};
+                                             "aclBoolArray", "aclTensorList", "aclOpExecutor"};
     char text[128];
     if (!object->alive) return 0;
     if (object->kind == CONTEXT && ((struct context *)object)->is_default) return 0;

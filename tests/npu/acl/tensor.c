@@ -101,6 +101,11 @@ void store(char *at, int type, double value) {
     }
 }
 
+void store_index(char *at, int type, int64_t value) {
+    if (type == I64) memcpy(at, &value, sizeof value);
+    else store(at, type, (double)value);
+}
+
 int64_t count_of(const tensor *t) {
     int64_t count = 1;
     for (int i = 0; i < t->rank; i++) count *= t->sizes[i];
@@ -128,9 +133,11 @@ API void *aclCreateTensor(const int64_t *sizes, uint64_t rank, int type, const i
     if (rank > MAX_DIMS || (rank && !sizes) || (storage_rank && !storage_sizes))
         return refuse(fail(NN_PARAM, "%llu dimensions", (unsigned long long)rank));
     if (!bytes_of(type) || offset < 0) return refuse(fail(NN_PARAM, "type %d, offset %lld", type, (long long)offset));
-    if (format != 2 && format != -1) return refuse(fail(NN_PARAM, "format %d, expected ND (2)", format));
+    if (format != ND && format != -1 && format != (rank == 3 ? NCL : rank == 4 ? NCHW : rank == 5 ? NCDHW : ND))
+        return refuse(fail(NN_PARAM, "format %d of %llu dimensions", format, (unsigned long long)rank));
     tensor *t = new_object(TENSOR, sizeof *t, device_of(data));
     t->type = type;
+    t->format = format;
     t->rank = (int)rank;
     t->offset = offset;
     t->storage = 1;
@@ -157,6 +164,15 @@ API void *aclCreateIntArray(const int64_t *values, uint64_t count) {
     ENTER_POINTER;
     if (count && !values) return refuse(fail(NN_NULL, "the values are NULL"));
     struct int_array *array = new_object(INT_ARRAY, sizeof *array + count * sizeof *values, -1);
+    array->count = count;
+    if (count) memcpy(array->values, values, count * sizeof *values);
+    return leave_with(array);
+}
+
+API void *aclCreateBoolArray(const _Bool *values, uint64_t count) {
+    ENTER_POINTER;
+    if (count && !values) return refuse(fail(NN_NULL, "the values are NULL"));
+    struct bool_array *array = new_object(BOOL_ARRAY, sizeof *array + count * sizeof *values, -1);
     array->count = count;
     if (count) memcpy(array->values, values, count * sizeof *values);
     return leave_with(array);
@@ -202,6 +218,12 @@ API int aclDestroyScalar(const void *handle) {
 API int aclDestroyIntArray(const void *handle) {
     ENTER_RELEASE(INITIALIZED);
     int code = destroy(handle, INT_ARRAY, "aclIntArray");
+    LEAVE_RELEASE(code);
+}
+
+API int aclDestroyBoolArray(const void *handle) {
+    ENTER_RELEASE(INITIALIZED);
+    int code = destroy(handle, BOOL_ARRAY, "aclBoolArray");
     LEAVE_RELEASE(code);
 }
 

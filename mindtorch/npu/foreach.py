@@ -1,0 +1,42 @@
+"""Torch's ``_foreach_`` forms on NPU tensors: the op itself on each tensor, as torch's CPU kernels do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["apart"]
+
+_SAME = (
+    "abs add clamp_max clamp_min copy cos div exp lerp log maximum minimum mul neg pow reciprocal rsqrt sigmoid sqrt "
+)
+_SAME += "sub tanh zero"
+_NAMES = {name: name for name in _SAME.split()} | {
+    "norm": "linalg_vector_norm",
+    "addcmul": "addcmul",
+    "addcdiv": "addcdiv",
+}
+
+
+def apart(base: str, args: tuple, kwargs: dict) -> Any:
+    """``args[0]`` has the tensors; other lists have as many, and what is no list is for each of them."""
+    name = base.removeprefix("aten::_foreach_")
+    in_place = name.endswith("_")
+    single = _NAMES.get(name.removesuffix("_"))
+    lists = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, (list, tuple))]
+    if single is None or any(len(a) != len(args[0]) for a in lists):
+        return NotImplemented
+    if single.startswith("addc") and len(args) > 3:
+        args, kwargs = args[:3], {"value": args[3]}
+        if isinstance(kwargs["value"], torch.Tensor):
+            return NotImplemented  # a tensor of numbers
+    func = getattr(torch.ops.aten, single + "_" * in_place)
+    out = []
+    for i in range(len(args[0])):
+        mine = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+        out.append(func(*mine, **{k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}))
+    if not in_place:
+        return out
+    torch.autograd.graph.increment_version(args[0])
+    return None

@@ -1,0 +1,310 @@
+"""N5: native operations that a row describes, and those made of several operators, compared with torch on the CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from native_calls import Device, eager, same
+
+import mindtorch
+from mindtorch._ext import aclnn
+from mindtorch.npu import operators, staging
+from mindtorch.npu.kernels import NATIVE
+from mindtorch.npu.layers import LAYERS
+from mindtorch.npu.rows import ROWS
+
+_FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def _r(*sizes: int) -> torch.Tensor:
+    return torch.rand(sizes) * 2 + 0.25
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> tuple:
+    return (_r(3, 4), x, [4], x.mean(1, True), 1 / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt(), weight, bias)
+
+
+X, M = _r(3, 4) - 1, torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
+I, W = torch.tensor([[1, -2, 3], [4, 5, 0]]), torch.tensor([2, 0, 1])  # noqa: E741
+IMAGE = _r(2, 4, 5, 6)
+CASES: dict[str, list[tuple]] = {
+    "abs": [(X,), (X.t(),)],
+    "clamp": [(X, -0.1, 0.5), (X, None, 0.5), (X, 0.5)],
+    "clamp_": [(X, -0.1, 0.5)],
+    "clamp_min": [(X, 0.1)],
+    "clamp_max": [(X, 0.1)],
+    "pow.Tensor_Scalar": [(X, 3), (X, 2.0), (_r(3, 4), 0.5), (X, 0)],
+    "pow_.Scalar": [(X, 2)],
+    "maximum": [(X, _r(4) - 1), (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]))],
+    "minimum": [(X, _r(3, 1) - 1), (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]))],
+    "addcmul": [(X, _r(3, 4), _r(4)), (X, _r(3, 4), _r(3, 4), {"value": -0.5})],
+    "addcmul_": [(X, _r(3, 4), _r(4), {"value": 0.1})],
+    "addcdiv": [(X, _r(3, 4), _r(3, 4), {"value": -0.5})],
+    "addcdiv_": [(X, _r(3, 4), _r(4))],
+    "lerp.Scalar": [(X, _r(3, 4), 0.1), (X.t(), _r(4, 3), 0.9)],
+    "lerp_.Scalar": [(X, _r(3, 4), 0.1)],
+    "sigmoid_backward": [(_r(3, 4), _r(3, 4) / 3)],
+    "tanh_backward": [(_r(3, 4), _r(3, 4) / 3)],
+    "silu_backward": [(_r(3, 4), X)],
+    "gelu_backward": [(_r(3, 4), X), (_r(3, 4), X, {"approximate": "tanh"})],
+    "threshold_backward": [(_r(3, 4), X, 0), (_r(4, 3).t(), X, 0.5)],
+    "bitwise_and.Tensor": [(M, M[1]), (I, I + 1)],
+    "bitwise_and_.Tensor": [(M, M[2])],
+    "bitwise_or.Tensor": [(M, M[1]), (I, I + 1)],
+    "bitwise_or_.Tensor": [(I, W)],
+    "bitwise_not": [(M,), (I,)],
+    "logical_and": [(M, M[1])],
+    "logical_or": [(M, M[1])],
+    "logical_not": [(M,)],
+    "where.self": [(M, X, _r(4)), (M, torch.full((4,), 2**62 + 1), torch.zeros(3, 4, dtype=torch.int64))],
+    "masked_fill_.Scalar": [(X, M, -1.0), (I, torch.tensor([True, False, True]), -100.0)],
+    "masked_fill.Scalar": [(X, M, float("-inf")), (X[0], M, 2), (I, torch.tensor([True, False, True]), 7)],
+    "constant_pad_nd": [(X, [1, 2]), (X, [-1, 2, 0, 3], 5.0), (I, [0, 1], -100.0), (M, [1, 1])],
+    "gather": [(X, 1, torch.tensor([[0, 3], [1, 1]])), (I, 0, torch.tensor([[1, 0, 1]]))],
+    "_log_softmax": [(X, 1, False), (IMAGE, 1, False)],
+    "_softmax_backward_data": [(_r(3, 4), X.softmax(1), 1, torch.float32), (_r(3, 4).t(), X.t(), 0, torch.float32)],
+    "_log_softmax_backward_data": [(_r(3, 4), X.log_softmax(1), 1, torch.float32)],
+    "nll_loss_forward": [(X.log_softmax(1), W, weight, how, ignored) for weight in (None, _r(4)) for how, ignored in
+                         ((1, -100), (2, 0), (0, 0))] + [(X[0], W[0], None, 1, -100)],
+    "nll_loss_backward": [(_r(), X, W, _r(4), 1, 0, torch.tensor(2.5)), (_r(3), X, W, None, 0, 1, torch.tensor(0.0))],
+    "embedding_dense_backward": [(_r(2, 3, 4), I.abs(), 6, -1, False), (_r(3, 4), W * 0 + 1, 3, 2, True)],
+    "native_layer_norm_backward": [(*_layer_norm(X, weight, bias), mask) for weight, bias, mask in
+                                   ((_r(4), _r(4), [True] * 3), (None, None, [True, False, False]),
+                                    (_r(4), None, [False, True, False]))],
+    "native_batch_norm_backward": [(IMAGE, IMAGE * IMAGE, _r(4), _r(4), _r(4), None, None, False, 1e-5, [True] * 3)],
+    "convolution": [
+        (IMAGE, _r(6, 4, 3, 3), _r(6), [1, 2], [1, 0], [1, 1], False, [0, 0], 1),
+        (IMAGE, _r(4, 1, 2, 2), None, [1, 1], [0, 0], [2, 1], False, [0, 0], 4),
+        (_r(2, 4, 7), _r(4, 3, 3), _r(6), [2], [1], [1], True, [1], 2),
+        (_r(1, 2, 3, 3, 4), _r(2, 2, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
+    ],
+    "convolution_backward": [
+        (_r(2, 6, 5, 2), IMAGE, _r(6, 4, 3, 3), [6], [1, 2], [1, 0], [1, 1], False, [0, 0], 1, [True] * 3),
+        (_r(2, 6, 5, 2), IMAGE, _r(6, 4, 3, 3), None, [1, 2], [1, 0], [1, 1], False, [0, 0], 1, [False, True, False]),
+        (_r(2, 6, 14), _r(2, 4, 7), _r(4, 3, 3), [6], [2], [1], [1], True, [1], 2, [True] * 3),
+    ],
+    "_adaptive_avg_pool2d": [(IMAGE, [2, 4]), (IMAGE[0], [3, 3])],
+    "_adaptive_avg_pool2d_backward": [(_r(2, 4, 5, 3), IMAGE)],
+    "zeros_like": [(X,), (X.t(),), (X, {"dtype": torch.int64}), (IMAGE[:, ::2],)],
+    "ones_like": [(X,), (M,), (I, {"dtype": torch.float16})],
+    "full_like": [(X, 2.5), (I, 3)],
+    "new_zeros": [(X, [2, 2])],
+    "new_ones": [(X, [2], {"dtype": torch.bool})],
+    "new_full": [(X, [2, 3], 7)],
+    "slice_backward": [(_r(3, 2), [3, 5], 1, 1, 5, 2), (_r(0, 2), [3, 2], 0, 2, 2, 1)],
+    "select_backward": [(_r(3), [3, 5], 1, -1)],
+    "cat": [([X, X[:, 1:]], 1), ([IMAGE[:, :2], IMAGE[:, 1:]], 1), ([IMAGE.to(memory_format=torch.channels_last)] * 2,),
+            ([torch.empty(0), X.t()],)],
+    "stack": [([X, X + 1], -1), ([X.t(), X.t()],), ([_r(), _r()],)],
+    "index.Tensor": [(X, [W]), (X, [W, torch.tensor([0, -1, 3])]), (IMAGE, [torch.tensor([[1], [0]]), W]),
+                     (IMAGE.transpose(0, 3), [W, None])],
+    "all": [(M,)],
+    "all.dim": [(M, 1), (M, 0, True)],
+    "all.dims": [(M, [0, 1])],
+    "any": [(M,)],
+    "any.dim": [(M, 1)],
+    "any.dims": [(M, None, True)],
+    "argmax": [(X, 1), (X, 0, True), (X,)],
+    "linalg_vector_norm": [(X,), (X, 1, [0]), (X, float("inf"), [1], True), (X, 0)],
+    "_safe_softmax": [(X.masked_fill(~M, float("-inf")), 1)],
+    "native_batch_norm": [(IMAGE, _r(4), _r(4), _r(4), _r(4), False, 0.1, 1e-5)],
+    "max_pool2d_with_indices": [(IMAGE, [2, 3]), (IMAGE[0], [3, 3], [2, 2], [1, 1], [1, 2], True)],
+    "max_pool2d_with_indices_backward": [(_r(2, 4, 3, 3), IMAGE, [3, 3], [2, 2], [1, 1], [1, 1], False,
+                                          torch.randint(0, 30, (2, 4, 3, 3)))],
+    **{f"{name}.Tensor": [(X, X.clone().round()), (I, W), (M, M[0])] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"{name}.Scalar": [(X, 0.1), (I, 3), (torch.tensor([2**62, 2**62 + 1]), 5),
+                          (torch.tensor([1.0, float("nan")]), 1)] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}  # fmt: skip
+# They compute nothing, or have their own test below.
+_ELSEWHERE = {"empty_like", "new_empty", "new_empty_strided"}
+_MOVE = {"gather", "constant_pad_nd", "where.self", "cat", "stack", "index.Tensor", "masked_fill.Scalar", "argmax",
+         "maximum", "minimum", "clamp", "abs", "zeros_like", "ones_like", "full_like"}  # fmt: skip
+
+
+def _as(dtype: torch.dtype, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as(dtype, each) for each in value]
+    if value is torch.float32:
+        return dtype
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def test_N5_every_row_has_its_cases() -> None:
+    assert {*CASES, *_ELSEWHERE} == {name.removeprefix("aten::") for name in (*ROWS, *LAYERS)}
+
+
+@pytest.mark.parametrize("dtype", _FLOATS)
+@pytest.mark.parametrize("name", list(CASES))
+def test_N5_rows_give_what_torch_gives(device: Device, name: str, dtype: torch.dtype) -> None:
+    if "max_pool" in name and dtype is not torch.float32:
+        return  # its operator takes float32 alone
+    for case in CASES[name]:
+        *args, kwargs = case if isinstance(case[-1], dict) else (*case, {})
+        args = [_as(dtype, each) for each in args]
+        held = [device.give(each) for each in args]
+        native = NATIVE[f"aten::{name}"](device.calls, tuple(held), kwargs)
+        assert native is not NotImplemented, case
+        copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+        expected = eager(f"aten::{name}", *copies, **kwargs)
+        if name.partition(".")[0].endswith("_"):
+            assert native is held[0]
+        if name == "native_layer_norm_backward" and dtype is not torch.float32:
+            continue  # torch's CPU kernel sums the weights' gradient in short floats; see the next test
+        natives, expecteds = (each if isinstance(each, tuple) else (each,) for each in (native, expected))
+        for got, value in zip(natives, expecteds, strict=True):
+            if value is None or got is None:
+                assert value is got
+            else:
+                same(got.back(), value, name in _MOVE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_N5_norms_of_short_floats(device: Device, dtype: torch.dtype) -> None:
+    """Forward and backward, parameters in the input's dtype and in float32, beside torch in float64."""
+    for param in (dtype, torch.float32):
+        x, weight, bias = (_r(*sizes).to(d) for sizes, d in (((6, 8), dtype), ((8,), param), ((8,), param)))
+        native = device.run("aten::native_layer_norm", x, [8], weight, bias, 1e-5)
+        same(native, eager("aten::native_layer_norm", x, [8], weight, bias, 1e-5), False)
+        grad = _r(6, 8).to(dtype)
+        back = device.run("aten::native_layer_norm_backward", grad, x, [8], *native[1:], weight, bias, [True] * 3)
+        wide = [t.double() for t in (grad, x, *native[1:], weight, bias)]
+        expected = eager("aten::native_layer_norm_backward", *wide[:2], [8], *wide[2:], [True] * 3)
+        assert [t.dtype for t in back] == [dtype, param, param]
+        torch.testing.assert_close([t.double() for t in back], list(expected), rtol=0.02, atol=0.02)
+
+
+NOT_TAKEN: list[tuple[str, tuple]] = [
+    ("clamp", (X,)), ("pow.Tensor_Scalar", (I, 2)), ("lerp.Scalar", (X, _r(5), 0.5)), ("addcmul_", (X[0], X, X)),
+    ("eq.Tensor", (X, I)), ("eq.Scalar", (I, 1.5)), ("eq.Scalar", (I, 2**60)), ("logical_and", (I, I)),
+    ("where.self", (I, X, X)), ("where.self", (M, X, X.half())), ("masked_fill_.Scalar", (X.half(), M, 1e10)),
+    ("gather", (X, 1, torch.tensor([[0.0]]))), ("gather", (X, 2, I)), ("nll_loss_forward", (X, W[:2], None, 1, -100)),
+    ("_softmax_backward_data", (X.half(), X.half(), 1, torch.float32)), ("_log_softmax", (X.half(), 1, True)),
+    ("convolution", (IMAGE, _r(6, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    ("index.Tensor", (X, [None, W])), ("index.Tensor", (X, [M])), ("stack", ([X, X[0]],)), ("cat", ([X, X.half()],)),
+    ("max_pool2d_with_indices", (IMAGE.half(), [2, 2])), ("max_pool2d_with_indices", (IMAGE, [9, 9])),
+    ("native_batch_norm", (IMAGE.half(), _r(4), _r(4), None, None, True, 0.1, 1e-5)), ("argmax", (torch.empty(0),)),
+    ("linalg_vector_norm", (torch.empty(0),)), ("all", (X,)), ("_safe_softmax", (X, 1, torch.float64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "args"), NOT_TAKEN)
+def test_N5_rows_leave_the_rest_to_the_cpu(device: Device, name: str, args: tuple) -> None:
+    assert device.run(f"aten::{name}", *args) is NotImplemented
+
+
+def test_N5_the_memory_of_what_a_row_makes_on_the_way_is_its_own(device: Device) -> None:
+    """The weights that an operator wants, and torch did not give, must not become its result."""
+    for _ in range(3):
+        x, target = _r(5, 64).log_softmax(1), torch.randint(0, 64, (5,))
+        same(device.run("aten::nll_loss_forward", x, target, None, 1, -100),
+             eager("aten::nll_loss_forward", x, target, None, 1, -100), False)  # fmt: skip
+
+
+def test_N7_first_phases_are_those_of_the_test_library() -> None:
+    """Letter by letter: what the table says that they take, and how the library declares them."""
+    letters = {"int64_t": "l", "int": "i", "int8_t": "c", "_Bool": "b", "uint64_t": "u", "double": "d", "char *": "z"}
+    source = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("acl/aclnn*.c")))
+    found = re.findall(r"^PHASES\((\w+),([^{]*?)\) \{", source, re.MULTILINE)
+    assert len(found) > 25
+    for name, parameters in found:
+        kinds = [re.sub(r"\b\w+$", "", each.replace("const ", "").strip()).strip() for each in parameters.split(",")]
+        declared = "".join(letters.get(kind, "p") for kind in kinds)
+        assert re.sub(r"[TtNnSsAaBL]", "p", operators.OPERATORS[name]) == declared, name
+
+
+def test_N5_numbers_on_the_host_are_taken_for_numbers(library: Any) -> None:
+    x, m = X.npu(), M.npu()
+    native = dict(staging.native_counts)
+    assert torch.equal(torch.where(m, x, torch.tensor(float("-inf"))).cpu(), torch.where(M, X, float("-inf")))
+    assert torch.equal(torch.where(m, torch.tensor(1.5), torch.tensor(0)).cpu(), torch.where(M, 1.5, 0))
+    assert torch.equal((x * torch.tensor(2.0, dtype=torch.float64)).cpu(), X * 2)
+    assert torch.equal((I.npu() + 1).cpu(), I + 1) and torch.equal((I.npu() * W.npu()).cpu(), I * W)
+    counts = [
+        staging.native_counts.get(f"aten::{op}", 0) - native.get(f"aten::{op}", 0) for op in ("where", "mul", "add")
+    ]
+    assert counts == [2, 2, 1]
+
+
+def test_N5_views_of_any_name_are_never_staged(library: Any) -> None:
+    staged, x = dict(staging.staged_counts), X.npu()
+    y = torch.ops.aten._unsafe_view(x, [4, 3])
+    y.zero_()
+    one, other = torch.ops.aten.unsafe_split(x, 2, 1)
+    assert torch.equal(x.cpu(), torch.zeros(3, 4)) and one.shape == other.shape == (3, 2)
+    assert x.is_same_size(x) and torch.empty_like(x).shape == x.new_empty(3, 4).shape
+    assert staging.staged_counts == staged
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_N5_foreach_forms_are_the_ops_themselves(make: Any, library: Any) -> None:
+    """Of an optimizer told to use them: nothing is staged, and the parameters are torch's."""
+    found, versions = [], []
+    for where in ("cpu", "npu"):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(sizes).to(where)) for sizes in ((3, 4), (5,))]
+        more = {"momentum": 0.9} if make is torch.optim.SGD else {}
+        optimizer = make(params, 0.1, weight_decay=0.01, foreach=True, **more)
+        before = dict(staging.staged_counts)
+        for _ in range(3):
+            for p in params:
+                p.grad = p.detach() * p.detach()
+            torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+            optimizer.step()
+        assert staging.staged_counts == before
+        versions.append([p._version for p in params])
+        found.append([p.detach().cpu() for p in params])
+    torch.testing.assert_close(*found)
+    assert versions[0] == versions[1]
+
+
+def test_N5_batch_norm_trains_whoever_computes_its_backward(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the NPU saves for its own backward is not what torch's would take (on A2, a variance)."""
+    found = []
+    available = aclnn.available
+    for where, back in (("cpu", True), ("npu", True), ("npu", False)):
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm2d(4).to(where)
+        x = IMAGE.detach().to(where).requires_grad_()
+        y = norm(norm(x))
+        with monkeypatch.context() as patched:
+            if not back:
+                patched.setattr(aclnn, "available", lambda name: name != "BatchNormBackward" and available(name))
+            (y * y * y).sum().backward()
+        state = [p.detach().cpu() for p in (*norm.parameters(), *norm.buffers())]
+        found.append([y.detach().cpu(), x.grad.cpu(), *(p.grad.cpu() for p in norm.parameters()), *state])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["plain", "causal", "truths", "numbers", "shared"])
+def test_N5_attention_in_its_parts(how: str, library: Any) -> None:
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2 if how == "shared" else 4, 5, 8), torch.randn(2, 4, 5, 6)
+    v = v[:, :2] if how == "shared" else v
+    masks = {"truths": torch.rand(2, 1, 3, 5) > 0.5, "numbers": torch.randn(3, 5)}
+    options = {"is_causal": how == "causal", "enable_gqa": how == "shared", "scale": 0.3}
+    found, staged = [], dict(staging.staged_counts)
+    for where in ("cpu", "npu"):
+        given = [t.detach().to(where).requires_grad_() for t in (q, k, v)]
+        mask = masks[how].to(where) if how in masks else None
+        out = torch.nn.functional.scaled_dot_product_attention(*given, mask, **options)
+        out.sin().sum().backward()
+        found.append([out.detach().cpu(), *(t.grad.cpu() for t in given)])
+    torch.testing.assert_close(*found)
+    assert staging.staged_counts == staged
+    with pytest.raises(RuntimeError, match="npu:0"):
+        torch.nn.functional.scaled_dot_product_attention(q.npu(), k.npu(), v)
+
+
+def test_N5_native_kernels_can_be_switched_off_for_attention(library: Any) -> None:
+    assert mindtorch.npu.is_available()
+    staging.use_native(False)
+    try:
+        q = torch.randn(2, 4, 3, 8)
+        native = torch.nn.functional.scaled_dot_product_attention(q.npu(), q.npu(), q.npu()).cpu()
+        assert torch.equal(native, torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    finally:
+        staging.use_native(True)
