@@ -22,6 +22,7 @@ cdef struct Memory:
     Stack waiting                 # free pieces that other lanes still use
     Stack spans                   # addresses of all segments
     int64_t retries, failures
+    int64_t most                  # bytes that may be reserved; 0: all there are
     int count                     # pieces there are
 
 # Pinned host memory. `taken` by a Pinned object or a copy; free ones are reused behind `uses`.
@@ -32,6 +33,8 @@ cdef struct Pin:
     int n_uses, room
     bint taken
 
+# At most this much may be reserved, 0: all there is. What is reserved stays. A code.
+cdef int cap(Unit *unit, int64_t most) noexcept nogil
 # All between enter and leave, without a lock.
 # A piece for `size` > 0 bytes on `lane`; a memory error of the library only after a retry.
 cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil

@@ -234,6 +234,7 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
     cdef void *address = NULL
     cdef size_t span
     cdef int code
+    cdef bint full
     cdef Piece *piece
     if not large:
         span = SMALL_SEGMENT
@@ -246,11 +247,14 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
         return NO_MEMORY
     pthread_mutex_lock(&unit.lock)
     code = _make_room(memory, lane, large)
-    if code == 0:  # counted before it is there: another thread may make room meanwhile
+    full = memory.most and memory.reserved.current + <int64_t>span > memory.most
+    if code == 0 and not full:  # counted before it is there: another thread may make room meanwhile
         lane.pieces[large] += 1
         memory.count += 1
     pthread_mutex_unlock(&unit.lock)
-    if code == 0:
+    if code == 0 and full:  # as the library would say it
+        code = note(b"aclrtMalloc", ERROR_MEMORY_ALLOCATION)
+    elif code == 0:
         if api.aclrtMallocAlign32 != NULL:  # without the padding that would take another page
             code = note(b"aclrtMallocAlign32", api.aclrtMallocAlign32(&address, span, HUGE_FIRST))
         else:
@@ -335,18 +339,31 @@ cdef int _find_more(Lane *lane, bint large, size_t size, Piece **found) noexcept
     return code
 
 
-cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
-    cdef Unit *unit = lane.unit
-    cdef Memory *memory
-    cdef Piece *piece
-    cdef size_t asked = size
-    cdef bint large
-    cdef int code = 0
+cdef Memory *_made_memory(Unit *unit) noexcept nogil:
     pthread_mutex_lock(&unit.lock)
     if unit.memory == NULL:
         unit.memory = calloc(1, sizeof(Memory))
     pthread_mutex_unlock(&unit.lock)
-    memory = memory_of(unit)
+    return memory_of(unit)
+
+
+cdef int cap(Unit *unit, int64_t most) noexcept nogil:
+    cdef Memory *memory = _made_memory(unit)
+    if memory == NULL:
+        return NO_MEMORY
+    pthread_mutex_lock(&unit.lock)
+    memory.most = most
+    pthread_mutex_unlock(&unit.lock)
+    return 0
+
+
+cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
+    cdef Unit *unit = lane.unit
+    cdef Memory *memory = _made_memory(unit)
+    cdef Piece *piece
+    cdef size_t asked = size
+    cdef bint large
+    cdef int code = 0
     if memory == NULL:
         return NO_MEMORY
     size = (min(size, TOO_MUCH) + PADDING + STEP - 1) // STEP * STEP  # a multiple of 32, too

@@ -27,6 +27,7 @@ from mindtorch._ext.allocator cimport (
     Memory,
     Piece,
     Pin,
+    cap,
     find_pin,
     give,
     give_pin,
@@ -158,9 +159,10 @@ cdef int _raise_memory(Unit *unit, Py_ssize_t asked) except -1:
             leave()
         speak()
     allocated, reserved = memory.allocated.current, memory.reserved.current
+    limit = f"; this process may hold {_human(memory.most)}" if memory.most else ""
     throw_memory(
         f"NPU out of memory. Tried to allocate {_human(asked)} ({asked} bytes). npu:{unit.device} has a total capacity "
-        f"of {_human(total)} of which {_human(left)} is free. Of the memory reserved here, {_human(reserved)}, "
+        f"of {_human(total)} of which {_human(left)} is free{limit}. Of the memory reserved here, {_human(reserved)}, "
         f"{_human(allocated)} is allocated and {_human(reserved - allocated)} is reserved but unallocated."
     )
 
@@ -534,7 +536,7 @@ cdef Memory _figures(object device):
     cdef Memory found
     if unit == NULL and api.aclInit != NULL:
         check_index(index)
-    found.failures = found.retries = 0
+    found.failures = found.retries = found.most = 0
     found.allocated = found.reserved = found.requested = Figure(0, 0, 0, 0)
     found.active = found.pieces = found.segments = Figure(0, 0, 0, 0)
     if unit != NULL:
@@ -543,6 +545,12 @@ cdef Memory _figures(object device):
             found = memory_of(unit)[0]
         pthread_mutex_unlock(&unit.lock)
     return found
+
+
+def limit_memory(device, nbytes):
+    """Hold at most so many bytes on ``device`` from now on; None: all that there are."""
+    cdef Unit *unit = unit_of(device_argument(device))
+    stop(cap(unit, 0 if nbytes is None else max(1, nbytes)))
 
 
 def memory_allocated(device=None):

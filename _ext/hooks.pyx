@@ -282,12 +282,17 @@ cdef bint _meta_is_ours() except -1:
 
 cdef object _other_base = None            # tensors of a device driven beside the recording one, and its type
 cdef str _other_type = "remote_accelerator"
+cdef str _other_name = "remote_accelerator"    # another name that means it
 
 
-def take_type(str device_type, base):
-    """`device_type` is one of ours, too, and its tensors are of class `base`. None, None: no longer."""
-    global _other_type, _other_base, _last_foreign
+def take_type(str device_type, base, str name=None):
+    """`device_type` is one of ours, too, and its tensors are of class `base`. None, None: no longer.
+
+    name: a type of torch's that programs say, and mean this one.
+    """
+    global _other_type, _other_name, _other_base, _last_foreign
     _other_type = _device_type if device_type is None else device_type
+    _other_name = _other_type if name is None else name
     _other_base = base
     _last_foreign = None
 
@@ -298,11 +303,11 @@ cdef inline bint _is_other(object t) except -1:
 
 cdef bint _names_us(object device) except -1:
     if type(device) is str:
-        if (<str>device).startswith((_device_type, _other_type)):
+        if (<str>device).startswith((_device_type, _other_type, _other_name)):
             return True
         return (<str>device).startswith("meta") and _meta_is_ours()
     kind = getattr(device, "type", None)
-    if kind == _device_type or kind == _other_type:
+    if kind == _device_type or kind == _other_type or kind == _other_name:
         return True
     return kind == "meta" and _meta_is_ours()
 
@@ -556,7 +561,7 @@ cdef class NameHook(Hook):
         if type(value) is not str:
             return False
         kind = (<str>value).partition(":")[0]
-        return kind == _device_type or (_other_base is not None and kind == _other_type)
+        return kind == _device_type or (_other_base is not None and (kind == _other_type or kind == _other_name))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []

@@ -5,6 +5,7 @@ from cpython.ref cimport Py_INCREF
 
 from mindtorch._ext.acl cimport STREAM_COMPLETE, api, note
 from mindtorch._ext.pool cimport (
+    LANES,
     MAX_DEVICES,
     MT_SAVED,
     STREAMS,
@@ -42,6 +43,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     PATIENCE = 20                 # tries
+    DEVICE_TYPE = 20              # torch's PrivateUse1
 
 _index = None                 # anything that names a device -> its index
 _device = None                # index -> the public device object
@@ -204,17 +206,38 @@ def synchronize(device=None):
     stop(code)
 
 
+cdef Lane *_existing(stream_id, device_index, device_type) except NULL:
+    """The stream that these three name, as another `Stream` tells them."""
+    cdef Unit *unit = NULL
+    cdef Lane *lane = NULL
+    if device_type == DEVICE_TYPE and device_index is not None and device_index >= 0:
+        unit = unit_of(device_index)
+    if unit != NULL and stream_id is not None and 0 <= stream_id < LANES:
+        lane = unit.lanes[<int>stream_id]
+    if lane == NULL:
+        raise RuntimeError(
+            f"[Stream] expected stream_id, device_index and device_type of a stream that was made, got {stream_id}, "
+            f"{device_index} and {device_type}"
+        )
+    return lane
+
+
 cdef class Stream:
     """A stream of work on one device, of the 32 there are for its priority; they are handed out in turn.
 
     ``priority`` below 0 is high. Equal to every other object that stands for the same stream. As a context manager it
-    is the thread's current stream inside the block, as ``with mindtorch.npu.stream(s)``.
+    is the thread's current stream inside the block, as ``with mindtorch.npu.stream(s)``. ``stream_id``,
+    ``device_index`` and ``device_type``, which another one has, give that stream.
     """
 
-    def __init__(self, device=None, int priority=0):
-        cdef Unit *unit = unit_of(device_argument(device))
+    def __init__(self, device=None, int priority=0, *, stream_id=None, device_index=None, device_type=None):
+        cdef Unit *unit
         cdef Lane *lane
         cdef int code
+        if stream_id is not None or device_index is not None or device_type is not None:
+            self.lane = _existing(stream_id, device_index, device_type)
+            return
+        unit = unit_of(device_argument(device))
         with nogil:
             code = next_lane(unit, priority < 0, &lane)
         stop(code)
@@ -250,6 +273,11 @@ cdef class Stream:
     def stream_id(self):
         """0 for the default stream of its device."""
         return self.there().number
+
+    @property
+    def device_type(self):
+        """The number of torch's device type."""
+        return DEVICE_TYPE
 
     @property
     def priority(self):

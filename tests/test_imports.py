@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"engine.execute", "engine.semantics"},
     {"npu"},
     {"patch", "graph"},
+    {"npu.compat"},
     {"profile.cost", "profile.measure", "profile.report", "profile.estimate"},
     {"profile"},
     {"program"},

@@ -27,20 +27,39 @@ def torch_device(index: int) -> Any:
     return device
 
 
+#: Has torch's slot the name ``npu`` by us (`mindtorch.patch.slot.claim_npu`)? Its device objects are then torch's.
+torch_knows_npu = False
+#: Does the program mean NPUs when it says ``cuda`` (`mindtorch.npu.compat.transfer_to_npu`)?
+cuda_is_npu = False
+
+
+def npu_device(index: int) -> Any:
+    """The device object of npu ``index``: torch's own where torch can express it."""
+    if not torch_knows_npu:
+        return mindtorch_device("npu", index)
+    device = _npus.get(index)
+    if device is None:
+        with torch._C.DisableTorchFunction():  # the program did not ask for it
+            device = _npus[index] = torch.device("npu", index)
+    return device
+
+
+_npus: dict[int, torch.device] = {}
 #: Devices that hold no data: place -1 is the first.
 DATALESS: list[Any] = [torch.device("meta")]
 #: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
 BELOW: list[torch.device] = [torch.device("meta")]
 #: Bytes that torch's allocator of such devices hands out at a time.
-GRAIN = {"cuda": 512}
+GRAIN = {"cuda": 512, "npu": 512}
 
 
-def check_cuda(index: int) -> int:
-    """``index``, unless an estimate was told that there are fewer CUDA devices: then torch's error."""
+def check_cuda(index: int, kind: str = "cuda") -> int:
+    """``index``, unless an estimate was told that there are fewer such devices: then torch's error."""
     told = mode.now.cudas
     if told is not None and not 0 <= index < told:
         raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal\n[estimate] cuda:{index}: the program is told of {told} device(s)"
+            f"{kind.upper()} error: invalid device ordinal\n"
+            f"[estimate] {kind}:{index}: the program is told of {told} device(s)"
         )
     return index
 
@@ -59,9 +78,9 @@ def place_of(device: Any, anywhere: bool = False) -> int:
     if kind != "meta" and not anywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
-        index = mode.now.current_cuda() if kind == "cuda" else 0
-    if kind == "cuda":
-        check_cuda(index or 0)
+        index = mode.now.current_cuda() if kind in GRAIN else 0
+    if kind in GRAIN:
+        check_cuda(index or 0, kind)
     wanted = _device(kind, index)
     if wanted not in DATALESS:
         BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
@@ -72,10 +91,10 @@ def place_of(device: Any, anywhere: bool = False) -> int:
 
 def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
-        return "cuda", device
+        return mode.now.accelerator, device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
-    if mode.now.everywhere and spec.type == DEVICE_TYPE:
-        return "cuda", spec.index  # also torch's answer to `.to(0)`, since the accelerator that it knows is ours
+    if mode.now.everywhere and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
+        return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
     return spec.type, spec.index
 
 

@@ -19,12 +19,14 @@ class Mode:
     known: what answers for the values of tensors without data (`mindtorch.profile.estimate.known`); None: nobody does.
     cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
     current_cuda: which one it has chosen.
+    accelerator: the type of device that an index alone means.
     """
 
     everywhere: bool = False
     known: Any = None
     cudas: int | None = None
     current_cuda: Callable[[], int] = int  # 0
+    accelerator: str = "cuda"
 
 
 now = Mode()

@@ -14,29 +14,41 @@ from .library import why_unavailable as why_unavailable
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
+    from .legacy import *  # noqa: F403
+    from .memory import *  # noqa: F403
     from .moves import is_pinned as is_pinned
     from .moves import pin_memory as pin_memory
+    from .settings import *  # noqa: F403
 
 
 _initialized = True  # torch.utils.checkpoint then keeps the generators' states for the recomputation
-_OF_TENSORS = ("is_pinned", "pin_memory")  # in a module that imports torch
+# Where the public names are, the first that has one. Those after the second import torch.
+_HOMES = ("api", "memory", "settings", "legacy", "moves")
+_MODULES = frozenset({"amp", "compat", "memory", "random"})
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    api = importlib.import_module(".api", __name__)
-    if stands_aside():
+    if stands_aside() and name != "compat":
         torch: Any = importlib.import_module("torch")
         return getattr(torch.npu, name)
-    if name in _OF_TENSORS:
-        return getattr(importlib.import_module(".moves", __name__), name)
-    if name not in api.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(api, name)
+    value = importlib.import_module(f".{name}", __name__) if name in _MODULES else _find(name)
     globals()[name] = value
     return value
 
 
+def _find(name: str) -> Any:
+    for home in _HOMES:
+        module = importlib.import_module(f".{home}", __name__)
+        if name in module.__all__:
+            return getattr(module, name)
+    refused = importlib.import_module(".refused", __name__)
+    if name not in refused.REFUSED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return refused.refusing("torch.npu", name, refused.REFUSED[name])
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_TENSORS, *importlib.import_module(".api", __name__).__all__})
+    homes = (importlib.import_module(f".{home}", __name__).__all__ for home in _HOMES)
+    return sorted({*globals(), *_MODULES, *(name for names in homes for name in names)})

@@ -1,4 +1,4 @@
-"""``mindtorch.npu``: devices, streams, events and memory of NPUs, with torch.cuda's names and meanings (SPEC N3).
+"""``mindtorch.npu``: devices, streams and events of NPUs, with torch.cuda's names and meanings (SPEC N3).
 
 A device is an index, ``"npu:1"``, a device, or None for the calling thread's current one, which is 0 until it is set.
 The index of a device that is not there is a RuntimeError that says how many there are; another type a ValueError.
@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindtorch._ext import acl, pool, streams
-from mindtorch._ext.blocks import (
-    empty_cache,
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    reset_peak_memory_stats,
-)
+from mindtorch._ext.blocks import mem_get_info
 from mindtorch._ext.pool import is_initialized
 from mindtorch._ext.streams import (
     Event,
@@ -46,12 +37,10 @@ from .random import (
 
 __all__ = [
     "DeviceProperties", "Event", "Stream", "StreamContext", "can_device_access_peer", "current_device",
-    "current_stream", "default_stream", "device", "device_count", "device_of", "empty_cache", "get_device_capability",
+    "current_stream", "default_stream", "device", "device_count", "device_of", "get_device_capability",
     "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all", "get_runtime", "init",
-    "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
-    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
-    "memory_stats", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state", "set_rng_state_all",
-    "set_stream", "stream", "synchronize",
+    "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all", "seed",
+    "seed_all", "set_device", "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]  # fmt: skip
 
 

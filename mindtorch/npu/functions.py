@@ -20,7 +20,7 @@ from ..engine.record.handlers import refuse_pinning
 from ..engine.record.inside import wrapped
 from ..engine.record.meta import MetaTensor
 from ..engine.record.predict import tensors_in
-from . import moves, staging
+from . import legacy, moves, staging
 from .moves import move
 from .tensor import NpuTensor, as_npu, block_of, is_npu
 
@@ -303,6 +303,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.is_set_to: _is_set_to,
         torch.nn.functional.scaled_dot_product_attention: lambda args, kwargs: _attention(*args, **kwargs),
+        _base.type: lambda args, kwargs: legacy.typed(*args, **kwargs),
         _base.type_as: _type_as,
         torch.get_device: lambda args, kwargs: args[0].get_device(),
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),

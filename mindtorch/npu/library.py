@@ -14,8 +14,10 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
-__all__ = ["device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
+__all__ = ["TYPES", "device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
 
+#: The device types that mean an NPU; also ``cuda``, where the program wants that (`npu.compat.transfer_to_npu`).
+TYPES = {"npu"}
 _lock = threading.Lock()
 
 
@@ -114,7 +116,7 @@ def device_index(device: Any) -> int:
     chosen = device
     if isinstance(device, str):
         chosen = devices.device(device)
-    if getattr(chosen, "type", None) != "npu":
+    if getattr(chosen, "type", None) not in TYPES:
         raise ValueError(f"Expected a npu device, but got: {device}")
     return streams.current_device() if chosen.index is None else chosen.index
 

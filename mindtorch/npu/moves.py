@@ -20,13 +20,14 @@ from . import backward, library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits
 
+__all__ = ["is_pinned", "pin_memory"]  # which programs call
 _META = torch.device("meta")
 
 
 def names_npu(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is an NPU that we drive."""
     kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    return kind == "npu" and not mode.now.everywhere and not library.stands_aside()
+    return kind in library.TYPES and not mode.now.everywhere and not library.stands_aside()
 
 
 def index_of(device: Any) -> int:

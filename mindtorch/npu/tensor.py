@@ -16,7 +16,7 @@ import torch
 from .._ext import blocks as _blocks
 from .._ext.guards import NoGrad
 from ..base.errors import LazyTensorError
-from ..devices.names import device as mindtorch_device
+from ..devices.lazy_device import npu_device
 from ..engine.record.predict import extent
 from ..engine.tensor.recorded import Copied, formatted
 
@@ -73,7 +73,7 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
 
     @property
     def device(self) -> Any:  # type: ignore[override]
-        return mindtorch_device("npu", block_of(self).device)
+        return npu_device(block_of(self).device)
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override]

@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 
+from .. import npu
+from .._ext import streams
+from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors
+from ..npu.library import device_index
 
-__all__ = ["install"]
+__all__ = ["install", "install_npu"]
 
 _INTEGERS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 _DTYPES = (
@@ -63,23 +67,46 @@ def install(module: Any) -> None:
     def nothing(*_: Any) -> None:
         """There is one stream, and no cache."""
 
-    answers = {
-        "getDeviceIndex": get_device_index,
-        "setDeviceIndex": set_device_index,
-        "exchangeDevice": exchange,
-        "maybeExchangeDevice": exchange,
-        "getDeviceCapability": capability,
-        "getMemoryInfo": memory_info,
-        "synchronizeDevice": module.synchronize,
-        "setStream": nothing,
-        "isAllocatorInitialized": lambda: False,
-        "emptyCache": nothing,
-        "emptyHostCache": nothing,
-        "getDeviceStats": lambda index: {},
-        "resetAccumulatedStats": nothing,
-        "resetPeakStats": nothing,
-    }
-    for name, answer in answers.items():
-        setattr(torch._C, f"_accelerator_{name}", answer)
+    _answer(
+        getDeviceIndex=get_device_index,
+        setDeviceIndex=set_device_index,
+        exchangeDevice=exchange,
+        maybeExchangeDevice=exchange,
+        getDeviceCapability=capability,
+        getMemoryInfo=memory_info,
+        synchronizeDevice=module.synchronize,
+        setStream=nothing,
+        isAllocatorInitialized=lambda: False,
+        emptyCache=nothing,
+        emptyHostCache=nothing,
+        getDeviceStats=lambda index: {},
+        resetAccumulatedStats=nothing,
+        resetPeakStats=nothing,
+    )
     # Whom process groups and meshes are for without being told: to C++ our tensors are on the CPU.
     torch._C._get_accelerator = lambda check=None: torch.device("cpu")  # type: ignore[attr-defined]
+
+
+def install_npu() -> None:
+    """Have `mindtorch.npu` answer, once torch's slot has its name."""
+    streams.configure(device_index, npu_device)  # of streams and events
+    _answer(
+        getDeviceIndex=npu.current_device,
+        setDeviceIndex=npu.set_device,
+        exchangeDevice=streams.exchange_device,
+        maybeExchangeDevice=streams.exchange_device,
+        getDeviceCapability=lambda index: {"supported_dtypes": set(_DTYPES)},
+        getMemoryInfo=npu.mem_get_info,
+        synchronizeDevice=npu.synchronize,
+        getStream=npu.current_stream,
+        setStream=npu.set_stream,
+        isAllocatorInitialized=npu.is_initialized,
+        emptyCache=npu.empty_cache,
+        getDeviceStats=npu.memory_stats,
+        resetPeakStats=npu.reset_peak_memory_stats,
+    )
+
+
+def _answer(**answers: Any) -> None:
+    for name, answer in answers.items():
+        setattr(torch._C, f"_accelerator_{name}", answer)

@@ -1,4 +1,5 @@
-"""``torch.Generator(device="remote_accelerator:i")``: what a program draws from, apart from the device's own (SPEC L7).
+"""``torch.Generator(device="remote_accelerator:i")``, or ``"npu:i"``: what a program draws from, apart from the
+device's own (SPEC L7).
 
 To C++ it is a generator of the device that recordings run on, seeded as the program says. Draws with a generator run
 when they are called, so they come in program order.
@@ -12,10 +13,13 @@ import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors
 from ..engine.record import eager
+from ..npu.moves import index_of as npu_index
+from ..npu.tensor import is_npu
 
-__all__ = ["Generator", "draw", "unwatch", "where_it_draws"]
+__all__ = ["Generator", "NpuGenerator", "draw", "unwatch", "where_it_draws"]
 _watching: list[Any] = []  # functions of torch's that are asked about
 
 
@@ -48,25 +52,37 @@ class Generator(torch.Generator):
     def __reduce__(self) -> Any:
         # One on the CPU, as with tensors. The state of a CUDA generator means nothing to one there.
         plain = torch.Generator()
-        if tensors.executor().device.type == "cpu":
+        if where_it_draws(self).type == "cpu":
             plain.set_state(self.get_state())
         else:
             plain.manual_seed(self.initial_seed())
         return plain.__reduce__()
 
 
+class NpuGenerator(Generator):
+    """A generator on ``npu``; gives the numbers of one on the CPU, as `mindtorch.npu.random` does."""
+
+    def __new__(cls, device: Any) -> Any:
+        _watch()
+        made = torch.Generator.__new__(cls, "cpu")
+        made._device = npu_device(npu_index(device))
+        return made
+
+
 def where_it_draws(generator: Any) -> torch.device:
     """The device on which torch takes ``generator``, which a creation function was given, or None."""
-    return tensors.executor().device if isinstance(generator, Generator) else torch.device("cpu")
+    recording = isinstance(generator, Generator) and not isinstance(generator, NpuGenerator)
+    return tensors.executor().device if recording else torch.device("cpu")
 
 
 def draw(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``function(..., generator=g)`` with a generator of ours: refused, as torch would, where the CPU's is wanted."""
     given = (*args, *kwargs.values())
-    if torch._C._is_torch_function_enabled() and not any(_core.get_handle(a) is not None for a in given):
+    ours = any(_core.get_handle(a) is not None or is_npu(a) for a in given)  # they look themselves whose it is
+    if torch._C._is_torch_function_enabled() and not ours:
         where = kwargs.get("device") or next((a.device for a in given if isinstance(a, torch.Tensor)), "cpu")
-        kind = torch.device(where).type
-        raise RuntimeError(f"Expected a '{kind}' device type for generator but found '{tensors.DEVICE_TYPE}'")
+        found = next(g.device.type for g in given if isinstance(g, Generator))
+        raise RuntimeError(f"Expected a '{torch.device(where).type}' device type for generator but found '{found}'")
     return function(*args, **kwargs)
 
 

@@ -25,8 +25,8 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..base.errors import LazyTensorError
-from ..devices import mode
-from ..devices.lazy_device import holds_no_data, place_of
+from ..devices import lazy_device, mode
+from ..devices.lazy_device import holds_no_data, known_device, npu_device, place_of
 from ..devices.names import device as mindtorch_device
 from ..engine.execute import tensors
 from ..engine.record import handlers, inside, predict
@@ -269,8 +269,11 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(first, torch.Tensor):
         with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
             return first.device
-    if isinstance(first, int) and not isinstance(first, bool) and mode.now.everywhere:
-        return torch.device("cuda", first)
+    if isinstance(first, int) and not isinstance(first, bool):  # the accelerator of that index
+        if mode.now.everywhere:
+            return known_device(f"{mode.now.accelerator}:{first}")
+        if lazy_device.torch_knows_npu:
+            return npu_device(first)
     return kwargs.get("device")
 
 

@@ -7,19 +7,23 @@ and meshes by that. So a program that does not use our devices must find it as t
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import torch
 
+from .. import npu
 from .._ext import hooks as _hooks
 from ..base import config
 from ..base.errors import UnsupportedOperationError
+from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..engine.execute import tensors
+from ..npu.moves import names_npu
 from . import accelerator, attention, files, generators, late
 from .device_module import DeviceModule
 
-__all__ = ["claim", "claimed", "module", "unwatch", "watch"]
+__all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
 
 log = logging.getLogger("mindtorch")
 module = DeviceModule(f"torch.{tensors.DEVICE_TYPE}")
@@ -47,10 +51,14 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Torch did not understand these arguments: was it because it does not know our device yet?"""
     if cls is torch.Generator:
         device = args[0] if args else kwargs.get("device")
+        if names_npu(device):
+            return generators.NpuGenerator(device)
         return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
     if cls.__name__ == "safe_open":
         return files.open_safetensors(cls, *args, **kwargs)
-    given = (value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str))
+    given = [value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str)]
+    if "npu" in given and mode.now.everywhere and not lazy_device.torch_knows_npu:
+        return True if claim_npu() else None  # whatever is named is a place
     return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
 
 
@@ -89,9 +97,28 @@ def _claim() -> None:
     accelerator.install(module)
 
 
+def claim_npu() -> bool:
+    """Let torch know ``npu`` by name, for good, as torch_npu does: ``torch.device("npu:0")``. True if it does now.
+
+    Only where somebody asks for it: `remote_accelerator` then has no name in torch.
+    """
+    if torch._C._get_privateuse1_backend_name() == "privateuseone":
+        from torch.utils import backend_registration
+
+        torch.utils.rename_privateuse1_backend("npu")
+        # What C++ has to be told. Tensors of ours are on the CPU to it, so nothing asks these for streams or memory.
+        torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
+        torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
+        torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
+        accelerator.install_npu()
+        sys.modules["torch.npu"] = npu  # where C++ looks for a device's functions
+        lazy_device.torch_knows_npu = True
+    return lazy_device.torch_knows_npu
+
+
 def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
-    if tensors.is_ours(kwargs.get("device")):
+    if tensors.is_ours(kwargs.get("device")) or names_npu(kwargs.get("device")):
         raise UnsupportedOperationError(
             f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
             "example torch.empty(n, dtype=torch.uint8, device=...)"

@@ -1,0 +1,39 @@
+"""``torch.npu.amp``: torch's own mixed precision, for NPUs; after ``torch.cuda.amp``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
+
+
+class autocast(torch.amp.autocast):
+    """``torch.autocast("npu")``, float16 unless said otherwise."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool | None = True
+    ) -> None:
+        super().__init__("npu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler("npu")``. dynamic: False: the scale stays."""
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        dynamic: bool = True,
+        enabled: bool = True,
+    ) -> None:
+        interval = growth_interval if dynamic else 2**31 - 1
+        super().__init__("npu", init_scale, growth_factor, backoff_factor if dynamic else 1.0, interval, enabled)
+
+
+custom_fwd: Any = functools.partial(torch.amp.custom_fwd, device_type="npu")
+custom_bwd: Any = functools.partial(torch.amp.custom_bwd, device_type="npu")

@@ -1,0 +1,52 @@
+"""``import mindtorch.npu.compat``: programs that import torch_npu find ours where the real one is not installed.
+
+For the rest of the process torch then knows ``npu`` by name: ``torch.device("npu:0")``, ``torch.accelerator``. What is
+there, and what is not: docs/NPU.md. Where torch_npu itself is installed, nothing happens (SPEC N6).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...base.errors import UnsupportedOperationError
+from ...patch import hooks, slot
+from .. import finder, legacy
+
+__all__ = ["install"]
+
+_torch_type: Any = torch.Tensor.type
+
+
+def install() -> None:
+    """Let ``torch_npu`` be importable, and torch know ``npu`` by name. Idempotent.
+
+    UnsupportedOperationError where torch's one slot for a foreign device has another name already.
+    """
+    if finder.is_installed():
+        return
+    hooks.enable()
+    if not slot.claim_npu():
+        owner = torch._C._get_privateuse1_backend_name()
+        raise UnsupportedOperationError(
+            f"[mindtorch.npu.compat] expected that torch's slot for a foreign device is free, got {owner!r} in it: "
+            "import mindtorch.npu.compat before that device is used"
+        )
+    from . import distributed
+
+    distributed.install()
+    torch.Tensor.type = _type  # type: ignore[method-assign]
+    if not hasattr(torch.Tensor, "is_npu"):
+        torch.Tensor.is_npu = property(lambda t: t.device.type == "npu")  # type: ignore[attr-defined]
+    finder.watch()
+
+
+@functools.wraps(_torch_type)
+def _type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    made = legacy.typed(self, dtype, non_blocking)
+    return _torch_type(self, dtype, non_blocking, **kwargs) if made is NotImplemented else made
+
+
+install()

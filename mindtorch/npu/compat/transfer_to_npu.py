@@ -1,0 +1,60 @@
+"""``from torch_npu.contrib import transfer_to_npu``: a program that says CUDA means NPUs, from here on and for good.
+
+``cuda`` as a name of devices, ``torch.cuda.*`` for what ``torch.npu`` has, ``.cuda()``, ``is_cuda``, ``nccl``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from mindtorch import npu
+
+from ..._ext import hooks as _hooks
+from ...devices import lazy_device, mode
+from ...engine.tensor.recorded import RecordedTensor
+from .. import amp, library, refused
+from ..tensor import NpuTensor
+
+__all__ = ["install"]
+
+_torch_process_group: Any = getattr(torch.distributed, "init_process_group", None)
+
+
+def install() -> None:
+    """Idempotent."""
+    if lazy_device.cuda_is_npu:
+        return
+    lazy_device.cuda_is_npu = True
+    is_cuda = property(lambda t: t.device.type == "npu")
+    for owner in (torch.Tensor, RecordedTensor):
+        owner.is_cuda = is_cuda  # type: ignore[assignment, method-assign]
+    if _torch_process_group is not None:
+        torch.distributed.init_process_group = _init_process_group
+        torch.distributed.is_nccl_available = lambda: False
+    if mode.now.everywhere:
+        return  # an estimate answers for torch.cuda, and wherever a tensor is, it has no data
+    library.TYPES.add("cuda")
+    _hooks.take_type("npu", NpuTensor, "cuda")
+    cuda: Any = torch.cuda
+    for name in {*dir(npu), *refused.REFUSED} & set(torch.cuda.__all__):
+        if name not in ("amp", "memory", "random"):
+            setattr(cuda, name, getattr(npu, name))
+    for module in (npu.memory, npu.random):
+        theirs = getattr(cuda, module.__name__.rpartition(".")[2])
+        for name in set(module.__all__) & set(vars(theirs)):
+            setattr(theirs, name, getattr(module, name))
+    cuda.amp.autocast, cuda.amp.GradScaler = amp.autocast, amp.GradScaler
+    cuda.CUDAGraph, cuda._lazy_init = npu.NPUGraph, npu.init
+    torch.Tensor.cuda, torch.nn.Module.cuda = torch.Tensor.npu, torch.nn.Module.npu  # type: ignore
+
+
+@functools.wraps(_torch_process_group)
+def _init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    asked = backend.replace("nccl", "hccl").replace("cuda", "npu") if isinstance(backend, str) else backend
+    return _torch_process_group(asked, *args, **kwargs)
+
+
+install()

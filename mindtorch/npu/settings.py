@@ -1,0 +1,135 @@
+"""Settings of torch_npu's that programs make (``torch.npu.set_compile_mode``, ``torch.npu.config`` …).
+
+They choose between ways to compute the same. There is one way here: kernels that CANN has compiled, on tensors in the
+plain format (ND), in full precision. So they are remembered, and answered, and change nothing.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..base.errors import UnsupportedOperationError
+from .api import is_bf16_supported
+
+__all__ = [
+    "CubeMathType", "are_compatible_impl_enabled", "config", "conv", "get_amp_supported_dtype", "get_autocast_dtype",
+    "get_mm_bmm_format_nd", "get_sync_debug_mode", "is_autocast_enabled", "is_current_stream_capturing",
+    "is_jit_compile_false", "matmul", "mstx", "set_aoe", "set_autocast_dtype", "set_autocast_enabled",
+    "set_compile_mode", "set_mm_bmm_format_nd", "set_option", "set_sync_debug_mode", "use_compatible_impl",
+]  # fmt: skip
+
+
+class CubeMathType(IntEnum):
+    """How matrix products of float32 may be computed; here always in float32."""
+
+    KEEP_DTYPE = 0
+    ALLOW_FP32_DOWN_PRECISION = 1
+    USE_FP16 = 2
+    USE_HF32 = 3
+    FORCE_GRP_ACC_FOR_FP32 = 4
+    USE_FP32_ADD = 4
+
+
+config = SimpleNamespace(allow_internal_format=False)
+matmul = SimpleNamespace(allow_hf32=False, cube_math_type=CubeMathType.KEEP_DTYPE)
+conv = SimpleNamespace(allow_hf32=True)
+_options: dict[str, str] = {"jitCompile": "disable", "MM_BMM_ND_ENABLE": "enable"}
+_compatible = False
+
+
+def set_option(option: dict[str, Any]) -> None:
+    """Remember options of CANN's compiler (``ACL_PRECISION_MODE`` …)."""
+    if not isinstance(option, dict):
+        raise TypeError(f"[set_option] expected a dict of options, got {type(option).__name__}")
+    _options.update({name: str(value) for name, value in option.items()})
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """jit_compile: whether operators would be compiled for each new shape; here they are CANN's compiled ones."""
+    set_option({"jitCompile": "enable" if jit_compile else "disable"})
+
+
+def is_jit_compile_false() -> bool:
+    return _options["jitCompile"] == "disable"
+
+
+def set_aoe(dump_path: str) -> None:
+    """Tuning of operators that are compiled: none are."""
+    set_option({"autotune": "enable", "autotunegraphdumppath": dump_path})
+
+
+def set_mm_bmm_format_nd(is_nd: bool = True) -> None:
+    set_option({"MM_BMM_ND_ENABLE": "enable" if is_nd else "disable"})
+
+
+def get_mm_bmm_format_nd() -> bool:
+    return _options["MM_BMM_ND_ENABLE"] == "enable"
+
+
+def use_compatible_impl(is_enable: bool) -> None:
+    global _compatible
+    _compatible = bool(is_enable)
+
+
+def are_compatible_impl_enabled() -> bool:
+    return _compatible
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    """Only 0 (``"default"``): nothing here can tell which calls wait."""
+    if debug_mode not in (0, "default"):
+        raise UnsupportedOperationError(
+            f"[torch.npu.set_sync_debug_mode] expected 0 ('default'), got {debug_mode!r}: waiting calls are not told"
+        )
+
+
+def get_sync_debug_mode() -> int:
+    return 0
+
+
+def is_current_stream_capturing() -> bool:
+    """False: graphs cannot be captured."""
+    return False
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, *([torch.bfloat16] if is_bf16_supported() else []), torch.float32]
+
+
+def is_autocast_enabled() -> bool:
+    return torch.is_autocast_enabled("npu")
+
+
+def set_autocast_enabled(enable: bool) -> None:
+    torch.set_autocast_enabled("npu", enable)
+
+
+def get_autocast_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype("npu")
+
+
+def set_autocast_dtype(dtype: torch.dtype) -> None:
+    torch.set_autocast_dtype("npu", dtype)
+
+
+class mstx:
+    """Marks for CANN's profiler, which is not attached: as without it, they are gone at once."""
+
+    @staticmethod
+    def mark(message: str, stream: Any = None, domain: str = "default") -> None: ...
+
+    @staticmethod
+    def range_start(message: str, stream: Any = None, domain: str = "default") -> int:
+        return 0
+
+    @staticmethod
+    def range_end(range_id: int, domain: str = "default") -> None: ...
+
+    @staticmethod
+    def mstx_range(message: str, stream: Any = None, domain: str = "default") -> Any:
+        return lambda function: function

@@ -1,0 +1,275 @@
+"""N3, N6: programs for torch_npu where the real one is absent: its public names work, or refuse in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch_npu_names import NAMES
+
+import mindtorch
+from mindtorch.npu.refused import REFUSED
+
+# How the functions that need arguments are called.
+ARGUMENTS: dict[str, tuple] = {
+    "StreamContext": (None,), "caching_allocator_alloc": (64,), "can_device_access_peer": (0, 0), "device": (0,),
+    "device_of": (torch.ones(2),), "manual_seed": (1,), "manual_seed_all": (1,), "set_aoe": ("/nowhere",),
+    "set_autocast_dtype": (torch.bfloat16,), "set_autocast_enabled": (False,), "set_device": (0,),
+    "set_option": ({"ACL_PRECISION_MODE": "must_keep_origin_dtype"},), "set_per_process_memory_fraction": (1.0,),
+    "set_stream": (None,), "set_sync_debug_mode": (0,), "stream": (None,), "use_compatible_impl": (True,),
+}  # fmt: skip
+NOT_CALLED = {"config", "matmul", "conv", "CubeMathType", "mstx", "caching_allocator_delete"}
+
+
+@pytest.mark.parametrize("name", NAMES["torch_npu.npu"])
+def test_N3_every_public_name_of_torch_npu_npu(npu: ModuleType, name: str) -> None:
+    value: Any = getattr(npu, name)
+    if name in REFUSED:
+        with pytest.raises(mindtorch.UnsupportedOperationError, match=rf"^\[torch.npu.{name}\] [^\n]{{10,}}$"):
+            value()
+    elif name == "set_rng_state":
+        value(npu.get_rng_state())
+    elif name == "set_rng_state_all":
+        value(npu.get_rng_state_all())
+    elif name == "caching_allocator_alloc":
+        npu.caching_allocator_delete(value(64))
+    elif name == "use_compatible_impl":
+        value(False)
+    elif name not in NOT_CALLED:
+        value(*ARGUMENTS.get(name, ()))
+
+
+def test_N3_names_that_torch_npu_does_not_have(npu: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'npu_no_such_thing'"):
+        npu.npu_no_such_thing
+    assert set(REFUSED) - set(NAMES["torch_npu.npu"]) == set()
+    assert set(NAMES["torch_npu.npu"]) <= {*dir(npu), *REFUSED}
+
+
+def test_N3_settings_are_remembered(npu: ModuleType) -> None:
+    npu.set_compile_mode(jit_compile=True)
+    assert not npu.is_jit_compile_false()
+    npu.set_compile_mode()
+    assert npu.is_jit_compile_false() and npu.get_mm_bmm_format_nd()
+    npu.set_option({"MM_BMM_ND_ENABLE": "disable"})
+    assert not npu.get_mm_bmm_format_nd()
+    npu.set_mm_bmm_format_nd(True)
+    npu.config.allow_internal_format = False
+    npu.matmul.allow_hf32 = True
+    assert npu.matmul.allow_hf32 and npu.matmul.cube_math_type == npu.CubeMathType.KEEP_DTYPE
+    npu.matmul.allow_hf32 = False
+    with pytest.raises(TypeError, match="expected a dict of options, got str"):
+        npu.set_option("ACL_PRECISION_MODE")
+    with pytest.raises(mindtorch.UnsupportedOperationError, match="expected 0"):
+        npu.set_sync_debug_mode("warn")
+
+
+def test_N3_memory_by_share_and_by_address(npu: ModuleType) -> None:
+    held = torch.ones(1000, device="npu:0")
+    stats = npu.memory_stats_as_nested_dict()
+    assert stats["allocated_bytes"]["all"]["current"] == npu.memory_allocated() == npu.memory.memory_allocated() > 0
+    assert f"{npu.memory_allocated():,}" in npu.memory_summary() and npu.memory_cached() == npu.memory_reserved()
+    address = npu.caching_allocator_alloc(1 << 20)
+    assert npu.memory_allocated() >= stats["allocated_bytes"]["all"]["current"] + (1 << 20)
+    npu.caching_allocator_delete(address)
+    with pytest.raises(ValueError, match="expected what caching_allocator_alloc gave"):
+        npu.caching_allocator_delete(address)
+    total = npu.mem_get_info()[1]
+    try:
+        npu.empty_cache()
+        npu.set_per_process_memory_fraction(0.25)
+        assert npu.get_per_process_memory_fraction() == 0.25
+        fits = torch.empty(total // 8, dtype=torch.uint8, device="npu:0")
+        with pytest.raises(torch.OutOfMemoryError, match=r"this process may hold 256\.00 MiB"):
+            torch.empty(total // 2, dtype=torch.uint8, device="npu:0")
+        del fits
+    finally:
+        npu.set_per_process_memory_fraction(1.0)
+    torch.empty(total // 2, dtype=torch.uint8, device="npu:0")
+    npu.empty_cache()
+    assert held.sum().item() == 1000
+    for wrong, kind in (("1", TypeError), (1.5, ValueError), (-0.1, ValueError)):
+        with pytest.raises(kind, match="expected a number from 0 to 1"):
+            npu.set_per_process_memory_fraction(wrong)
+
+
+def test_N3_types_of_tensors(npu: ModuleType) -> None:
+    made = npu.FloatTensor([1.0, 2.0])
+    assert made.device.type == "npu" and made.dtype is torch.float32 and made.tolist() == [1.0, 2.0]
+    assert isinstance(made, npu.FloatTensor) and not isinstance(made, npu.HalfTensor)
+    assert not isinstance(torch.ones(2), npu.FloatTensor) and npu.LongTensor(2, 3).shape == (2, 3)
+    assert made.type() == "torch.npu.FloatTensor" and made.type(torch.float16).type() == "torch.npu.HalfTensor"
+    assert made.type("torch.npu.IntTensor").type() == "torch.npu.IntTensor"
+    assert made.type(npu.LongTensor).dtype is torch.int64
+    assert made.type("torch.FloatTensor").device.type == "cpu" and made.type(torch.DoubleTensor).dtype is torch.float64
+
+
+def test_N3_mixed_precision_by_its_own_names(npu: ModuleType) -> None:
+    model = torch.nn.Linear(4, 4).npu()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = npu.amp.GradScaler(init_scale=8.0)
+    with npu.amp.autocast():
+        out = model(torch.ones(2, 4, device="npu"))
+        assert out.dtype is torch.float16 and npu.is_autocast_enabled()
+    before = model.weight.detach().cpu().clone()
+    scaler.scale(out.float().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 8.0 and not torch.equal(before, model.weight.detach().cpu())
+    assert torch.float16 in npu.get_amp_supported_dtype()
+
+
+def test_L7_generators_on_npus(npu: ModuleType) -> None:
+    generator = torch.Generator(device="npu:1")
+    assert isinstance(generator, torch.Generator) and str(generator.device) == "npu:1"
+    plain = torch.Generator().manual_seed(5)
+    generator.manual_seed(5)
+    drawn = torch.randn(4, generator=generator, device="npu:1")
+    assert torch.equal(drawn.cpu(), torch.randn(4, generator=plain))
+    filled = torch.empty(4, device="npu:1").normal_(generator=generator)
+    assert torch.equal(filled.cpu(), torch.empty(4).normal_(generator=plain))
+    assert torch.equal(generator.get_state(), plain.get_state())
+    for draw in (lambda: torch.rand(2, generator=generator), lambda: torch.empty(2).normal_(generator=generator)):
+        with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'npu'"):
+            draw()
+
+
+def test_D5_streams_are_found_again_by_their_numbers(npu: ModuleType) -> None:
+    for stream in (npu.Stream(), npu.Stream(priority=-1), npu.default_stream()):
+        again = npu.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        )  # fmt: skip
+        assert again == stream and again.npu_stream == stream.npu_stream
+    for wrong in ((99999, 0, 20), (0, 999, 20), (0, 0, 999), (0, -1, 20), (-1, 0, 20), (0, 0, -1), (0, None, None)):
+        with pytest.raises(RuntimeError):
+            npu.Stream(**dict(zip(("stream_id", "device_index", "device_type"), wrong, strict=True)))
+
+
+# ---- in processes of their own: torch knows npu for good -------------------------------------------------------------
+def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -> None:
+    names = {module: names for module, names in NAMES.items() if module != "torch_npu.npu"}
+    code = f"""
+        import importlib, importlib.util, re, sys
+        assert importlib.util.find_spec("torch_npu") is None
+        import torch, mindtorch
+        mindtorch.enable()
+        try:
+            import torch_npu
+        except ModuleNotFoundError as error:
+            assert error.name == "torch_npu"
+        import mindtorch.npu.compat
+        import torch_npu, torch_npu.npu, torch_npu.npu.amp, torch_npu.profiler
+        from torch_npu.npu.amp import autocast
+        from torch_npu.npu import amp
+        assert torch_npu.npu is torch.npu is sys.modules["torch.npu"] and torch_npu.npu.amp.autocast is autocast
+        assert importlib.util.find_spec("torch_npu") and torch_npu.__version__ == "2.13.0+mindtorch", torch_npu
+        from mindtorch import UnsupportedOperationError
+        refused = 0
+        for module, names in {names!r}.items():
+            for name in names:
+                value = getattr(importlib.import_module(module), name)
+                if getattr(value, "__doc__", None) and value.__module__ == module.replace("torch_npu.npu", "torch.npu"):
+                    try:
+                        value()
+                    except UnsupportedOperationError as error:
+                        assert re.match(rf"\\[{{value.__module__}}.{{name}}\\] .{{{{10,}}}}$", str(error)), error
+                        refused += 1
+        print(refused)
+        d = torch.device("npu:1")
+        x = torch.ones(3, device=d)
+        assert isinstance(x.device, torch.device) and x.device == d and x.to(torch.device("npu")).device.index == 0
+        assert isinstance(torch.npu.Stream("npu:1").device, torch.device)
+        assert torch.device(1) == d and torch.ones(2).to(0).device == torch.device("npu:0")
+        assert torch.ones(2).type(torch.npu.HalfTensor).type() == "torch.npu.HalfTensor" == x.half().type()
+        assert torch.ones(2).type("torch.npu.IntTensor").is_npu and torch.ones(2).type() == "torch.FloatTensor"
+        acc = torch.accelerator
+        assert acc.is_available() and acc.current_accelerator().type == "npu" and acc.device_count() == 2
+        acc.set_device_index(1)
+        assert torch.npu.current_device() == acc.current_device_index() == 1 and torch.ones(1).npu().device == d
+        assert acc.memory_allocated() == torch.npu.memory_allocated() > 0 and acc.current_stream().device == d
+        with torch.device("npu:0"):
+            assert torch.ones(2).device.index == 0
+        with torch.npu.device(0):
+            assert torch.npu.current_device() == 0
+        acc.synchronize()
+        y = torch.ones(2, device="remote_accelerator:0") + 1   # has no name in torch, and goes on
+        assert y.tolist() == [2.0, 2.0]
+        try:
+            torch.distributed.init_process_group("hccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        except UnsupportedOperationError as error:
+            assert "got hccl: Ascend's library of collective operations (libhccl.so) is not driven" in str(error)
+        assert not torch.distributed.is_hccl_available()
+    """
+    assert int(in_npu_process(code)) > 60
+
+
+def test_N3_transfer_to_npu(in_npu_process: Callable[..., str]) -> None:
+    code = """
+        import torch, mindtorch
+        mindtorch.enable()
+        import mindtorch.npu.compat, torch_npu
+        from torch_npu.contrib import transfer_to_npu
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+        torch.cuda.set_device(0)
+        x = torch.randn(4, 8, device="cuda")
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()
+        t = torch.ones(2).cuda()
+        devices = [x, model(x), t, torch.ones(2).to(torch.device("cuda:1")), torch.ones(2).to("cuda", torch.float16),
+                   torch.tensor([1], device=torch.device("cuda")), x.new_ones(2, device="cuda:1"), t.cuda(1),
+                   torch.zeros_like(torch.ones(2), device="cuda"), model.to("cuda:0")[0].weight]
+        print([str(d.device) for d in devices])
+        assert all(d.is_cuda for d in devices) and not torch.ones(2).is_cuda
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert model(x).dtype is torch.float16
+        scaler = torch.cuda.amp.GradScaler()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            y = x + 1
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() > 0 and torch.cuda.max_memory_allocated() > 0
+        torch.cuda.manual_seed_all(3)
+        import io
+        file = io.BytesIO(); torch.save(model.state_dict(), file); file.seek(0)
+        assert torch.load(file, map_location="cuda")["0.weight"].is_cuda
+        assert torch.Generator("cuda").device.type == "npu"
+        with torch.device("cuda"):
+            assert torch.ones(2).is_cuda
+        try:
+            torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        except mindtorch.UnsupportedOperationError as error:
+            assert "got hccl" in str(error)
+    """
+    zero, one = "npu:0", "npu:1"
+    assert eval(in_npu_process(code)) == [zero, zero, zero, one, zero, zero, one, one, zero, zero]
+
+
+def test_N6_where_torch_npu_is_the_real_one_is_taken(acl_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch_npu.py").write_text("import torch\ntorch.utils.rename_privateuse1_backend('npu')\nreal = True\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "GENIE_ACL_LIBRARY": str(acl_path)}
+    code = "import torch, mindtorch.npu.compat, torch_npu; print(torch_npu.real, torch_npu.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(tmp_path / "torch_npu.py")]
+
+
+def test_N3_a_slot_that_is_taken_is_said(in_python: Callable[..., Any]) -> None:
+    code = """
+        import torch, mindtorch
+        torch.device("remote_accelerator:0")
+        try:
+            import mindtorch.npu.compat
+        except mindtorch.UnsupportedOperationError as error:
+            print(error)
+    """
+    assert "got 'remote_accelerator' in it: import mindtorch.npu.compat before" in in_python(code).stdout
