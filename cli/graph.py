@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
 
-from .output import OUTPUT, OutputFile
+from .output import OutputFile, output_options
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .units import counted
 
@@ -32,6 +32,22 @@ class _Pattern(click.ParamType):
 
 
 _PATTERN = _Pattern()
+
+#: What ``genie graph`` can write; `write` gives the text of a graph.
+FORMATS = (
+    Format(
+        "json",
+        "Write nodes and edges as JSON; - for stdout.",
+        rb'\{\s*"schema_version":\s*\d+,\s*"counts":\s*\{\s*"nodes"',
+        lambda graph: graph.to_json(),
+    ),
+    Format(
+        "dot",
+        "Write Graphviz DOT; - for stdout.",
+        rb'digraph computation \{\s*rankdir=TB; compound=true; fontname="Helvetica";',
+        lambda graph: graph.to_dot(),
+    ),
+)
 
 _EPILOG = """\b
 Examples:
@@ -69,8 +85,7 @@ Examples:
     "gradients (default: all of a script, 1 of a model).",
 )
 @click.option("--device", type=click.Choice(["meta"]), help="Compute nothing: run without data.")
-@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write nodes and edges as JSON; - for stdout.")
-@click.option("--dot", "dot_file", type=OUTPUT, metavar="FILE", help="Write Graphviz DOT; - for stdout.")
+@output_options(FORMATS)
 @program_arguments
 def command(
     argument: str,
@@ -81,8 +96,7 @@ def command(
     modules: tuple[str, ...],
     steps: int | None,
     device: str | None,
-    json_file: OutputFile | None,
-    dot_file: OutputFile | None,
+    **files: OutputFile | None,
 ) -> int:
     """Run PROGRAM unmodified and print the graph of every operation it made.
 
@@ -91,24 +105,22 @@ def command(
     """
     rank = Rank.of_process()
     if rank is not None:  # each its own file
-        json_file, dot_file = (None if file is None else file.of_rank(rank.rank) for file in (json_file, dot_file))
-    program = parse_program(argument, script_args, inputs, json_file, dot_file, as_module=as_module)
-    files = [file for file in (json_file, dot_file) if file is not None]
-    with claimed_stdout(any(file.is_stdout for file in files)):
+        files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
+    program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
+    wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    with claimed_stdout(any(file.is_stdout for _, file in wanted)):
         outcome, graph = _record(program, steps, device)
         if outcome.error is not None and program.is_model:
             return outcome.exit_code
     if modules or depth is not None:
         graph = graph.reduced(modules, depth)
-    if json_file is not None:
-        json_file.write_text(_as_text(graph.to_json()))
-    if dot_file is not None:
-        dot_file.write_text(_as_text(graph.to_dot()))
-    if not files:
+    for each, file in wanted:
+        file.write_text(each.write(graph) or "")
+    if not wanted:
         from .render import printable, terminal_width
 
         click.echo(printable(graph.to_text(terminal_width()).rstrip("\n")))
-    for file in files:
+    for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
     if outcome.interrupted:
@@ -166,7 +178,3 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
         click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
         outcome.exit_code = 2
     return outcome, graph
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False) + "\n"

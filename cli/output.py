@@ -6,6 +6,7 @@ that may be the user's program.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import os
@@ -14,24 +15,22 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-__all__ = ["OUTPUT", "OutputFile"]
+from mindtorch.base.formats import Format
+
+__all__ = ["OutputFile", "output_options"]
 
 
-# How every file begins that genie writes; tests/cli/test_output.py makes one of each.
-_OURS = re.compile(
-    rb"""
-      \{\s*"schema_version":\s*\d+,\s*"(tool":\s*\{\s*"mindtorch"|counts":\s*\{\s*"nodes")   # profile, graph
-    | \{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules\ and\ ops"             # trace
-    | table,name,[a-z_,]*\bself_s,total_s,                                                        # CSV
-    | digraph\ computation\ \{\s*rankdir=TB;\ compound=true;\ fontname="Helvetica";               # DOT
-    """,
-    re.VERBOSE,
-)
+@functools.cache
+def _ours() -> re.Pattern[bytes]:
+    """How every file begins that genie writes."""
+    from . import graph, profile  # not above: their options are of this module's type
+
+    return re.compile(b"|".join(each.begins for each in (*profile.FORMATS, *graph.FORMATS)))
 
 
 class OutputFile:
@@ -131,7 +130,7 @@ class OutputFile:
                     head = packed.read(1024)
         except (OSError, EOFError, zlib.error):  # cannot be read, is no gzip file after all
             return True
-        return _OURS.match(head) is None
+        return _ours().match(head) is None
 
     def _make_way(self) -> None:
         """Another name where the program has meanwhile written a file of this one."""
@@ -180,3 +179,14 @@ class _OutputType(click.ParamType):
 
 
 OUTPUT = _OutputType()
+
+
+def output_options(formats: Sequence[Format]) -> Callable[[Any], Any]:
+    """An option of its name for each of them."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(formats):
+            command = click.option(f"--{each.name}", type=OUTPUT, metavar="FILE", help=each.help)(command)
+        return command
+
+    return decorate

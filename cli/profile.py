@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import sys
 import time
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank, local_ranks, merge
+from mindtorch.profile.report.export import FORMATS, write_json
 from mindtorch.program.workload import DTYPES, Request
 
-from .output import OUTPUT, OutputFile
+from .output import OutputFile, output_options
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .units import counted
 
@@ -39,6 +42,16 @@ Examples:
   genie profile --target h100 train.py     nothing is computed: does it fit?
   genie profile --target h100 --seq 2048 config.json
 """
+
+
+class _TargetOption(click.Option):
+    """Its help names the accelerators there are, which are read when it is asked for."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from mindtorch.profile.cost.targets import names
+
+        self.help = f"Estimate for {', '.join(names())}, or the accelerator in FILE.toml."
+        return super().get_help_record(ctx)
 
 
 @click.command(
@@ -68,7 +81,7 @@ Examples:
     "--target",
     "target_name",
     metavar="NAME",
-    help="Estimate for h100, h200, b200, a100, l4, rtx4090, mi300x, 910b, cpu, or the accelerator in FILE.toml.",
+    cls=_TargetOption,
 )
 @click.option(
     "--assume",
@@ -100,9 +113,7 @@ Examples:
     type=click.Choice(DTYPES),
     help="Of a config.json: what the weights are made of (default: what it says, else float32).",
 )
-@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write everything as JSON; - for stdout.")
-@click.option("--csv", "csv_file", type=OUTPUT, metavar="FILE", help="Write the module and op tables as CSV.")
-@click.option("--trace", "trace_file", type=OUTPUT, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
+@output_options(FORMATS)
 @program_arguments
 def command(
     argument: str,
@@ -125,9 +136,7 @@ def command(
     decode: int | None,
     train: bool,
     dtype: str | None,
-    json_file: OutputFile | None,
-    csv_file: OutputFile | None,
-    trace_file: OutputFile | None,
+    **files: OutputFile | None,
 ) -> int:
     """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
 
@@ -138,21 +147,19 @@ def command(
     rank = Rank.of_process()
     merged_file = None
     if rank is not None:
-        merged_file = None if json_file is None or json_file.is_stdout else json_file
-        json_file, csv_file, trace_file = (
-            None if file is None else file.of_rank(rank.rank) for file in (json_file, csv_file, trace_file)
-        )
-    files = (json_file, csv_file, trace_file)
+        merged_file = None if (file := files["json"]) is None or file.is_stdout else file
+        files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
+    wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
     request = Request(seq, batch, decode, train, dtype)
-    program = parse_program(argument, script_args, inputs, *files, request=request, as_module=as_module)
-    if merged_file is not None and json_file is not None:
+    program = parse_program(argument, script_args, inputs, *files.values(), request=request, as_module=as_module)
+    if merged_file is not None and (file := files["json"]) is not None:
         merged_file.check(program.path)
-        json_file.discard()  # what is there afterwards is of this run
-    to_stdout = any(file is not None and file.is_stdout for file in files)
+        file.discard()  # what is there afterwards is of this run
+    to_stdout = any(file.is_stdout for _, file in wanted)
 
     sized = device is not None or target_name is not None
-    if sized and trace_file is not None:
-        raise click.UsageError("--trace shows measured times: leave out --device and --target")
+    if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
+        raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
     if sized and predict is not None:
         raise click.UsageError("--predict is for a measured run: --target predicts already")
     if sized and shapes:
@@ -169,17 +176,11 @@ def command(
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
-    from mindtorch.profile.report import export
-
     from .report import View
 
     report["rank"] = None if rank is None else rank.facts()
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    if csv_file is not None:
-        csv_file.write(lambda path: export.write_csv(report, path))
-    if trace_file is not None:
-        _write_trace(profiler, trace_file)
+    for each, file in wanted:
+        _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
         _merge_ranks(rank, merged_file)
     if not to_stdout and _ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
@@ -187,8 +188,8 @@ def command(
         own += ["--assume", f"{assume:g}"] if assume is not None else []
         own += [word for value in inputs for word in ("--input", value)] + program.request.words()
         _show(report, program, own, View(by, top, depth, sort))
-    for file in files:
-        if file is not None and not file.is_stdout:
+    for _, file in wanted:
+        if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
     return _finish(program, outcome, report)
 
@@ -266,14 +267,11 @@ def _report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]
     return report
 
 
-def _write_trace(profiler: Any, file: OutputFile) -> None:
-    from mindtorch.profile.report import export
-
-    dropped: list[int] = []
-    file.write(lambda path: dropped.append(export.write_trace(profiler.recording(), path)))
-    if dropped and dropped[0]:
-        missing = f"{file.name} leaves out the last {counted(dropped[0], 'event')}"
-        click.echo(f"genie: {missing}; --steps makes a run shorter", err=True)
+def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any) -> None:
+    said: list[str | None] = []
+    file.write(lambda path: said.append(each.write(report, profiler.recording, path)))
+    for words in filter(None, said):
+        click.echo(f"genie: {file.name} {words}", err=True)
 
 
 def _merge_ranks(rank: Rank, file: OutputFile) -> None:
@@ -281,13 +279,14 @@ def _merge_ranks(rank: Rank, file: OutputFile) -> None:
     reports = []
     for number in range(rank.world_size):
         try:
-            with open(file.of_rank(number).path, encoding="utf-8") as source:
+            path = file.of_rank(number).path
+            with gzip.open(path, "rt") if path.endswith(".gz") else open(path, encoding="utf-8") as source:
                 reports.append(json.load(source))
         except (OSError, ValueError):
             return  # not there yet, on another machine, or being replaced: that rank will come here, too
         if (reports[-1].get("rank") or {}).get("run") != rank.run:
             return
-    file.write_text(json.dumps(merge(reports), indent=1, ensure_ascii=False) + "\n")
+    file.write(lambda path: write_json(merge(reports), path))
     click.echo(f"genie: wrote {file.name}, all {rank.world_size} ranks in one", err=True)
 
 

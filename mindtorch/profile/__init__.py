@@ -3,14 +3,31 @@
 The package itself can be called: ``with mindtorch.profile() as p: …`` and then ``print(p)``.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindtorch.profile.measure.collect import Profiler
-from mindtorch.profile.report.build import SCHEMA_VERSION, build_report
-from mindtorch.profile.report.export import write_csv, write_json, write_trace
+if TYPE_CHECKING:
+    from mindtorch.profile.measure.collect import Profiler
+    from mindtorch.profile.report.build import SCHEMA_VERSION, build_report
+    from mindtorch.profile.report.export import write_csv, write_json
+    from mindtorch.profile.report.trace import write_trace
+
+# Where they are. Loaded when they are asked for: the command's options are in this package, and need no torch.
+_HOMES = {
+    "Profiler": "measure.collect", "SCHEMA_VERSION": "report.build", "build_report": "report.build",
+    "write_csv": "report.export", "write_json": "report.export", "write_trace": "report.trace",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
 
 __all__ = ["SCHEMA_VERSION", "Profiler", "build_report", "write_csv", "write_json", "write_trace"]
 

@@ -304,12 +304,15 @@ def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
     from types import SimpleNamespace
 
     from mindtorch.cli.output import OutputFile
-    from mindtorch.cli.profile import _write_trace
-    from mindtorch.profile.report import export
+    from mindtorch.cli.profile import _write
+    from mindtorch.profile.report import trace
+    from mindtorch.profile.report.export import FORMATS
+
+    (drawn,) = (each for each in FORMATS if each.name == "trace")
 
     for dropped in (0, 1234):
-        monkeypatch.setattr(export, "write_trace", lambda recording, path, n=dropped: Path(path).write_text("{}") and n)
-        _write_trace(SimpleNamespace(recording=lambda: None), OutputFile(str(tmp_path / f"{dropped}.json")))
+        monkeypatch.setattr(trace, "write_trace", lambda recording, path, n=dropped: Path(path).write_text("{}") and n)
+        _write(drawn, OutputFile(str(tmp_path / f"{dropped}.json")), {}, SimpleNamespace(recording=lambda: None))
         error = capsys.readouterr().err
         assert error.count("\n") == bool(dropped) and ("leaves out the last 1,234 events" in error) == bool(dropped)
         assert (tmp_path / f"{dropped}.json").read_text() == "{}"

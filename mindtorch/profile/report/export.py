@@ -1,63 +1,28 @@
-"""Files made from a profile: JSON and CSV of the report, and a trace for Perfetto or chrome://tracing.
+"""Files made from a profile: JSON and CSV of the report; `FORMATS` has the trace, too.
 
 Every file is written under a temporary name beside the target and renamed when complete: nothing is half-written.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
-import io
 import json
 import os
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from mindtorch._ext import context
-from mindtorch._ext.timeline import ENTER, EXIT, LABEL, OP, RECORD, RUN
-from mindtorch.profile.cost.shapes import text
+from mindtorch.base.formats import Format, atomic
+from mindtorch.base.words import counted
 from mindtorch.profile.report.columns import TABLES
-
-if TYPE_CHECKING:
-    from mindtorch.profile.report.module_names import Names
-    from mindtorch.profile.report.recording import Log, Recording
 
 #: Every field of the tables that is one value; what names a row or is its time has one name in all tables.
 _KEYS = (column.key for columns in TABLES.values() for column in columns)
 CSV_COLUMNS = tuple(dict.fromkeys(["table", "name", *(k for k in _KEYS if k not in ("path", "time_s", "call_s"))]))
 
-#: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
-MEMORY_POINTS = 4000
-_BACKWARD = context.PHASES.index("backward")
-
-
-@contextlib.contextmanager
-def atomic(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """A text file that appears under its name only when the block ends well. OSError if it can't be written."""
-    target = os.fspath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        if os.path.isdir(target):
-            raise IsADirectoryError(21, "Is a directory", target)
-        with open(target, "w", encoding="utf-8") as file:  # a pipe or a terminal: nothing to rename
-            yield file
-        return
-    temporary = f"{target}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "xb") as raw:
-            packed = gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) if target.endswith(".gz") else raw
-            with io.TextIOWrapper(packed, encoding="utf-8", newline="") as file:
-                yield file
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
 
 def write_json(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
     with atomic(path) as file:
-        json.dump(report, file, indent=1)
+        json.dump(report, file, indent=1, ensure_ascii=False)
         file.write("\n")
 
 
@@ -76,134 +41,32 @@ def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
             writer.writerow({**line, "table": "line", "name": f"{line['file']}:{line['line']}"})
 
 
-def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
-    """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
+def _draw(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
+    from mindtorch.profile.report.trace import write_trace  # here: `genie profile --help` loads next to nothing
 
-    Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there
-    are any; and the live bytes of all. Times are as measured, the interception included. The first `max_events` events
-    are kept.
-    """
-    log = seen.log
-    if log is None:
-        raise ValueError("[write_trace] expected a measured run, got an estimate: nothing ran that could be drawn")
-    kept = min(log.event_count(), max_events)
-    dropped = log.dropped_events + log.event_count() - kept
-    with atomic(path) as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for event in _trace_events(seen, log, kept):
-            file.write(json.dumps(event, separators=(",", ":")) + ",\n")
-        meta = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "genie profile"}}
-        file.write(json.dumps(meta, separators=(",", ":")))
-        file.write('\n],"otherData":' + json.dumps({"dropped_events": dropped}) + "}\n")
-    return dropped
+    dropped = write_trace(recording(), path)
+    return f"leaves out the last {counted(dropped, 'event')}; --steps makes a run shorter" if dropped else None
 
 
-class _Track:
-    """What one thread was in when an event came."""
-
-    def __init__(self, thread: int, paths: Names) -> None:
-        self.modules, self.phases, self.runs, self.labels = range(10 * thread + 1, 10 * thread + 5)
-        self._paths = paths
-        self._open: list[tuple[int, int]] = []  # (path id, start)
-        self._group: tuple[int, int, int] | None = None  # consecutive ops of one module in backward: (…, start, end)
-        self._phase, self._phase_start, self._end = 0, 0, 0
-
-    def names(self, thread: int, lazy: bool, labels: bool) -> Iterator[dict[str, Any]]:
-        """Events that name the tracks."""
-        tracks = [(self.modules, "modules and ops"), (self.phases, "phases")]
-        tracks += [(self.labels, "labels")] if labels else []
-        for tid, name in [*tracks, *([(self.runs, "lazy ops as they run")] if lazy else [])]:
-            name = f"{name}, thread {thread}" if thread else name
-            yield {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
-
-    def at(self, start: int, ns: int, phase: int, module: int, is_op: bool) -> Iterator[dict[str, Any]]:
-        """What ends as the next event begins."""
-        if phase != self._phase:
-            if start > self._phase_start:
-                yield _slice(context.phase_name(self._phase), self._phase_start, start, self.phases)
-            self._phase, self._phase_start = phase, start
-        group = self._group
-        if group is not None and (not is_op or self._open or group[0] != module or phase != _BACKWARD):
-            yield _slice(self._paths[group[0]], group[1], group[2], self.modules)
-            self._group = None
-        self._end = start + ns
-        if is_op and module and not self._open and phase == _BACKWARD:
-            self._group = (module, start if self._group is None else self._group[1], self._end)
-
-    def enter(self, module: int, start: int) -> None:
-        self._open.append((module, start))
-
-    def exit(self, start: int) -> Iterator[dict[str, Any]]:
-        if self._open:
-            entered, since = self._open.pop()
-            yield _slice(self._paths[entered], since, start, self.modules)
-
-    def close(self) -> Iterator[dict[str, Any]]:
-        """The program ended inside, or the rest did not fit."""
-        if self._group is not None:
-            yield _slice(self._paths[self._group[0]], self._group[1], self._group[2], self.modules)
-        while self._open:
-            yield from self.exit(self._end)
-        if self._end > self._phase_start:
-            yield _slice(context.phase_name(self._phase), self._phase_start, self._end, self.phases)
-
-
-def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | None = None) -> dict[str, Any]:
-    event: dict[str, Any] = {"ph": "X", "pid": 1, "tid": tid, "name": name, "ts": start / 1000,
-                             "dur": (end - start) / 1000}  # fmt: skip
-    if args:
-        event["args"] = args
-    return event
-
-
-def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, Any]]:
-    paths, names = seen.names, log.labels.names
-    tracks: dict[int, _Track] = {}
-    every = max(1, kept // MEMORY_POINTS)
-    highest = 0
-    for index in range(kept):
-        kind, start, ns, sig, module, location, phase, live, thread = log.event(index)
-        start -= seen.started
-        track = tracks.get(thread)
-        if track is None:
-            track = tracks[thread] = _Track(thread, paths)
-            yield from track.names(thread, bool(seen.runs), bool(names))
-        if kind == LABEL:  # noted at its end
-            yield _slice(names[sig], start, start + ns, track.labels)
-            continue
-        if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
-            facts = _facts(seen, sig, paths[module], location)
-            yield _slice(seen.op_name(sig), start, start + ns, track.runs, facts)
-            continue
-        is_op = kind in (OP, RECORD)
-        yield from track.at(start, ns, phase, module, is_op)
-        if is_op:
-            facts = _facts(seen, sig, paths[module], location)
-            name = seen.op_name(sig)
-            yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
-        elif kind == ENTER:
-            track.enter(module, start)
-        elif kind == EXIT:
-            yield from track.exit(start)
-        highest = max(highest, live)
-        if index % every == every - 1:
-            yield {"ph": "C", "pid": 1, "name": "live bytes", "ts": start / 1000, "args": {"bytes": highest}}
-            highest = live
-    for track in tracks.values():
-        yield from track.close()
-
-
-def _facts(seen: Recording, sig: int, path: str, location: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if path:
-        facts["module"] = path
-    place = context.location(location) if location else None
-    if place is not None:
-        facts["line"] = f"{os.path.basename(place[0])}:{place[1]}"
-    cost = seen.flops[sig]
-    if cost and cost[0]:
-        facts["flops"] = cost[0]
-    if seen.shapes and sig in seen.shapes:
-        shapes = seen.shapes
-        facts["inputs"], facts["outputs"] = text(shapes[sig].inputs), text(shapes[sig].outputs)
-    return facts
+#: What ``genie profile`` can write; each is given the report, what gives the recording, and a path.
+FORMATS = (
+    Format(
+        "json",
+        "Write everything as JSON; - for stdout.",
+        rb'\{\s*"schema_version":\s*\d+,\s*"tool":\s*\{\s*"mindtorch"',
+        lambda report, recording, path: write_json(report, path),
+    ),
+    Format(
+        "csv",
+        "Write the module and op tables as CSV.",
+        rb"table,name,[a-z_,]*\bself_s,total_s,",
+        lambda report, recording, path: write_csv(report, path),
+    ),
+    Format(
+        "trace",
+        "Write a timeline for ui.perfetto.dev.",
+        rb'\{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules and ops"',
+        _draw,
+        measured=True,
+    ),
+)
