@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 
 import pytest
@@ -229,15 +228,33 @@ def test_L10_module_path_and_phase_on_every_op():
     assert {node.phase for node in graph.nodes if node.kind == "op"} == {"forward", "backward"}
 
 
+def test_L10_building_and_searching_take_as_many_calls_per_op_however_many_there_are():
+    def calls(length: int) -> int:
+        mindtorch.flush("test")
+        y = torch.zeros(4, device=LAZY)
+        for _ in range(length):
+            y = y + 1
+        found: list[str] = []
+        sys.setprofile(lambda frame, event, arg: found.append(event) if event.endswith("call") else None)
+        try:
+            graphs = ComputationGraph.pending(), ComputationGraph.from_tensors(y)
+        finally:
+            sys.setprofile(None)
+        assert [len(graph) for graph in graphs] == [length + 1] * 2
+        return len(found)
+
+    calls(500)  # what is remembered from then on is
+    few, many = calls(500), calls(4000)
+    assert few > 2 * 500 and many <= 8 * few
+
+
 def test_L10_a_million_op_chain():
     length = 1_000_000
     x = torch.zeros(4, device=LAZY)
     y = x
     for _ in range(length):
         y = y + 1
-    began = time.perf_counter()
     graph = ComputationGraph.pending()
-    took = time.perf_counter() - began
     assert len(graph) == length + 1 and len(graph.edges) == length
     assert graph.nodes[length].inputs == ((length - 1, 0),)
     assert graph.edges[length - 1] == Edge(length - 1, 0, length, 0)
@@ -253,7 +270,6 @@ def test_L10_a_million_op_chain():
         graph._values._slots,
     )
     assert sum(map(sys.getsizeof, columns)) < 60 * length
-    assert took < 60, "linear: seconds, not hours"
     part = ComputationGraph.from_tensors(y)
     assert len(part) == length + 1 and part.outputs == ((length, 0),)
     lines = part.to_text().splitlines()
