@@ -6,29 +6,65 @@ from libc.stdlib cimport calloc, free, realloc
 cdef extern from *:
     """
     #include "frameobject.h"
-    static inline PyObject *mt_frame(void) { return (PyObject *)PyEval_GetFrame(); }
-    static inline PyObject *mt_frame_back(PyObject *f) {
-        PyObject *back = (PyObject *)PyFrame_GetBack((PyFrameObject *)f);
+    static inline int mt_code_line(PyObject *c, int lasti) { return PyCode_Addr2Line((PyCodeObject *)c, lasti); }
+    #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+    /* The interpreter's own frames: PyEval_GetFrame makes an object of each, which the program would not have. */
+    #ifndef Py_BUILD_CORE
+    #define Py_BUILD_CORE 1
+    #endif
+    #include "internal/pycore_frame.h"
+    typedef _PyInterpreterFrame mt_frame;
+    static inline mt_frame *mt_whole(mt_frame *f) {     /* it, or the next one out that is not just being set up */
+        while (f && _PyFrame_IsIncomplete(f)) f = f->previous;
+        return f;
+    }
+    static inline mt_frame *mt_frame_now(void) {
+        PyThreadState *state = _PyThreadState_UncheckedGet();
+        return state ? mt_whole(state->cframe->current_frame) : NULL;
+    }
+    static inline mt_frame *mt_frame_back(mt_frame *f) { return mt_whole(f->previous); }
+    static inline PyObject *mt_frame_code(mt_frame *f) { return (PyObject *)f->f_code; }
+    static inline int mt_frame_lasti(mt_frame *f) {
+        int at = _PyInterpreterFrame_LASTI(f);
+        return at < 0 ? -1 : at * (int)sizeof(_Py_CODEUNIT);
+    }
+    static inline void mt_frame_free(mt_frame *f) { (void)f; }
+    #else
+    typedef PyFrameObject mt_frame;
+    static inline mt_frame *mt_frame_now(void) {
+        PyFrameObject *f = PyEval_GetFrame();
+        Py_XINCREF(f);
+        return f;
+    }
+    static inline mt_frame *mt_frame_back(mt_frame *f) {
+        PyFrameObject *back = PyFrame_GetBack(f);
         if (!back) PyErr_Clear();              /* no memory to make the frame visible: the line is unknown */
+        Py_DECREF(f);
         return back;
     }
-    static inline PyObject *mt_frame_code(PyObject *f) { return (PyObject *)PyFrame_GetCode((PyFrameObject *)f); }
-    static inline int mt_code_line(PyObject *c, int lasti) { return PyCode_Addr2Line((PyCodeObject *)c, lasti); }
-    static inline int mt_frame_lasti(PyObject *o) {
-        PyFrameObject *f = (PyFrameObject *)o;
+    static inline PyObject *mt_frame_code(mt_frame *f) {
+        PyCodeObject *code = PyFrame_GetCode(f);
+        Py_DECREF(code);                       /* the frame's own reference stays */
+        return (PyObject *)code;
+    }
+    static inline int mt_frame_lasti(mt_frame *f) {
     #if PY_VERSION_HEX >= 0x030B0000
         return PyFrame_GetLasti(f);
     #else
         return f->f_lasti < 0 ? f->f_lasti : f->f_lasti * 2;   /* 3.10 counts instructions, not bytes */
     #endif
     }
+    static inline void mt_frame_free(mt_frame *f) { Py_DECREF(f); }
+    #endif
     """
-    PyObject *mt_frame() noexcept
-    PyObject *mt_frame_back(PyObject *frame) noexcept
-    PyObject *mt_frame_code(PyObject *frame) noexcept
-    int mt_frame_lasti(PyObject *frame) noexcept
+    ctypedef struct mt_frame:
+        pass
+    mt_frame *mt_frame_now() noexcept          # NULL where no Python runs; owned
+    mt_frame *mt_frame_back(mt_frame *frame) noexcept      # frees it
+    PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
+    int mt_frame_lasti(mt_frame *frame) noexcept
+    void mt_frame_free(mt_frame *frame) noexcept
     int mt_code_line(PyObject *code, int lasti) noexcept
-    void decref "Py_DECREF" (PyObject *p) noexcept
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -162,25 +198,15 @@ cdef uint32_t new_place(uint64_t place) noexcept:
 
 
 cdef uint32_t current_location() noexcept:
-    cdef PyObject *frame = mt_frame()
-    cdef PyObject *back
-    cdef PyObject *code
+    cdef mt_frame *frame = mt_frame_now()
     cdef uint32_t index, found
-    if frame == NULL:
-        return 0
-    incref(frame)
     while frame != NULL:
-        code = mt_frame_code(frame)
-        index = code_index(code)
+        index = code_index(mt_frame_code(frame))
         if index != SKIPPED:
             found = intern_place(index, mt_frame_lasti(frame))
-            decref(code)                       # the table's own reference stays
-            decref(frame)
+            mt_frame_free(frame)
             return found
-        decref(code)
-        back = mt_frame_back(frame)
-        decref(frame)
-        frame = back
+        frame = mt_frame_back(frame)
     return 0
 
 

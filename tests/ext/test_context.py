@@ -57,6 +57,50 @@ def test_L9_location_skips_library_frames():
     assert {p[0] for p in place} == {__file__}
 
 
+def test_L9_location_within_every_kind_of_frame():
+    here = location.get_location
+
+    def generator():
+        yield found.append((here(), oracle()))
+        yield from (found.append((here(), oracle())) for _ in range(2))
+
+    async def coroutine():
+        found.append((here(), oracle()))
+
+    class Falls:
+        def __del__(self):
+            found.append((here(), oracle()))
+
+        @property
+        def asked(self):
+            return found.append((here(), oracle()))
+
+    def raises():
+        try:
+            raise KeyError
+        except KeyError:
+            found.append((here(), oracle()))
+        finally:
+            found.append((here(), oracle()))
+
+    def alone():
+        found.append((here(), oracle()))
+
+    found: list = []
+    list(generator())
+    with pytest.raises(StopIteration):
+        coroutine().send(None)
+    Falls().asked
+    raises()
+    sorted([2, 1], key=lambda n: found.append((here(), oracle())) or n)  # called by C
+    exec("class Body:\n    found.append((here(), oracle()))", {"found": found, "here": here, "oracle": oracle})
+    thread = threading.Thread(target=alone)
+    thread.start()
+    thread.join()
+    assert len(found) == 12 and len({slow for _, slow in found}) == 10
+    assert all(location.location(ours) == slow for ours, slow in found)
+
+
 def test_L9_many_lines_and_code_objects_are_told_apart():
     functions = []
     for i in range(3000):
