@@ -26,7 +26,9 @@ from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
-from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject, append_layout, append_shape, append_stored
+from mindtorch._ext.signature cimport (
+    PyObject_TypeCheck, PyTypeObject, append_layout, append_shape, append_stored, shape_of,
+)
 from mindtorch._ext.stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
@@ -529,6 +531,9 @@ cdef class Collector:
             return self.sig_of(op, tuple(key), args, kwargs, out)
         if not op.has_formula:
             return op.plain
+        if op.by_output and PyObject_TypeCheck(out, self.tensor_type):
+            # A shape is no key of the other kind: those have a shape in them, or a list's length before anything else.
+            return self.sig_of(op, shape_of(out), args, kwargs, out)
         key = []
         for value in args:
             append_shape(key, value, self.tensor_type)
@@ -540,7 +545,7 @@ cdef class Collector:
                 append_shape(key, value, self.tensor_type)
         return self.sig_of(op, tuple(key), args, kwargs, out)
 
-    cdef uint32_t sig_of(self, Op op, tuple signature, tuple args, kwargs, out) except? 0:
+    cdef uint32_t sig_of(self, Op op, object signature, tuple args, kwargs, out) except? 0:
         try:
             found = op.sigs.get(signature)
         except TypeError:                      # an argument that can't be hashed: counted every time

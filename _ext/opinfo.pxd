@@ -15,6 +15,7 @@ cdef class Op:
     cdef readonly str category
     cdef readonly bint has_formula             # ask for FLOPs; else 0 by definition, or unknown
     cdef readonly bint is_free                 # computes nothing by definition
+    cdef readonly bint by_output               # FLOPs depend on nothing but the shape of the first result
     cdef readonly bint allocates               # has outputs that are neither views nor written arguments
     cdef readonly bint writes                  # writes into an argument
     cdef readonly bint detaches

@@ -21,6 +21,7 @@ class Op:
     begins: bool
     ends: bool
     is_run: bool
+    by_output: bool
     def __init__(
         self,
         func: Any,
@@ -32,4 +33,5 @@ class Op:
         allocates: bool,
         writes: bool,
         is_run: bool = ...,
+        by_output: bool = ...,
     ) -> None: ...

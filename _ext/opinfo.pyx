@@ -11,7 +11,8 @@ cdef class Runs:
 cdef class Op:
     """What is the same for all calls of one operator."""
 
-    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes, is_run=False):
+    def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes, is_run=False,
+                 by_output=False):
         self.func = func
         self.call = call
         self.name = name
@@ -21,6 +22,7 @@ cdef class Op:
         self.allocates = allocates
         self.writes = writes
         self.is_run = is_run
+        self.by_output = by_output
         self.sigs = {}
         self.costs = {}
         self.plain = 0

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mindtorch._ext import context
 from mindtorch.engine import semantics
 from mindtorch.profile import Profiler
+from mindtorch.profile.measure import collect
 
 D, HEADS, LAYERS, V, B, T = 16, 2, 2, 10, 3, 5
 
@@ -426,6 +427,28 @@ def test_C2_op_written_in_python_counts_once(record):
     report, _ = record(lambda: twice(torch.ones(1, 2)))
     held.clear()  # the operator stays, and later tests count the models that are alive
     assert op(report, "mindtorch_test::twice")["calls"] == 1
+
+
+def test_C3_element_wise_flops_are_asked_for_once_per_shape_of_the_result(record, monkeypatch):
+    asked = []
+
+    def count(func, args, kwargs, out):
+        asked.append((str(func), getattr(out, "shape", None)))
+        return original(func, args, kwargs, out)
+
+    original = collect.count
+    monkeypatch.setattr(collect, "count", count)
+
+    def program():
+        asked.clear()  # what measuring our own cost has run
+        row, column, square = torch.ones(1, 4), torch.ones(4, 1), torch.ones(4, 4)
+        for _ in range(2):
+            row + column, square + square, square + 1, torch.add(row, row, alpha=2), column * column
+
+    report, _ = record(program)
+    assert asked == [("aten.add.Tensor", (4, 4)), ("aten.add.Tensor", (1, 4)), ("aten.mul.Tensor", (4, 1))]
+    flops = {row["name"]: row["flops"] for row in report["ops"]}
+    assert flops["aten::add"] == 2 * (3 * 16 + 4) and flops["aten::mul"] == 2 * 4
 
 
 def test_C6_imports_in_the_middle_of_a_run_are_not_the_models_time(record, tmp_path, monkeypatch):

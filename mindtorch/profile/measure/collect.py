@@ -38,6 +38,7 @@ from mindtorch.engine.execute import local, tensors
 from mindtorch.engine.semantics import modules, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.row import FREE_TAGS
+from mindtorch.ops.rules import PerOutput
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
@@ -390,7 +391,8 @@ def describe(func: Any) -> Op:
     free = category in FREE_TAGS
     call = func._op if type(func) is torch._ops.OpOverload else func
     has_formula = not free and row.flops is not None
-    return Op(func, call, name, category, has_formula, free, allocates, writes)
+    by_output = has_formula and type(row.flops) is PerOutput
+    return Op(func, call, name, category, has_formula, free, allocates, writes, by_output=by_output)
 
 
 def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> tuple[int, int] | None:
