@@ -2,7 +2,7 @@
 
 The hooks of a profile say exactly how long the time between two ops is, not what the program did in it. This thread
 sleeps without Python's lock; only when nothing was accounted for in `PERIOD` ns, and no op runs, does it ask for
-the lock and call ``look()``. A program that keeps torch busy is never looked at.
+the lock and call ``look()``. A program that keeps torch busy is never looked at, and the naps become longer.
 """
 cimport cython
 from libc.stdint cimport uint64_t
@@ -48,6 +48,7 @@ cdef extern from *:
 
 cdef enum:
     PERIOD = 2_000_000                         # ns
+    LONGEST = 8_000_000                        # ns, of a nap while ops are seen to run: waking up is not free
     BETWEEN = 5_000_000                        # ns from one look to the next: each may keep the program for a moment
 
 
@@ -96,10 +97,12 @@ cdef class Sampler:
 cdef void *watch(void *data) noexcept nogil:
     cdef mt_watch *w = <mt_watch *> data
     cdef uint64_t now, beat, last = 0
+    cdef long nap = PERIOD
     while not mt_stopped(w):
-        mt_nap(PERIOD)
+        mt_nap(nap)
         beat = mt_last_beat(w)
         now = mt_now()
+        nap = PERIOD if beat != BUSY else 2 * nap if 2 * nap < LONGEST else LONGEST
         if beat == BUSY or beat + PERIOD > now or last + BETWEEN > now or mt_stopped(w):
             continue
         with gil:
