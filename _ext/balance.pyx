@@ -9,20 +9,18 @@ grows with the length of the run.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 
 from mindtorch._ext.context cimport PHASE_COUNT
+from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
-from mindtorch._ext.stretches cimport NO_STRETCH, Stretch, stretch_of
+from mindtorch._ext.stretches cimport CUDA_GRAIN, NO_STRETCH, Stretch, stretch_of
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle
 from mindtorch._ext.timeline cimport Timeline
 
 import weakref
-
-cdef enum:
-    CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
 
 
 @cython.final
@@ -208,20 +206,11 @@ cdef class Balance:
 
     cdef bint in_module(self, uint32_t module) noexcept:
         """Note the bytes live while `module` runs."""
-        cdef uint64_t *peaks
-        cdef uint32_t cap = self.cap, i
-        if module >= cap:
-            while cap <= module:
-                cap *= 2
-            peaks = <uint64_t *> realloc(self.peaks, cap * 8)
-            if peaks == NULL:
-                return False
-            self.peaks = peaks
-            for i in range(self.cap, cap):
-                peaks[i] = 0
-            self.cap = cap
-        if self.live > self.peaks[module]:
-            self.peaks[module] = self.live
+        cdef uint64_t *most = number_at(&self.peaks, &self.cap, module)
+        if most == NULL:
+            return False
+        if self.live > most[0]:
+            most[0] = self.live
         return True
 
     def module_peaks(self):

@@ -11,7 +11,7 @@ as no other thread was accounted for meanwhile, since a thread that waits for an
 the measured time of a program whose threads take turns, and to more where they work at once.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 
 from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
@@ -20,6 +20,7 @@ from mindtorch._ext.context cimport (
     add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
     remove_transition_hook,
 )
+from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
 from mindtorch._ext.opinfo cimport Op, Runs
@@ -570,22 +571,6 @@ cdef class Collector:
             return out.nbytes
         return 0
 
-    cdef uint64_t *calls_of(self, uint32_t module) noexcept:
-        """Its count of calls; NULL when there is no memory for so many modules."""
-        cdef uint64_t *entries
-        cdef uint32_t cap = self.cap_modules, i
-        if module >= cap:
-            while cap <= module:
-                cap *= 2
-            entries = <uint64_t *> realloc(self.entries, cap * 8)
-            if entries == NULL:
-                return NULL
-            self.entries = entries
-            for i in range(self.cap_modules, cap):
-                entries[i] = 0
-            self.cap_modules = cap
-        return &self.entries[module]
-
     # ------------------------------------------------------------ events
 
     cdef void note(self, Timeline here, uint8_t kind, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module,
@@ -656,7 +641,7 @@ cdef class Collector:
         self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
             here.depth += 1
-            calls = self.calls_of(module)
+            calls = number_at(&self.entries, &self.cap_modules, module)
             if self.balance.in_module(module) and calls != NULL:
                 calls[0] += 1
                 if calls[0] == 1:

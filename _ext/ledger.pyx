@@ -15,12 +15,16 @@ from mindtorch._ext.context cimport (
 
 from .intern cimport OpInfo, sig_out_meta
 from .signals cimport interrupts
-from .stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, STRETCHES, Stretch, stretch_of
+from .stretches cimport (
+    BEFORE_BACKWARD, CUDA_GRAIN, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, STRETCHES, Stretch, stretch_of,
+)
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .sizes cimport MT_ASSERT
 from .tape cimport Handle, Tape, set_freed_hook
 
 from .signals import raise_soon
+
+GRAIN = {"cuda": CUDA_GRAIN, "npu": CUDA_GRAIN}   # bytes that torch's allocator of such devices hands out at a time
 
 cdef extern from *:
     """

@@ -1,10 +1,13 @@
-"""Stretches of a program that storages are made in, and outlive or not: that tells what they are for.
+"""Stretches of a program that storages are made in, and outlive or not: that tells what they are for; their sizes.
 
 As the two logs of storages, of a measured profile and of an estimate, understand them. Here for the compiler to inline.
 """
 from libc.stdint cimport uint8_t, uint32_t
 
 from mindtorch._ext.context cimport PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER
+
+cdef enum:
+    CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
 
 cdef enum Stretch:
     NO_STRETCH = -1                # what is made there is told apart in other ways

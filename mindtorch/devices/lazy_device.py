@@ -49,8 +49,6 @@ _npus: dict[int, torch.device] = {}
 DATALESS: list[Any] = [torch.device("meta")]
 #: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
 BELOW: list[torch.device] = [torch.device("meta")]
-#: Bytes that torch's allocator of such devices hands out at a time.
-GRAIN = {"cuda": 512, "npu": 512}
 
 
 def check_cuda(index: int, kind: str = "cuda") -> int:
@@ -78,14 +76,14 @@ def place_of(device: Any, anywhere: bool = False) -> int:
     if kind != "meta" and not anywhere:
         raise ValueError(f"[place_of] expected a {DEVICE_TYPE} or meta device, got {device}")
     if index is None and kind not in ("cpu", "meta"):
-        index = mode.now.current_cuda() if kind in GRAIN else 0
-    if kind in GRAIN:
+        index = mode.now.current_cuda() if kind in ledger.GRAIN else 0
+    if kind in ledger.GRAIN:
         check_cuda(index or 0, kind)
     wanted = _device(kind, index)
     if wanted not in DATALESS:
         BELOW.append(wanted if kind == "meta" else torch.device("cpu"))
         DATALESS.append(wanted)
-        ledger.round_to(-len(DATALESS), GRAIN.get(kind, 0))
+        ledger.round_to(-len(DATALESS), ledger.GRAIN.get(kind, 0))
     return -1 - DATALESS.index(wanted)
 
 

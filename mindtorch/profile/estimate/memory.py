@@ -14,7 +14,7 @@ import numpy as np
 
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch.devices.lazy_device import DATALESS, GRAIN
+from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.profile.estimate import scratch
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
@@ -41,7 +41,7 @@ class Memory:
         self.others: dict[str, int] = {}  # label → most bytes live there
         for label in (*(str(k) for k in np.unique(kinds) if k != self.device), self.device):
             self.blocks = found[kinds == label]
-            grain = GRAIN.get(label.partition(":")[0], 1)
+            grain = ledger.GRAIN.get(label.partition(":")[0], 1)
             self.nbytes = (self.blocks["nbytes"].astype(np.int64) + grain - 1) // grain * grain
             n = len(self.calls)
             self.born = np.minimum(self.blocks["born"], n).astype(np.int64)
