@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile import Profiler
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models that other tests left alive would count in a profile, as those do that a program made before it."""
+    """Models and optimizers that other tests left alive would count, as those do that a program made before."""
     monkeypatch.setattr(modules, "_roots", [])
+    monkeypatch.setattr(phases, "_optimizers", {})
 
 
 class Attention(torch.nn.Module):

@@ -49,7 +49,13 @@ def test_C2_training_with_adam_is_what_a_hand_computes(held: Callable[..., dict[
             optimizer.step()
 
     # In the step: two moments and a counter; the denominator as a root and as a quotient.
-    expected = {"parameters": k, "gradients": k, "optimizer state": 2 * k + 4, "temporaries": 2 * k, "inputs": k}
+    expected = {
+        "parameters": k,
+        "gradients": k,
+        "optimizer state": 2 * k + 4,
+        "temporaries": 2 * k,
+        "inputs and other": k,
+    }
     assert held(program) == expected
 
 
@@ -87,7 +93,7 @@ def test_C2_activations_are_what_backward_waits_for(held: Callable[..., dict[str
     row = 512 * 256 * 4
     assert held(program) == {
         "activations": row + 4 + 4, "temporaries": 2 * row, "gradients": 4 * 2 * 256,
-        "parameters": 4 * (16 + 2) * 256, "buffers": 4 * 256, "inputs": 512 * (16 * 4 + 8),
+        "parameters": 4 * (16 + 2) * 256, "buffers": 4 * 256, "inputs and other": 512 * (16 * 4 + 8),
     }  # fmt: skip
 
 
@@ -116,6 +122,95 @@ def test_C2_gradients_held_elsewhere_and_made_beforehand(held: Callable[..., dic
         torch.zeros(2**20)  # the peak
 
     assert held(program)["gradients"] == 3 * 256 * KIB
+
+
+def test_C2_state_that_a_checkpoint_brought_is_the_optimizers(held: Callable[..., dict[str, int]]) -> None:
+    def optimizers(n: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Linear(256, 256, bias=False)
+        optimizer = torch.optim.Adam(net.parameters(), foreach=False)
+        for _ in range(n):
+            net(torch.zeros(1, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return net, optimizer
+
+    def program() -> None:
+        saved = optimizers(1)[1].state_dict()
+        net, optimizer = optimizers(0)
+        optimizer.load_state_dict(saved)
+        del saved
+        net(torch.zeros(1, 256)).sum().backward()
+        optimizer.step()
+
+    k = 256 * KIB
+    assert held(program) == {"parameters": k, "gradients": k, "optimizer state": 2 * k + 4, "temporaries": 2 * k}
+
+
+def test_C2_parameters_of_no_model_are_told_by_their_optimizer(held: Callable[..., dict[str, int]]) -> None:
+    def program() -> None:
+        weight = torch.zeros(256, 256, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight], max_iter=2, history_size=2)  # its state has lists of tensors
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (weight - 1).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    found = held(program)
+    assert found["parameters"] == 256 * KIB and "inputs and other" not in found
+    assert found["optimizer state"] >= 2 * 256 * KIB
+
+
+def test_C2_a_block_within_a_training_counts_what_was_there_before() -> None:
+    net, x = nn.Linear(256, 256, bias=False), torch.zeros(256, 256)
+    optimizer = torch.optim.Adam(net.parameters(), foreach=False)
+
+    def step() -> None:
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    step()
+    k = 256 * KIB
+    for _ in range(2):  # the input is nobody's that was seen
+        found = of_run(Profiler, step, whole=True)["categories"]
+        assert found == {"parameters": k, "gradients": k, "optimizer state": 2 * k + 4, "temporaries": 2 * k}
+
+
+def test_C2_parameters_gradients_and_state_are_exact_with_accumulated_gradients() -> None:
+    net: nn.Module = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    sizes = [p.numel() for p in net.parameters()]
+
+    def program(net: nn.Module = net) -> None:
+        optimizer = adamw(net)
+        for step in range(6):
+            net(torch.zeros(2, 12, 32)).square().mean().backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    found = of_run(Profiler, program)["categories"]
+    assert found["parameters"] == found["gradients"] == 4 * sum(sizes)
+    assert found["optimizer state"] == 2 * 4 * sum(sizes) + 4 * len(sizes)
+
+
+def test_C2_a_model_that_only_infers_has_no_gradients_and_no_state() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+
+    def program() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                net(torch.zeros(4, 3, 8, 8))
+
+    # Of a convolution's output and what follows, the normalized one takes its place: two are live at once.
+    assert of_run(Profiler, program)["categories"] == {
+        "parameters": 4 * (3 * 8 * 9 + 8 + 2 * 8 + 8 * 36 * 4 + 4), "buffers": 4 * 2 * 8 + 8,
+        "inputs and other": 4 * 4 * 3 * 64, "activations": 2 * 4 * 4 * 8 * 36,
+    }  # fmt: skip
 
 
 def adamw(net: nn.Module, foreach: bool = False) -> torch.optim.Optimizer:
@@ -228,7 +323,7 @@ def test_C2_the_table_is_of_the_peak_whatever_dies_later() -> None:
     blocks, _ = profiler.collector.balance.at_peak()  # of the last stage, which this program has one of
     assert sorted(block.nbytes for block in profiler._held["init"]._blocks or ()) == most
     assert blocks == []  # from there on nothing was held
-    assert profiler.report()["memory"]["categories"] == {"inputs": sum(most)}
+    assert profiler.report()["memory"]["categories"] == {"inputs and other": sum(most)}
 
 
 def test_C2_what_is_kept_of_the_peak_does_not_grow_with_the_run() -> None:
@@ -240,7 +335,10 @@ def test_C2_what_is_kept_of_the_peak_does_not_grow_with_the_run() -> None:
         held = profiler.collector.balance.at_peak()
     assert held is not None and [block.nbytes for block in held[0]] == [4000] * 50
     report = profiler.report()["memory"]
-    assert report["categories"] == {"inputs": 200_000} and report["timeline"] == {"positions": [], "bytes": []}
+    assert report["categories"] == {"inputs and other": 200_000} and report["timeline"] == {
+        "positions": [],
+        "bytes": [],
+    }
 
 
 def test_C2_each_thread_has_its_own_steps_and_passes() -> None:

@@ -19,7 +19,7 @@ from mindtorch.base import PACKAGE
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.engine.semantics.phases import stage
 
-__all__ = ["install", "is_installed", "modules", "skipped_prefixes", "stage", "uninstall"]
+__all__ = ["install", "is_installed", "modules", "phases", "skipped_prefixes", "stage", "uninstall"]
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()

@@ -13,6 +13,7 @@ A step that raises ends when the same optimizer steps again.
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,8 @@ from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
 _handles: list[RemovableHandle] = []
+_optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
+_listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
@@ -72,6 +75,37 @@ def unpatch() -> None:
             place._engine_run_backward = _original  # type: ignore[attr-defined]
     while _handles:
         _handles.pop().remove()
+    _optimizers.clear()
+
+
+def add_listener(listener: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Call ``listener(optimizer)`` before the first step of each that was not met yet."""
+    _listeners.append(listener)
+
+
+def remove_listener(listener: Callable[[torch.optim.Optimizer], None]) -> None:
+    _listeners.remove(listener)
+
+
+def optimizers() -> list[torch.optim.Optimizer]:
+    """Those that stepped and are alive."""
+    return [optimizer for ref in list(_optimizers.values()) if (optimizer := ref()) is not None]
+
+
+def used(optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(the parameters that an optimizer steps, the tensors of its state)"""
+    stepped = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+    state: list[torch.Tensor] = []
+    todo: list[object] = list(optimizer.state.values())
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            state.append(value)
+        elif isinstance(value, dict):
+            todo.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            todo.extend(value)
+    return stepped, state
 
 
 @contextlib.contextmanager
@@ -86,6 +120,11 @@ def stage(name: str) -> Iterator[None]:
 
 def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     context.optimizer_begin(optimizer)
+    key = id(optimizer)
+    if key not in _optimizers:
+        _optimizers[key] = weakref.ref(optimizer, lambda _: _optimizers.pop(key, None))
+        for listener in list(_listeners):
+            listener(optimizer)
 
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -23,7 +23,7 @@ from mindtorch.base.children import ChildWatch
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import tensors
 from mindtorch.engine.record import predict
-from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics import modules, phases
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
@@ -97,8 +97,12 @@ class Estimator(Run):
         self._started = time.perf_counter_ns()
         ledger.open(tensors.tape, self._on_mark)
         stack.callback(self._close)
+        phases.add_listener(self._saw_optimizer)
+        stack.callback(phases.remove_listener, self._saw_optimizer)
         for root, path in modules.roots():
             self._saw_root(root, path)
+        for optimizer in phases.optimizers():
+            self._saw_optimizer(optimizer)
         return self
 
     def __exit__(
@@ -161,14 +165,10 @@ class Estimator(Run):
         self._stretches.setdefault(self._stage, []).append((self._begun, at))
         self._stage, self._begun = following, at
 
-    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        self.book.add(root, path)
-        parameters, buffers = modules.held(root)
-        for held in (*parameters, *buffers):
-            handle = _core.get_handle(held)
-            if handle is not None:
-                ledger.hold(handle)  # it may have been made before
-        peak.say_what_is_held(parameters, buffers)
+    def _hold(self, t: torch.Tensor) -> None:
+        handle = _core.get_handle(t)
+        if handle is not None:
+            ledger.hold(handle)
 
     # ---- afterwards
 
@@ -181,8 +181,8 @@ class Estimator(Run):
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(int(rows[:, CALLS].sum())))
         self.peaks = found.peaks_by("module", stretches)
-        phases = found.peaks_by("phase", stretches)
-        self.phase_peaks = [phases.get(i, 0) for i in range(len(context.PHASES))]
+        by_phase = found.peaks_by("phase", stretches)
+        self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
 
     def _rows(self, calls: Any) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""

@@ -35,7 +35,7 @@ from mindtorch.base.threads import ThreadWatch
 from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors
-from mindtorch.engine.semantics import modules, skipped_prefixes
+from mindtorch.engine.semantics import modules, phases, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.row import FREE_TAGS
 from mindtorch.ops.rules import PerOutput
@@ -150,8 +150,11 @@ class Profiler(Run):
         semantics.install()
         peak.listening.append(collector.balance.mark)
         modules.add_listener(self._saw_root)
+        phases.add_listener(self._saw_optimizer)
         for root, path in modules.roots():
             self._saw_root(root, path)
+        for optimizer in phases.optimizers():
+            self._saw_optimizer(optimizer)
         _active.add(self)
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
@@ -186,6 +189,7 @@ class Profiler(Run):
         local.remove_op_observer(self.collector.ran)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
+        phases.remove_listener(self._saw_optimizer)
         peak.say_roles()
         self.collector.balance.close()
         peak.listening.remove(self.collector.balance.mark)
@@ -366,13 +370,19 @@ class Profiler(Run):
         return [*own, *self._threads.items()]
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        if self.collector.started and not self.collector.enabled:
-            return  # what a profile within this one is made ready with; or all was seen that was asked for
-        self.book.add(root, path)
-        parameters, buffers = modules.held(root)
-        for held in (*parameters, *buffers):
-            self.collector.balance.hold_tensor(held)  # it may have been made before
-        peak.say_what_is_held(parameters, buffers)
+        if self._looks():
+            super()._saw_root(root, path)
+
+    def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._looks():
+            super()._saw_optimizer(optimizer)
+
+    def _looks(self) -> bool:
+        """Not at what a profile within this one is made ready with, nor once all was seen that was asked for."""
+        return self.collector.enabled or not self.collector.started
+
+    def _hold(self, t: torch.Tensor) -> None:
+        self.collector.balance.hold_tensor(t)
 
 
 # -------------------------------------------------------------------- what the collector asks

@@ -7,7 +7,7 @@ _ext/stretches.pxd).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,16 @@ from mindtorch._ext.balance import Balance, Block
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
 from mindtorch.devices import mode
-from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.report import times
 from mindtorch.profile.report.module_names import Names
 
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
 CATEGORIES = (
-    "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries", "inputs",
+    "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries",
+    "inputs and other",
 )  # fmt: skip
-ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS = range(8)
+ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS_AND_OTHER = range(8)
 #: A storage; those of an estimate's log have more fields.
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
@@ -48,29 +49,42 @@ def say(held: Iterable[torch.Tensor], what: int) -> None:
             listener(t, what)
 
 
-def say_what_is_held(parameters: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
-    say(parameters, PARAMETERS)
-    say(buffers, BUFFERS)
+Role = tuple[list[torch.Tensor], int]
+
+
+def of_model(root: torch.nn.Module) -> list[Role]:
+    """What a model holds, and for what."""
+    parameters, buffers = modules.held(root)
+    return [(list(parameters), PARAMETERS), (buffers, BUFFERS), (_gradients(parameters), GRADIENTS)]
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Role]:
+    """What an optimizer holds, wherever it came from: a checkpoint's state, copies of parameters of no model."""
+    parameters, state = phases.used(optimizer)
+    return [(state, OPTIMIZER_STATE), (parameters, PARAMETERS), (_gradients(parameters), GRADIENTS)]
 
 
 def say_roles() -> None:
-    """What the models hold that ran and are alive: again, as lazy modules get theirs in their first forward."""
-    for root, _ in modules.roots():
-        parameters, buffers = modules.held(root)
-        say_what_is_held(parameters, buffers)
-        with torch._C.DisableTorchFunction():
-            grads = [p.grad if p.is_leaf else None for p in parameters]
-        if mode.now.everywhere:  # C++ makes some itself, as plain tensors: asked for, they become ours
-            grads = [g if g is None or _core.get_handle(g) is not None else p.grad
-                     for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
-        say((grad for grad in grads if grad is not None), GRADIENTS)
+    """What the models and optimizers hold that ran and are alive: again, as much of it is made in the first step."""
+    for roles in (*map(of_optimizer, phases.optimizers()), *(of_model(root) for root, _ in modules.roots())):
+        for held, what in roles:
+            say(held, what)
+
+
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    with torch._C.DisableTorchFunction():
+        grads = [p.grad if p.is_leaf else None for p in parameters]
+    if mode.now.everywhere:  # C++ makes some itself, as plain tensors: asked for, they become ours
+        grads = [g if g is None or _core.get_handle(g) is not None else p.grad
+                 for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
+    return [grad for grad in grads if grad is not None]
 
 
 def categories(blocks: Any, trains: bool) -> Any:
     """The category of each of `blocks`, an array with the fields of `BLOCK`; trains: there was a backward pass."""
     found = blocks["mark"].copy()
     unknown, phase, outlived = found == 0, blocks["phase"], blocks["outlived"] != 0
-    found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS  # and whatever else it made itself
+    found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS_AND_OTHER  # whatever it made itself
     for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept

@@ -9,6 +9,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.model import ModelBook
 from mindtorch.profile.report.build import build_report
@@ -54,6 +55,23 @@ class Run:
 
     def recording(self) -> Recording:
         """What was seen, of a run that has ended."""
+        raise NotImplementedError
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        self.book.add(root, path)
+        self._take(peak.of_model(root))
+
+    def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._take(peak.of_optimizer(optimizer))
+
+    def _take(self, roles: list[peak.Role]) -> None:
+        for held, what in roles:
+            for t in held:
+                self._hold(t)  # it may have been made before
+            peak.say(held, what)
+
+    def _hold(self, t: torch.Tensor) -> None:
+        """Count its storage from now on, if that was not known yet."""
         raise NotImplementedError
 
     def report(self, **facts: Any) -> dict[str, Any]:
