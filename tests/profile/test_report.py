@@ -459,13 +459,17 @@ def test_C6_imports_in_the_middle_of_a_run_are_not_the_models_time(record, tmp_p
 
     def run():
         net = torch.nn.Linear(2, 2)
-        net(torch.ones(2, 2))
-        import slow_to_load  # noqa: F401
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(3):
+            net(torch.ones(2, 2)).sum().backward()
+            if step == 1:
+                import slow_to_load  # noqa: F401
+            optimizer.step()
 
-        net(torch.ones(2, 2))
-
-    report, _ = record(run)
+    report, profiler = record(run)
     assert report["startup"]["import_s"] >= 0.5 and report["totals"]["time_s"] < report["totals"]["wall_s"] - 0.5
+    (first, second, _), steps = profiler.marks, profiler.recording().step_ns
+    assert len(steps) == 3 and second - first - steps[1] >= 500_000_000  # nor its step's
     assert sys.modules["slow_to_load"].__spec__.loader.get_source("slow_to_load").startswith("import time")
     assert sys.meta_path == meta_path
     for name in ("slow_to_load", "slow_inside"):

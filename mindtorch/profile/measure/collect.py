@@ -129,6 +129,8 @@ class Profiler(Run):
         self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
         self._running: dict[int, tuple[str, Timeline]] = {}
         self._held: dict[str, peak.Held] = {}  # by stage
+        self._away: list[tuple[int, int]] = []  # (when, ns) of loading modules and compiling, up to then
+        self._spent = 0  # their sum
 
     # ---------------------------------------------------------------- the block
 
@@ -164,7 +166,7 @@ class Profiler(Run):
         collector.start(begun)
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
-        self._compile_watch = CompileWatch(collector.compiling)
+        self._compile_watch = CompileWatch(self._compiling)
         self._profiler_watch = ProfilerWatch()
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         collector.__enter__()
@@ -229,8 +231,8 @@ class Profiler(Run):
             frozen=self.frozen_ns,
             imported_ns=collector.imported,
             compiled_ns=collector.compiled,
-            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since()),
-            call_ns=times.calls(collector.events(), self._reported_since()),
+            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), self._away),
+            call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             runs=list(collector.runs.values()),
             executor=str(tensors.executor().device),
@@ -340,8 +342,19 @@ class Profiler(Run):
     def _reported_since(self) -> int:
         return self._began.get("main") or self._began.get("warmup") or 0
 
+    def _compiling(self, begins: bool) -> None:
+        self.collector.compiling(begins)
+        self._note_away()
+
+    def _note_away(self) -> None:
+        spent = self.collector.imported + self.collector.compiled
+        if spent > self._spent:
+            self._away.append((now_ns(), spent - self._spent))
+            self._spent = spent
+
     def _imported(self) -> None:
         self.collector.end_import()
+        self._note_away()
         self._compile_watch.look()
 
     def _thread_begins(self, thread: threading.Thread) -> None:

@@ -29,6 +29,8 @@ from mindtorch.profile.report.times import seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.warn import warnings
 
+#: Of the dict and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New keys
+#: do not raise it; names of ops, modules, phases and categories are values.
 SCHEMA_VERSION = 1
 _DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 

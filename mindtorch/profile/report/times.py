@@ -1,12 +1,13 @@
 """How long single iterations and single calls of modules took, as far as the log of events reaches.
 
-Times are those of the run, less the share that recording has in it.
+Times are those of the run, less what went into loading modules and compiling, and the share that recording has in it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -25,8 +26,22 @@ def spread(times: Sequence[float]) -> dict[str, float] | None:
     return {"min": min(times), "median": float(median(times)), "max": max(times)}
 
 
-def calls(events: bytes, since: int) -> dict[int, list[int]]:
+def apart_from(away: Iterable[tuple[int, int]]) -> Callable[[int, int], int]:
+    """Nanoseconds from one time until another, less what went elsewhere: (when that ended, nanoseconds)."""
+    ended, spent = [], [0]
+    for at, ns in sorted(away):
+        ended.append(at)
+        spent.append(spent[-1] + ns)
+
+    def between(start: int, end: int) -> int:
+        return max(0, end - start - (spent[bisect_right(ended, end)] - spent[bisect_right(ended, start)]))
+
+    return between
+
+
+def calls(events: bytes, since: int, away: Iterable[tuple[int, int]] = ()) -> dict[int, list[int]]:
     """{path id: nanoseconds of each of its calls} from `since` on, the modules called within included."""
+    between = apart_from(away)
     table = np.frombuffer(events, EVENT)
     table = table[((table["kind"] == ENTER) | (table["kind"] == EXIT)) & (table["start"] >= since)]
     found: dict[int, list[int]] = {}
@@ -37,14 +52,14 @@ def calls(events: bytes, since: int) -> dict[int, list[int]]:
         if kind == ENTER:
             stack.append((module, start))
         elif stack and stack[-1][0] == module:
-            found.setdefault(module, []).append(start - stack.pop()[1])
+            found.setdefault(module, []).append(between(stack.pop()[1], start))
     return found
 
 
-def steps(ends: Sequence[int], began: int) -> list[int]:
+def steps(ends: Sequence[int], began: int, away: Iterable[tuple[int, int]] = ()) -> list[int]:
     """Nanoseconds of the iterations that ended after `began`."""
     marks = [began, *(end for end in ends if end > began)]
-    return [after - before for before, after in itertools.pairwise(marks)]
+    return list(itertools.starmap(apart_from(away), itertools.pairwise(marks)))
 
 
 def seconds(ns: Sequence[int], share: float) -> dict[str, Any] | None:
