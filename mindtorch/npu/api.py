@@ -64,8 +64,7 @@ def current_stream(device: Any = None) -> Stream:
 
     In a backward it is the one that the running node's forward ran on.
     """
-    if backward.active:
-        backward.follow()
+    backward.follow()
     return streams.current_stream(device)
 
 

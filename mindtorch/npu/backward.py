@@ -20,7 +20,7 @@ _NO_NUMBER = (1 << 64) - 1  # of nodes that sum up in a leaf
 _MOST = 1 << 16  # choices remembered; the oldest half is forgotten: backward of those is as without this
 
 #: Whether a stream other than a device's default one was ever chosen; nothing is to be done before.
-active = False
+_active = False
 
 
 def _engine() -> Any:
@@ -84,8 +84,8 @@ _here = _Here()
 
 def chosen(device: int) -> None:
     """Another stream is current on ``device`` in the calling thread than before."""
-    global active
-    active = True
+    global _active
+    _active = True
     choices = _here.choices.get(device)
     if choices is None:
         choices = _here.choices[device] = _Choices(streams.default_stream(device))
@@ -95,7 +95,12 @@ def chosen(device: int) -> None:
 
 
 def follow() -> None:
-    """Make the streams current that those were on which the running node's forward ran; to be called where `active`."""
+    """Make the streams current that those were on which the running node's forward ran.
+
+    To be called before work is put on a device. Costs nothing in programs that choose no stream.
+    """
+    if not _active:
+        return
     engine = _engine()
     if not _here.choices or engine is None:
         return

@@ -27,8 +27,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
     Raises ``RuntimeError`` with the reason where there is no such device.
     """
-    if backward.active:
-        backward.follow()
+    backward.follow()
     kwargs = dict(kwargs)
     index = index_of(kwargs.pop("device"))
     name = func.__name__

@@ -64,8 +64,7 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
-    if backward.active:
-        backward.follow()
+    backward.follow()
     with NoGrad():
         if not is_npu(t):
             return upload(t.detach(), index_of(device), non_blocking)

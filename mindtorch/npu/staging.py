@@ -116,8 +116,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return decompose(func, args, kwargs)
     if op.view:
         return _view(op, args, kwargs)
-    if backward.active:
-        backward.follow()
+    backward.follow()
     if op.base == "aten::histc" and (out := histc(args, kwargs)) is not NotImplemented:
         return out
     tensors = list(tensors_in([*args, *kwargs.values()]))
@@ -250,8 +249,7 @@ def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: b
 # ---- through the CPU -------------------------------------------------------------------------------------------------
 def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
-    if backward.active:
-        backward.follow()
+    backward.follow()
     op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
     _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
