@@ -12,7 +12,7 @@ from .lazy cimport device_index, handle_of, is_ours
 cdef extern from *:
     """
     #define MT_SLOTS 64
-    #define MT_METHODS 24
+    #define MT_METHODS 30
     /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
        Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
     typedef struct {
@@ -20,7 +20,8 @@ cdef extern from *:
         PyMethodDef *torchs, ours;       /* live for good: calls may be under way, twins refer to torch's */
     } mt_slot;
     static mt_slot mt_slots[MT_SLOTS + MT_METHODS];
-    static PyObject *mt_device_key, *mt_generator_key;
+    static PyObject *mt_device_key, *mt_generator_key, *mt_pin_key;
+    static int mt_pinning;  /* memory may have to be pinned by us: who asks for it has to be asked */
     static PyObject *mt_generator;  /* of generators of ours; NULL while there are none */
     static int mt_concerns(PyObject *hook, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                            int named);
@@ -50,6 +51,7 @@ cdef extern from *:
         for (i = 0; i < named; i++) {
             name = PyTuple_GET_ITEM(names, i);
             if (name == mt_generator_key && mt_generator != NULL) ours = mt_draws(given[n + i]);
+            if (name == mt_pin_key && mt_pinning && given[n + i] == Py_True) ours = 1;
             if (name == mt_device_key || PyUnicode_Compare(name, mt_device_key) == 0) device = given[n + i];
         }
         if (!ours)
@@ -82,7 +84,9 @@ cdef extern from *:
         const int named = kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0;
         PyObject *device = named ? PyDict_GetItem(kwargs, mt_device_key) : NULL;
         const int draws = named && mt_generator != NULL && mt_draws(PyDict_GetItem(kwargs, mt_generator_key));
-        return mt_run(s, draws ? 1 : mt_concerns(s->hook, self, first, second, device, named), self, args, kwargs);
+        const int pins = named && mt_pinning && PyDict_GetItem(kwargs, mt_pin_key) == Py_True;
+        const int ours = draws || pins ? 1 : mt_concerns(s->hook, self, first, second, device, named);
+        return mt_run(s, ours, self, args, kwargs);
     }
 
     #define MT_ENTRY(n) static PyObject *mt_call_##n(PyObject *f, PyObject *const *a, size_t c, PyObject *k) { \
@@ -93,12 +97,12 @@ cdef extern from *:
     #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
     #define MT_64(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_4(f, 6)
     MT_64(MT_ENTRY)
-    MT_10(MT_METHOD, ) MT_10(MT_METHOD, 1) MT_4(MT_METHOD, 2)
+    MT_10(MT_METHOD, ) MT_10(MT_METHOD, 1) MT_10(MT_METHOD, 2)
     #define MT_NAME(n) mt_call_##n,
     #define MT_METHOD_NAME(n) mt_method_##n,
     static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_64(MT_NAME) };
     static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = {
-        MT_10(MT_METHOD_NAME, ) MT_10(MT_METHOD_NAME, 1) MT_4(MT_METHOD_NAME, 2) };
+        MT_10(MT_METHOD_NAME, ) MT_10(MT_METHOD_NAME, 1) MT_10(MT_METHOD_NAME, 2) };
 
     /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
     static int mt_kind(PyObject *f) {
@@ -218,6 +222,8 @@ cdef extern from *:
     int MT_SLOTS, MT_METHODS, MT_TYPES
     PyObject *mt_device_key
     PyObject *mt_generator_key
+    PyObject *mt_pin_key
+    int mt_pinning
     PyObject *mt_generator
     int mt_kind(object function) noexcept
     void mt_hook(int slot, object function, object hook) noexcept
@@ -237,6 +243,8 @@ mt_device_key = <PyObject *>_device_key
 cdef str _device_type = "remote_accelerator"
 cdef str _generator_key = "generator"
 mt_generator_key = <PyObject *>_generator_key
+cdef str _pin_key = "pin_memory"
+mt_pin_key = <PyObject *>_pin_key
 
 
 def take_generators(cls):
@@ -297,6 +305,21 @@ def take_type(str device_type, base, str name=None):
     _last_foreign = None
 
 
+cdef object _numbers = None               # asked: does a bare integer mean a device of ours?
+
+
+def take_numbers(asked):
+    """A device that is given by a bare integer is one of ours while `asked()`. None: never."""
+    global _numbers
+    _numbers = asked
+
+
+def take_pinning(bint ours):
+    """Whether `create` of all hooks decides about calls with ``pin_memory=True``."""
+    global mt_pinning
+    mt_pinning = ours
+
+
 cdef inline bint _is_other(object t) except -1:
     return _other_base is not None and isinstance(t, _other_base)
 
@@ -306,6 +329,8 @@ cdef bint _names_us(object device) except -1:
         if (<str>device).startswith((_device_type, _other_type, _other_name)):
             return True
         return (<str>device).startswith("meta") and _meta_is_ours()
+    if type(device) is int:
+        return _numbers is not None and _numbers()
     kind = getattr(device, "type", None)
     if kind == _device_type or kind == _other_type or kind == _other_name:
         return True
@@ -428,8 +453,10 @@ cdef class CreationHook(Hook):
             return False
         if _names_us(<object>device):
             return True
-        # A meta device may be ours another time.
-        if _subclasses_enabled is None and (_meta_where is None or _type_of_device(<object>device) != "meta"):
+        # A meta device may be ours another time, and so may a bare integer.
+        if type(<object>device) is not int and _subclasses_enabled is None and (
+            _meta_where is None or _type_of_device(<object>device) != "meta"
+        ):
             _last_foreign = <object>device
         return False
 
@@ -469,6 +496,17 @@ cdef class MoveHook(PythonHook):
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(<object>owner, *args, **kwargs)
+
+
+cdef class EveryHook(PythonHook):
+    """A method: `slow(twin, tensor, ...)` answers every call."""
+
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
+                       bint named) except -1:
+        return True
+
+    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
+        return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
 cdef class AwayHook(PythonHook):

@@ -27,6 +27,8 @@ NAMES = {
     "name torch.remote_accelerator": "another",
     "name Tensor.npu": "moves there",
     "name Parameter.npu": "the same",
+    "name Tensor.is_npu": "whether it is there, as torch has is_cuda",
+    "name Parameter.is_npu": "the same",
     "name Module.npu": "the same",
     "name Lazy.device": "where a parameter without a shape belongs",
     "name overrides.has_torch_function": "a function in place of a builtin",

@@ -22,7 +22,9 @@ __all__ = [
     "MAX_INDEX",
     "device",
     "get_default_device",
+    "of_number",
     "register_current_index",
+    "register_numbered",
     "resolve",
     "set_default_device",
 ]
@@ -137,8 +139,7 @@ class device:
             kind = _checked_type(type.type)
             number = _checked_index(type.index, str(type))
         elif isinstance(type, int) and not isinstance(type, bool) and index is None and _torch() is not None:
-            # torch: the accelerator with that index; its own error says when there is none.
-            return device(_torch().device(type))
+            return device(of_number(type))
         else:
             raise _ArgumentError(f"device() expected a string or a device, got {type!r}. {_EXPECTED}")
         key = (kind, number)
@@ -234,6 +235,21 @@ class device:
                 return function(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
+
+
+_numbered: Callable[[int], device | None] | None = None
+
+
+def register_numbered(function: Callable[[int], device | None]) -> None:
+    """``function(index)`` is the device that a bare integer means where torch has no accelerator, or None."""
+    global _numbered
+    _numbered = function
+
+
+def of_number(index: int) -> Any:
+    """The device that a bare integer means: of torch's accelerator, else of ours. Torch's own error without either."""
+    found = _numbered(index) if _numbered is not None else None
+    return _torch().device(index) if found is None else found
 
 
 _INTERNED: dict[tuple[str, int | None], device] = {}

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .library import is_test_library as is_test_library
+from .library import is_the_accelerator as is_the_accelerator
 from .library import stands_aside as stands_aside
 from .library import why_unavailable as why_unavailable
 

@@ -11,8 +11,8 @@ from .._ext import blocks as _blocks
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import backward
-from .moves import index_of, move, upload
+from . import backward, library
+from .moves import index_of, move, pin_memory, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
 
@@ -44,6 +44,17 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     else:
         made = of_this_mode(_make(func, args, kwargs, index))
     return made.requires_grad_() if requires_grad else made
+
+
+def create_pinned(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    """What ``func(*args, **kwargs)`` makes on the CPU, in memory from which copies to an NPU need not wait.
+
+    Where no NPU is the accelerator, torch's own function decides.
+    """
+    if not library.is_the_accelerator():
+        return func(*args, **kwargs)
+    made = pin_memory(func(*args, **{**kwargs, "pin_memory": False, "requires_grad": False}))
+    return made.requires_grad_(bool(kwargs.get("requires_grad", False)))
 
 
 def _from_data(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:

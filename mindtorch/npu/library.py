@@ -14,7 +14,16 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
-__all__ = ["TYPES", "device_index", "ensure_loaded", "is_test_library", "not_found", "stands_aside", "why_unavailable"]
+__all__ = [
+    "TYPES",
+    "device_index",
+    "ensure_loaded",
+    "is_test_library",
+    "is_the_accelerator",
+    "not_found",
+    "stands_aside",
+    "why_unavailable",
+]
 
 #: The device types that mean an NPU; also ``cuda``, where the program wants that (`npu.compat.transfer_to_npu`).
 TYPES = {"npu"}
@@ -102,6 +111,20 @@ def stands_aside() -> bool:
         return False
 
 
+def is_the_accelerator() -> bool:
+    """Whether an NPU is what programs mean that name no type of device: by an integer, or by pinned memory.
+
+    That is so where one is there and torch has no accelerator itself; the recording device is none. torch is loaded.
+    """
+    if stands_aside() or sys.modules["torch"].accelerator.current_accelerator(check_available=True) is not None:
+        return False
+    return why_unavailable() is None
+
+
+def _numbered(index: int) -> devices.device | None:
+    return devices.device("npu", index) if is_the_accelerator() else None
+
+
 def device_index(device: Any) -> int:
     """The index that ``device`` names: a number, ``"npu:1"``, a device; the thread's current one where it names none.
 
@@ -125,3 +148,4 @@ acl.configure(NPUError, _out_of_memory)
 pool.configure(ensure_loaded)
 streams.configure(device_index, functools.partial(devices.device, "npu"))
 devices.register_current_index("npu", streams.current_device)
+devices.register_numbered(_numbered)

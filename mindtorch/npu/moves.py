@@ -11,7 +11,7 @@ from .._ext import pool
 from .._ext.guards import NoGrad
 from ..devices import mode
 from ..devices.lazy_device import is_ours
-from ..devices.names import device as mindtorch_device
+from ..devices.names import of_number
 from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, _options, relocate
@@ -134,21 +134,36 @@ def is_pinned(t: torch.Tensor) -> bool:
 def pin_memory(t: torch.Tensor) -> torch.Tensor:
     """A copy of a CPU tensor in page-locked memory of the NPU's library: ``non_blocking`` copies do not wait.
 
-    As ``torch.Tensor.pin_memory``: contiguous, itself where it is pinned already.
+    As ``torch.Tensor.pin_memory``: contiguous, itself where it is pinned already, differentiable.
     """
     if t.device.type != "cpu" or t.layout is not torch.strided or is_npu(t):
         refuse_pinning(t)
     if t.numel() == 0 or _blocks.is_pinned(t.data_ptr()):
         return t
+    return _Pin.apply(t) if t.requires_grad and torch.is_grad_enabled() else _pinned(t)
+
+
+def _pinned(t: torch.Tensor) -> torch.Tensor:
     buffer = _blocks.Pinned(t.numel() * t.element_size())
     made = torch.frombuffer(buffer, dtype=torch.uint8).view(t.dtype).view(t.shape)
     return made.copy_(t.detach())
 
 
+class _Pin(torch.autograd.Function):
+    """A copy in pinned memory; the gradient is the copy's."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return _pinned(t)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
 def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """``t.to(*args, **kwargs)``, from or to an NPU. An integer means the NPU of that index."""
-    if args and isinstance(args[0], int) and not isinstance(args[0], bool):
-        args = (mindtorch_device("npu", args[0]), *args[1:])
+    """``t.to(*args, **kwargs)``, from or to an NPU."""
+    args, kwargs = numbered(args, kwargs)
     target, options = _options(args, kwargs)
     non_blocking = bool(options.pop("non_blocking", False))
     stays = target is None or (is_npu(t) and names_npu(target) and index_of(target) == block_of(t).device)
@@ -158,6 +173,15 @@ def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     if is_npu(t):  # in the order that computes on the CPU
         return _convert(move(t, target, non_blocking), options)
     return move(_convert(t, options), target, non_blocking)
+
+
+def numbered(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments of a ``.to(...)``, a bare integer among them as the device that it means."""
+    if args and type(args[0]) is int:
+        return (of_number(args[0]), *args[1:]), kwargs
+    if type(kwargs.get("device")) is int:
+        return args, {**kwargs, "device": of_number(kwargs["device"])}
+    return args, kwargs
 
 
 def _convert(t: torch.Tensor, options: dict[str, Any]) -> Any:

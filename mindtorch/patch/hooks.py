@@ -28,6 +28,7 @@ from ..base.errors import LazyTensorError
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import holds_no_data, known_device, npu_device, place_of
 from ..devices.names import device as mindtorch_device
+from ..devices.names import of_number
 from ..engine.execute import tensors
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
@@ -90,9 +91,14 @@ def enable() -> None:
     _hooks.hook_data(_base.data, assign_data)
     _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
+    _hooks.take_numbers(_numbers_ours)
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
+        _patch(torch.Tensor, "is_npu", property(is_npu, doc="True if the tensor is on an NPU."))
+        _hook(_base.pin_memory, _hooks.EveryHook(_pin_memory))
+        _hook(_base.is_pinned, _hooks.EveryHook(_is_pinned))
+        _hooks.take_pinning(True)
         _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
         for name in stand_ins.AUTOCAST:
@@ -146,6 +152,8 @@ def disable() -> None:
         processes.uninstall()
     _library = None
     _hooks.take_type(None, None)
+    _hooks.take_numbers(None)
+    _hooks.take_pinning(False)
     tensors.out_of_use()
 
 
@@ -229,8 +237,14 @@ def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
-    if npu_moves.names_npu(kwargs.get("device")):
+    device = kwargs.get("device")
+    if type(device) is int and _numbers_ours():
+        device = of_number(device)
+        kwargs = {**kwargs, "device": device}
+    if npu_moves.names_npu(device):
         return npu_creation.create(func, args, kwargs)
+    if kwargs.get("pin_memory") and not holds_no_data(device) and not tensors.is_ours(device):
+        return npu_creation.create_pinned(func, args, kwargs)
     if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
         return generators.draw(func, args, kwargs)
     if _dispatch_modes():
@@ -244,6 +258,8 @@ def _nested_hook(original: Any) -> Any:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
+        if type(device) is int and _numbers_ours():
+            kwargs["device"] = device = of_number(device)
         ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
         return _create(original, args, kwargs) if ours else original(*args, **kwargs)
 
@@ -259,6 +275,32 @@ def _tensor_npu(self: torch.Tensor, device: Any = None, non_blocking: bool = Fal
 def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
     """Move the module to an NPU: the thread's current one, or ``device`` (an index, a name, a device)."""
     return self.to(mindtorch_device("npu", device) if device is None or isinstance(device, int) else device)
+
+
+def _numbers_ours() -> bool:
+    """Whether a bare integer means a device of ours: an NPU, or a recording one once torch's slot is claimed."""
+    return not mode.now.everywhere and (npu.is_the_accelerator() or slot.claimed())
+
+
+def _pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
+    if is_ours(self) or not _pins(args, kwargs):
+        return original(self, *args, **kwargs)
+    return npu_moves.pin_memory(self)
+
+
+def _is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    if is_ours(self) or not _pins(args, kwargs):
+        return original(self, *args, **kwargs)
+    return npu_moves.is_pinned(self)
+
+
+def _pins(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether the device for which memory is to be pinned, the accelerator unless it is named, is an NPU."""
+    if mode.now.everywhere:
+        return False
+    device = args[0] if args else kwargs.get("device")
+    return npu.is_the_accelerator() if device is None else npu_moves.names_npu(device)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -295,6 +337,8 @@ def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: 
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
+        args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
     lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
     if classes.has_own_function(self):
@@ -359,6 +403,8 @@ def _new_hook(name: str) -> Any:
 
     def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
+        if type(device) is int and _numbers_ours():
+            kwargs["device"] = device = of_number(device)
         if classes.has_own_function(self):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_ours(self)
@@ -367,11 +413,13 @@ def _new_hook(name: str) -> Any:
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
         if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
             kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
-        if device is not None and (
+        named = device is not None and (
             tensors.is_ours(device)
             or npu_moves.names_npu(device)
             or (not lazy and mode.now.known is None and holds_no_data(device) and namespace.speaks())
-        ):
+        )
+        pinned = kwargs.get("pin_memory") and not lazy and not mode.now.everywhere
+        if named or (pinned and self.device.type == "cpu"):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
@@ -396,8 +444,8 @@ def _new_hook(name: str) -> Any:
 
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if args and type(args[0]) is int and any(is_npu(t) for t in (*self.parameters(), *self.buffers())):
-        args = (mindtorch_device("npu", args[0]), *args[1:])  # an index is one of the devices that it is on
+    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
+        args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
     on_npu = npu_moves.names_npu(target)
     sized = target is not None and mode.now.everywhere and mindtorch_device(target).type == "npu"
@@ -426,6 +474,8 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @functools.wraps(_torch_packed_sequence_to)
 def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> PackedSequence:
+    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
+        args, kwargs = npu_moves.numbered(args, kwargs)
     if not npu_moves.names_npu(_target(args, kwargs)):
         return _torch_packed_sequence_to(self, *args, **kwargs)
     data = self.data.to(*args, **kwargs)

@@ -1,0 +1,108 @@
+"""D5, N4: what programs leave open: a device by its number alone, pinned memory for no device in particular."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.npu.tensor import NpuTensor
+
+MAKE = {
+    "zeros": lambda device: torch.zeros(2, device=device),
+    "tensor": lambda device: torch.tensor([1.0, 2], device=device),
+    "zeros_like": lambda device: torch.zeros_like(torch.ones(2), device=device),
+    "new_zeros": lambda device: torch.ones(2).new_zeros(2, device=device),
+    "to": lambda device: torch.ones(2).to(device),
+    "to, by name": lambda device: torch.ones(2).to(device=device),
+    "to, and dtype": lambda device: torch.ones(2).to(device, torch.float16),
+    "Linear": lambda device: torch.nn.Linear(2, 2, device=device).weight,
+    "Module.to": lambda device: torch.nn.Linear(2, 2).to(device).weight,
+    "Module.to, by name": lambda device: torch.nn.Linear(2, 2).to(device=device).bias,
+    "PackedSequence.to": lambda device: torch.nn.utils.rnn.pack_sequence([torch.ones(2)]).to(device).data,
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_D5_a_number_alone_is_an_npu_where_one_is_there(npu, devices, make):
+    assert make(0).device == mindtorch.device("npu:0") and isinstance(make(0), NpuTensor)
+    count = npu.device_count()
+    with pytest.raises(RuntimeError, match=f"device index {count}: {count} NPU"):
+        make(count)
+    with pytest.raises(RuntimeError, match="Device index must not be negative"):
+        make(-1)
+    devices(2)
+    assert make(1).device == mindtorch.device("npu:1")
+
+
+def test_D5_a_number_alone_moves_between_npus(npu, devices):
+    devices(2)
+    model = torch.nn.Linear(2, 2).to(0)
+    weight = model.weight
+    assert model.to(1).weight is weight and weight.device == mindtorch.device("npu:1")
+    assert weight.to(0).device == torch.zeros(2, device=weight.device).to(0).device == mindtorch.device("npu:0")
+    assert mindtorch.device(1) == weight.device
+
+
+def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(in_python):
+    """Its own error, and the recording device once torch knows that as its accelerator."""
+    code = """
+        import torch, mindtorch
+        def tell():
+            for make in (lambda: torch.zeros(2, device=1), lambda: torch.ones(2).to(1),
+                         lambda: torch.tensor(1, device=1), lambda: torch.ones(2).new_ones(2, device=1),
+                         lambda: torch.nn.Linear(2, 2).to(1).weight):
+                try:
+                    print(make().device, end=" ")
+                except RuntimeError as error:
+                    print(error, end=" ")
+            print()
+        tell()
+        torch.zeros(2, device="remote_accelerator")
+        tell()
+    """
+    before, after = in_python(code, GENIE_ACL_LIBRARY="/nowhere").stdout.splitlines()
+    assert before == "Cannot access accelerator device when none is available. " * 5
+    assert after == "remote_accelerator:1 " * 5
+
+
+PIN = {
+    "pin_memory": lambda: torch.ones(3, 2).t().pin_memory(),
+    "for npu": lambda: torch.ones(2, 3).pin_memory("npu"),
+    "ones": lambda: torch.ones(2, 3, pin_memory=True),
+    "tensor": lambda: torch.tensor([[1.0] * 3] * 2, pin_memory=True),
+    "on the CPU": lambda: torch.ones(2, 3, pin_memory=True, device="cpu"),
+    "ones_like": lambda: torch.ones_like(torch.zeros(2, 3), pin_memory=True),
+    "new_ones": lambda: torch.zeros(1).new_ones(2, 3, pin_memory=True),
+}
+
+
+@pytest.mark.parametrize("make", PIN.values(), ids=PIN)
+def test_N4_pinned_memory_is_the_npus_where_one_is_there(npu, make):
+    made = make()
+    assert type(made) is torch.Tensor and made.is_pinned() and npu.is_pinned(made) and made.is_pinned("npu")
+    assert made.pin_memory() is made and torch.equal(made, torch.ones(2, 3))
+    assert torch.equal(made.to("npu", non_blocking=True).cpu(), torch.ones(2, 3))
+    assert not torch.ones(2).is_pinned() and not torch.ones(2, pin_memory=False).is_pinned()
+
+
+def test_N4_what_is_pinned_has_its_gradient(npu):
+    made = torch.ones(3, pin_memory=True, requires_grad=True)
+    assert made.is_leaf and made.is_pinned()
+    x = torch.ones(3, requires_grad=True)
+    (x.pin_memory().npu() * 2).sum().backward()
+    made.npu().sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0)) and torch.equal(made.grad, torch.ones(3))
+
+
+def test_N4_only_memory_of_the_cpu_is_pinned(npu):
+    for make in (lambda: torch.ones(2, device="npu").pin_memory(),
+                 lambda: torch.ones(2, device="npu", pin_memory=True)):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"can be pinned|cannot pin"):
+            make()
+    assert not torch.ones(2, device="npu").is_pinned()
+
+
+def test_N3_tensors_say_whether_they_are_on_an_npu(npu):
+    assert torch.ones(2, device="npu").is_npu and torch.nn.Linear(1, 1).npu().weight.is_npu
+    assert not torch.ones(2).is_npu and not torch.ones(2, device="remote_accelerator").is_npu
