@@ -21,7 +21,7 @@ from mindtorch._ext.streams import (
     synchronize,
 )
 
-from . import backward
+from . import backward, chips
 from .library import device_index, why_unavailable
 from .random import (
     get_rng_state,
@@ -156,9 +156,8 @@ def get_device_capability(device: Any = None) -> None:
 
 
 def is_bf16_supported() -> bool:
-    """Whether the chip computes in bfloat16: all but the 310 and 910A generations do."""
-    name = get_device_name()
-    return not name.startswith(("Ascend310", "Ascend910A", "Ascend910PremiumA", "Ascend910ProA"))
+    """Whether the chip computes in bfloat16: all but the first 910 generation, 310 and 310P do."""
+    return chips.computes_bfloat16(get_device_name())
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:

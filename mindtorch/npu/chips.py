@@ -1,0 +1,25 @@
+"""What Ascend chips differ in, by the names that the library gives them (``Ascend910B1``). torch is not imported here.
+
+The families are those of torch_npu: names that are not known are taken for newer chips.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["computes_bfloat16", "saturates"]
+
+# ``Ascend910B`` alone is of the first generation, ``Ascend910B1`` and so on are Atlas A2's.
+_FIRST_910 = r"910(Premium|Pro)?[AB](?!\d)"
+_WITHOUT_BFLOAT16 = re.compile(rf"Ascend({_FIRST_910}|310(?!B))")
+_SATURATING = re.compile(rf"Ascend({_FIRST_910}|310)")
+
+
+def computes_bfloat16(name: str) -> bool:
+    """Whether the chip computes in bfloat16: those of the first 910 generation, 310 and 310P do not."""
+    return _WITHOUT_BFLOAT16.match(name) is None
+
+
+def saturates(name: str) -> bool:
+    """Whether infinity becomes the largest number and NaN 0: on the first 910 generation, 310, 310P and 310B."""
+    return _SATURATING.match(name) is not None
