@@ -282,8 +282,29 @@ def load(str path):
     _library = handle
 
 
+def _customers():
+    """Libraries of operators that somebody has added to CANN, where torch_npu looks for them, first to last."""
+    folders = os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":")
+    vendors = os.path.join(os.environ.get("ASCEND_OPP_PATH", ""), "vendors")
+    try:
+        with open(os.path.join(vendors, "config.ini"), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("load_priority="):
+                    for name in line.strip().partition("=")[2].split(","):
+                        folders.append(os.path.join(vendors, name) if name else "")
+    except OSError:
+        pass                                   # nobody has
+    found = []
+    for folder in folders:
+        path = os.path.join(folder, "op_api", "lib", "libcust_opapi.so")
+        if folder and path not in found and os.path.isfile(path):
+            found.append(path)
+    return found
+
+
 cdef int _seek_operators() except -1:
-    """Open what has operators: the libraries beside the one that is bound, else those that the loader finds."""
+    """Open what has operators: what was added to CANN, then the libraries beside the one that is bound, else those that
+    the loader finds."""
     global _operators_count, _operators_paths, _sought_operators
     cdef void *handle
     folder = os.path.dirname(_path)
@@ -295,7 +316,7 @@ cdef int _seek_operators() except -1:
     # The loader's own may be there and must not serve the test library.
     names = beside if beside or _test_library else _OPERATORS
     opened = []
-    for each in names:
+    for each in _customers() + list(names):
         handle = _open(each) if _operators_count < MOST_LIBRARIES else NULL
         if handle != NULL:
             _operators[_operators_count] = handle
@@ -330,7 +351,8 @@ def symbol(str name):
 
 
 def operator_libraries():
-    """The libraries beside the bound one, or found by the loader, that operators were looked for in."""
+    """The libraries that operators are looked for in, first to last: customers', and those beside the bound one or
+    found by the loader."""
     if _library != NULL and not _sought_operators:
         _seek_operators()
     return _operators_paths

@@ -24,6 +24,8 @@ def unkind(pytestconfig: pytest.Config) -> Iterator[bool]:
     """Whether every test library in this process, and in those that it starts, is as unkind as devices are."""
     chosen = pytestconfig.getoption("--npu") == "unkind"
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH"):
+            patch.delenv(name, raising=False)  # operators of this machine are not for the test library
         if chosen:
             patch.setenv("GENIE_TEST_NPU_UNKIND", "1")
         yield chosen
@@ -138,13 +140,27 @@ def in_npu_process(
 
     torch is only imported where the code asks for it: ``import mindtorch`` behaves as under ``genie``.
     """
+    return _on_library(in_python, "genie", acl_path, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def in_npu_program(
+    after_torch: Callable[..., Any], acl_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
+    """The same for a program that imports torch, which takes most of such a process's time: in a fork that has."""
+    return _on_library(after_torch, "program", acl_path, tmp_path_factory)
+
+
+def _on_library(
+    start: Callable[..., Any], program: str, acl_path: Path, folders: pytest.TempPathFactory
+) -> Callable[..., str]:
+    begin = f"import sys; sys.argv = [{program!r}]; sys.path.append({str(Path(__file__).parent)!r})\n"
 
     def run(code: str, devices: int = 2, path: Path = acl_path, **environment: str) -> str:
-        report = tmp_path_factory.mktemp("report") / "report.txt"
-        done = in_python(
-            "import sys; sys.argv = ['genie']\n" + textwrap.dedent(code), GENIE_ACL_LIBRARY=str(path),
-            GENIE_TEST_NPU_DEVICES=str(devices), GENIE_TEST_NPU_REPORT=str(report),
-            PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]), **environment,
+        report = folders.mktemp("report") / "report.txt"
+        done = start(
+            begin + textwrap.dedent(code), GENIE_ACL_LIBRARY=str(path), GENIE_TEST_NPU_DEVICES=str(devices),
+            GENIE_TEST_NPU_REPORT=str(report), **environment,
         )  # fmt: skip
         assert report.read_text() == "end of process\n", report.read_text()
         return done.stdout

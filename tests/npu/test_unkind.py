@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,11 +15,10 @@ import pytest
 from mindtorch.npu import kernels, layers, operators, rows
 
 
-def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_process):
+def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_program):
     """A tensor's last bytes are followed by ALIGN_UP(size, 32) + 32 - size that operators may touch."""
-    said = in_npu_process(
+    said = in_npu_program(
         """
-        sys.argv = ["program"]
         import torch, mindtorch
         for size in (1, 120, 127, 128, 136, 1000, (1 << 18) - 8, 1 << 18, (2 << 20) // 4 * 5 - 8, (2 << 20) // 4 * 5):
             held = [torch.full((size,), float(i)).npu() for i in range(4)]
@@ -33,11 +33,10 @@ def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_process
     assert said == "10\n"
 
 
-def test_N3_a_stream_waits_for_another_devices_event_where_chips_do_not(in_npu_process):
+def test_N3_a_stream_waits_for_another_devices_event_where_chips_do_not(in_npu_program):
     """Copies, streams and events of two devices: the values are right, and the library's checker saw them ordered."""
-    said = in_npu_process(
+    said = in_npu_program(
         """
-        sys.argv = ["program"]
         import os, torch, mindtorch
         from acl_library import Library
         library, npu = Library(os.environ["GENIE_ACL_LIBRARY"]), mindtorch.npu
@@ -156,7 +155,6 @@ def test_N1_devices_are_counted_before_the_library_is_initialized_where_it_can_d
 
 
 DECLINING = """
-    sys.argv = ["program"]
     import os, torch, mindtorch, warnings
     from acl_library import Library
     warnings.simplefilter("always")
@@ -171,8 +169,8 @@ DECLINING = """
 
 
 @pytest.mark.parametrize("code", [161003, 561000, 561003, 561103, 561107, 561112])
-def test_N5_an_operator_that_is_not_here_is_staged_and_not_asked_again(in_npu_process, code):
-    said = in_npu_process(
+def test_N5_an_operator_that_is_not_here_is_staged_and_not_asked_again(in_npu_program, code):
+    said = in_npu_program(
         DECLINING
         + """
         assert (x + x).tolist() == (x + x).add(0).tolist() == [0, 2, 4, 6]
@@ -192,8 +190,8 @@ def test_N5_an_operator_that_is_not_here_is_staged_and_not_asked_again(in_npu_pr
     assert counted == "5 None"
 
 
-def test_N5_what_an_operator_does_not_take_is_asked_again_and_not_warned_of(in_npu_process):
-    said = in_npu_process(
+def test_N5_what_an_operator_does_not_take_is_asked_again_and_not_warned_of(in_npu_program):
+    said = in_npu_program(
         DECLINING
         + """
         for _ in range(3):
@@ -205,8 +203,8 @@ def test_N5_what_an_operator_does_not_take_is_asked_again_and_not_warned_of(in_n
     assert said == "3 0\n"
 
 
-def test_N5_a_fault_in_a_first_phase_is_raised(in_npu_process):
-    said = in_npu_process(
+def test_N5_a_fault_in_a_first_phase_is_raised(in_npu_program):
+    said = in_npu_program(
         DECLINING
         + """
         for code in (361001, 507018, 107003):
@@ -224,8 +222,8 @@ def test_N5_a_fault_in_a_first_phase_is_raised(in_npu_process):
     ]
 
 
-def test_N5_the_text_of_what_was_declined_is_not_told_with_the_next_error(in_npu_process):
-    said = in_npu_process(
+def test_N5_the_text_of_what_was_declined_is_not_told_with_the_next_error(in_npu_program):
+    said = in_npu_program(
         DECLINING
         + """
         library.fail("aclnnAddGetWorkspaceSize", 1, 161002)
@@ -244,22 +242,31 @@ def test_N5_the_text_of_what_was_declined_is_not_told_with_the_next_error(in_npu
     )
 
 
-def test_N5_operators_of_several_libraries_are_found(in_npu_process, tmp_path):
+def test_N5_operators_of_several_libraries_are_found(in_npu_program, tmp_path):
     library = acl_library.build_split(tmp_path)
     code = """
-        sys.argv = ["program"]
         import torch, mindtorch
         x = torch.ones(2, 2).npu()
         assert torch.equal(((x + x) @ x).cpu(), torch.full((2, 2), 4.0))
         print(*(mindtorch.stats()["npu_native"].get(name) for name in ("aten::add", "aten::mm")))
     """
-    assert in_npu_process(code, path=library) == "1 1\n"
+    assert in_npu_program(code, path=library) == "1 1\n"
     (tmp_path / "libopapi_math.so").rename(tmp_path / "libopapi.so")  # as it was called before
-    assert in_npu_process(code, path=library) == "1 1\n"
+    assert in_npu_program(code, path=library) == "1 1\n"
     (tmp_path / "libopapi_nn.so").unlink()
-    assert in_npu_process(code, path=library) == "1 None\n"
-    (tmp_path / "libopapi.so").unlink()
-    assert in_npu_process(code, path=library) == "None None\n"
+    assert in_npu_program(code, path=library) == "1 None\n"
+    customers = tmp_path / "customize" / "op_api" / "lib"
+    customers.mkdir(parents=True)
+    (customers / "libascendcl.so").symlink_to(library)
+    (tmp_path / "libopapi.so").rename(customers / "libcust_opapi.so")
+    assert in_npu_program(code, path=library) == "None None\n"
+    added = f"import os; os.environ['ASCEND_CUSTOM_OPP_PATH'] = '/nowhere::{customers.parent.parent}'\n"
+    assert in_npu_program(added + textwrap.dedent(code), path=library) == "1 None\n"
+    (tmp_path / "vendors").mkdir()
+    (tmp_path / "vendors" / "config.ini").write_text("load_priority=other,customize\n")
+    (tmp_path / "customize").rename(tmp_path / "vendors" / "customize")
+    added = f"import os; os.environ['ASCEND_OPP_PATH'] = '{tmp_path}'\n"
+    assert in_npu_program(added + textwrap.dedent(code), path=library) == "1 None\n"
 
 
 def test_N5_the_operators_that_are_told_of_are_those_that_kernels_call():
@@ -295,11 +302,10 @@ def test_N2_the_end_of_a_process_does_not_wait_for_a_stream_without_end(in_pytho
     assert done.stdout == "the NPU runtime has been shut down: the process is ending\n"
 
 
-def test_N3_nothing_runs_on_a_stream_behind_work_that_failed(in_npu_process):
+def test_N3_nothing_runs_on_a_stream_behind_work_that_failed(in_npu_program):
     """A kernel's failure is told by the next wait; what was queued behind it has not gone on with its result."""
-    said = in_npu_process(
+    said = in_npu_program(
         """
-        sys.argv = ["program"]
         import torch, mindtorch
         table, wrong = torch.ones(3, 2).npu(), torch.tensor([7]).npu()
         x = torch.zeros(2).npu()
@@ -316,11 +322,10 @@ def test_N3_nothing_runs_on_a_stream_behind_work_that_failed(in_npu_process):
     assert said.splitlines() == ["507015 ACL_ERROR_RT_AICORE_EXCEPTION", "[0.0, 0.0]"]
 
 
-def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in_npu_process):
+def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in_npu_program):
     """As CANN with stop-on-failure. Memory can still be let go of, other devices go on, and the process ends."""
-    said = in_npu_process(
+    said = in_npu_program(
         """
-        sys.argv = ["program"]
         import torch, mindtorch
         table, wrong, x = torch.ones(3, 2).npu(), torch.tensor([7]).npu(), torch.zeros(2).npu()
         there, stream = torch.ones(2).npu(1), mindtorch.npu.Stream(0)
@@ -340,3 +345,22 @@ def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in
     )
     *failed, other = said.splitlines()
     assert other == "[2.0, 2.0]" and len(failed) == 8 and {line.split()[0] for line in failed} == {"507015"}
+
+
+def test_N7_the_npu_tests_pass_where_the_library_is_unkind(pytestconfig, unkind, tmp_path):
+    """In a process of its own: how the library behaves is decided when it is loaded, and a process has one."""
+    if unkind:
+        pytest.skip("is what this run does")
+    folder = Path(__file__).parent
+    # Without what sets its own switches, has no library, or builds another one.
+    without = [f"--ignore={folder / name}" for name in ("test_unkind.py", "test_stand_aside.py")]
+    without.append(f"--deselect={folder / 'test_acl_library.py'}::test_N7_builds_with_sanitizers")
+    devices = pytestconfig.getoption("--npu-devices")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--npu", "unkind"]
+    done = subprocess.run(
+        [*command, f"--npu-devices={devices}", f"--basetemp={tmp_path / 'inner'}", *without, str(folder)],
+        cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert passed and int(passed[1]) > 900, done.stdout[-5000:]
