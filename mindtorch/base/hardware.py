@@ -11,7 +11,18 @@ import platform
 import sys
 from typing import Any
 
-__all__ = ["ascend_search_paths", "available_memory", "cpu", "cuda_driver", "find_ascendcl", "package_version"]
+__all__ = [
+    "ASCEND_VARIABLES",
+    "ascend_search_paths",
+    "available_memory",
+    "cpu",
+    "cuda_driver",
+    "find_ascendcl",
+    "package_version",
+]
+
+# What says where the AscendCL library may be.
+ASCEND_VARIABLES = ("GENIE_ACL_LIBRARY", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH")
 
 # Instruction sets that matter to tensor code, as /proc/cpuinfo names them, widest last.
 _X86 = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni",

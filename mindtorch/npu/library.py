@@ -28,6 +28,7 @@ __all__ = [
 #: The device types that mean an NPU; also ``cuda``, where the program wants that (`npu.compat.transfer_to_npu`).
 TYPES = {"npu"}
 _lock = threading.Lock()
+_nothing_at: tuple[str | None, ...] | None = None  # what named the places where no library was found
 
 
 @functools.cache
@@ -116,9 +117,17 @@ def is_the_accelerator() -> bool:
 
     That is so where one is there and torch has no accelerator itself; the recording device is none. torch is loaded.
     """
+    global _nothing_at
     if stands_aside() or sys.modules["torch"].accelerator.current_accelerator(check_available=True) is not None:
         return False
-    return why_unavailable() is None
+    if acl.is_loaded():
+        return why_unavailable() is None
+    places = tuple(map(os.environ.get, hardware.ASCEND_VARIABLES))  # looking there takes a thousand times as long
+    if places == _nothing_at:
+        return False
+    found = why_unavailable() is None
+    _nothing_at = None if acl.is_loaded() else places
+    return found
 
 
 def _numbered(index: int) -> devices.device | None:

@@ -66,6 +66,20 @@ def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(in_py
     assert after == "remote_accelerator:1 " * 5
 
 
+def test_D5_where_no_npu_is_there_it_is_not_looked_for_again(in_python):
+    code = """
+        import os, sys, torch, mindtorch
+        from mindtorch.base import hardware
+        looked, torchs = [], hardware.find_ascendcl
+        hardware.find_ascendcl = lambda: looked.append(1) or torchs()
+        for _ in range(3):
+            print(torch.ones(2).is_pinned(), len(looked))
+        os.environ["GENIE_ACL_LIBRARY"] = "/elsewhere"
+        print(torch.ones(2).is_pinned(), len(looked))
+    """
+    assert in_python(code, GENIE_ACL_LIBRARY="/nowhere").stdout == "False 1\n" * 3 + "False 2\n"
+
+
 PIN = {
     "pin_memory": lambda: torch.ones(3, 2).t().pin_memory(),
     "for npu": lambda: torch.ones(2, 3).pin_memory("npu"),
