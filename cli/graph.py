@@ -11,7 +11,14 @@ from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
 
 from .output import OutputFile, output_options
-from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
+from .program import (
+    ProgramCommand,
+    claimed_stdout,
+    hint_torch_npu,
+    parse_program,
+    program_arguments,
+    torch_npu_for,
+)
 from .units import counted
 
 if TYPE_CHECKING:
@@ -127,6 +134,7 @@ def command(
         click.echo("genie: interrupted; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
+        hint_torch_npu(outcome.error)
     return outcome.exit_code
 
 
@@ -146,6 +154,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     loop = None if program.is_model or steps is None else Loop(steps, lambda: len(graph), lambda: stop(graph))
     program.estimate = device is not None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_npu_for(device is not None))
         if device is not None:
             stack.enter_context(estimating())
         outcome = program.load()

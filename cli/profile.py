@@ -17,7 +17,14 @@ from mindtorch.profile.report.export import FORMATS, write_json
 from mindtorch.program.workload import DTYPES, Request
 
 from .output import OutputFile, output_options
-from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
+from .program import (
+    ProgramCommand,
+    claimed_stdout,
+    hint_torch_npu,
+    parse_program,
+    program_arguments,
+    torch_npu_for,
+)
 from .units import counted
 
 if TYPE_CHECKING:
@@ -212,7 +219,7 @@ def _measure(
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, shapes=shapes)
-        with profiler:
+        with profiler, torch_npu_for(estimate=False):
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
@@ -220,7 +227,7 @@ def _measure(
         profiler = Profiler(begun_ns=begun, target=target, shapes=shapes)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.argument} ...")
-        with profiler:
+        with profiler, torch_npu_for(estimate=False):
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins
         if outcome.error is not None and not outcome.interrupted:
             _explain(program, outcome)
@@ -246,7 +253,7 @@ def _estimate(
     estimator = Estimator(
         target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume
     )
-    with estimator:
+    with estimator, torch_npu_for(True, None if chosen is None else chosen.device):
         outcome = program.run(steps or 1, before, estimator.stage if told else None)
     if program.is_model and outcome.error is not None and not outcome.interrupted:
         _explain(program, outcome)
@@ -335,6 +342,7 @@ def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
     elif outcome.exit_code and not program.is_model:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         _hint_options(program)
+        hint_torch_npu(outcome.error)
     elif not _ran_anything(report) and report.get("unseen"):
         unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
         click.echo(f"genie: {program.argument} ran no torch op itself; what {unseen} ran is not seen", err=True)

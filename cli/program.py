@@ -15,7 +15,9 @@ from mindtorch.program.workload import Request
 
 from .output import OutputFile
 
-__all__ = ["ProgramCommand", "claimed_stdout", "parse_program", "program_arguments"]
+__all__ = [
+    "ProgramCommand", "claimed_stdout", "hint_torch_npu", "parse_program", "program_arguments", "torch_npu_for",
+]  # fmt: skip
 
 
 class ProgramCommand(click.Command):
@@ -92,3 +94,37 @@ def claimed_stdout(claim: bool) -> Iterator[None]:
             sys.stdout.flush()
         os.dup2(saved, number)
         os.close(saved)
+
+
+@contextlib.contextmanager
+def torch_npu_for(estimate: bool, kind: str | None = None) -> Iterator[None]:
+    """A program that imports torch_npu finds ours, where the real one is not installed and it would be used: an NPU is
+    there, or in an estimate.
+
+    kind: what torch calls the accelerator that an estimate is of; None: it is of none.
+    """
+    from mindtorch import npu
+    from mindtorch.npu import finder
+
+    if estimate and kind not in (None, "npu"):
+        yield  # a program that may do without it does so
+        return
+    # Libraries that look for it without being asked to are answered on the chip that was named, and nowhere else.
+    finder.watch((lambda: True) if estimate else npu.is_available, probes=kind == "npu")
+    try:
+        yield
+    finally:
+        finder.unwatch()
+
+
+def hint_torch_npu(error: BaseException | None) -> None:
+    """What to do when the program ended for want of torch_npu."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
+        from mindtorch import npu
+
+        why = npu.why_unavailable() or "an estimate of another accelerator does without it"
+        click.echo(
+            f"genie: there is no torch_npu, and mindtorch's was not used: {why}; genie profile --target 910b runs such "
+            "a program anywhere, without data",
+            err=True,
+        )

@@ -26,7 +26,8 @@ _DTYPES = frozenset(WIDER)
 #: The target that is the machine at hand.
 MEASURED = "cpu"
 _FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector", "capability",
-                     "processors"})  # fmt: skip
+                     "processors", "device"})  # fmt: skip
+_DEVICES = ("cuda", "npu")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Target:
     operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (a `work.Work`, and
     the bytes that the program holds) where that was measured; without one it is the roofline's.
     capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
+    device: what torch calls devices of its kind.
     """
 
     key: str
@@ -50,6 +52,7 @@ class Target:
     model: Callable[[Any, int], tuple[float, str]] | None = None
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
+    device: str = "cuda"
 
     def rate(self, dtype: str, on_matrix_units: bool) -> float:
         """Peak operations per second for that torch dtype (by its name, "float32")."""
@@ -126,7 +129,15 @@ def _target(where: str, key: str, table: Any) -> Target:
         _figure(where, table, "launch_s", 0, 1) if "launch_s" in table else 0.0,
         _rates(where, table, "matrix"), _rates(where, table, "vector"), capability=_capability(where, table),
         processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
+        device=_device(where, table),
     )  # fmt: skip
+
+
+def _device(where: str, table: dict[str, Any]) -> str:
+    value = table.get("device", Target.device)
+    if value not in _DEVICES:
+        raise UsageError(f"[target] {where}: device: expected one of {', '.join(_DEVICES)}, got {value!r}")
+    return str(value)
 
 
 def _capability(where: str, table: Mapping[str, Any]) -> tuple[int, int]:

@@ -1,7 +1,8 @@
-"""What a program is told that asks for a GPU while it is estimated: yes, of this name and size (SPEC C4)."""
+"""What a program is told that asks for a GPU or an NPU while it is estimated: yes, of this name and size (SPEC C4)."""
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,9 +12,15 @@ from typing import Any, NoReturn
 
 import torch
 
+from ... import npu
 from ..._ext import ledger
 from ...base.errors import UnsupportedOperationError
-from ...devices.lazy_device import check_cuda, place_of
+from ...devices import mode
+from ...devices.lazy_device import check_cuda, known_device, place_of
+from ...devices.names import device as mindtorch_device
+from ...npu import memory as npu_memory
+from ...npu import random as npu_random
+from ...npu.api import DeviceProperties
 from ...patch import attention
 from . import assumptions
 
@@ -21,21 +28,23 @@ from . import assumptions
 @dataclass(frozen=True)
 class Accelerator:
     """name, memory_bytes: those of one device; count: how many the program sees; capability: CUDA's compute
-    capability; processors: streaming multiprocessors."""
+    capability; processors: streaming multiprocessors; kind: ``cuda``, or ``npu``: both names then mean it."""
 
     name: str
     memory_bytes: int
     count: int = 1
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
+    kind: str = "cuda"
 
 
 class _Stream:
     """Stands for torch.cuda.Stream: all work is in program order."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        self.device = torch.device("cuda", _chosen if device is None else index_of(device))
-        self.priority, self.cuda_stream = priority, 0
+        index = _chosen if device is None else index_of(device)
+        self.device = known_device(f"{mode.now.accelerator}:{index}")
+        self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
 
     def synchronize(self) -> None: ...
     def wait_stream(self, stream: Any) -> None: ...
@@ -85,7 +94,26 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch.distributions.Distribution, "_validate_args", False),
     ]
     if accelerator is None:
-        return shared
+        return shared + _of_npus_of_programs_for_them()
+    said = _said(accelerator, "cuda")
+    replaced = [(torch.cuda, name, value) for name, value in said.items()]
+    for module in (torch.cuda.random, torch.cuda.memory):  # where torch.cuda has them from, and programs may, too
+        replaced += [(module, name, said[name]) for name in said if vars(module).get(name) is getattr(torch.cuda, name)]
+    replaced += [(torch.cuda, name, _refusing(name)) for name in _REFUSED]
+    replaced += [(torch.cuda.graphs, name, _refusing(name)) for name in ("CUDAGraph", "graph", "graph_pool_handle")]
+    replaced.append((torch.cuda.graphs, "make_graphed_callables", said["make_graphed_callables"]))
+    nothing = dict.fromkeys(
+        ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),
+        lambda *args: 0,
+    )
+    replaced.append((torch.cuda.nvtx, "_nvtx", types.SimpleNamespace(**nothing)))
+    replaced.append((torch.nn.parallel.comm, "scatter", _scatter))
+    replaced += [(torch.cuda.profiler, name, lambda: None) for name in ("start", "stop")]
+    return shared + replaced + _of_npus(accelerator) + _of_any_kind(accelerator)
+
+
+def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
+    """What ``torch.cuda``, or another module for a kind of devices, says."""
     properties = types.SimpleNamespace(
         name=accelerator.name,
         total_memory=accelerator.memory_bytes,
@@ -98,8 +126,11 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         is_integrated=False,
     )
 
+    def place(device: Any) -> int:
+        return place_of(kind if device is None else f"{kind}:{index_of(device)}")
+
     def live(device: Any = None) -> tuple[int, int]:
-        return ledger.live_bytes(_place(device))
+        return ledger.live_bytes(place(device))
 
     def memory_stats(device: Any = None) -> dict[str, int]:
         now, most = live(device)
@@ -110,7 +141,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
             "reserved_bytes.all.peak": most,
         }
 
-    said: dict[str, Any] = {
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
@@ -128,8 +159,8 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "max_memory_allocated": lambda device=None: live(device)[1],
         "memory_reserved": lambda device=None: live(device)[1],
         "max_memory_reserved": lambda device=None: live(device)[1],
-        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(_place(device)),
-        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(_place(device)),
+        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(place(device)),
+        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(place(device)),
         "memory_summary": lambda device=None, abbreviated=False: f"{live(device)[0]} bytes allocated",
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
@@ -143,7 +174,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "seed_all": lambda: None,
         "is_bf16_supported": lambda including_emulation=True: True,
         "device": _device,
-        "device_of": lambda obj: _device(obj.device.index) if getattr(obj, "is_cuda", False) else nullcontext(),
+        "device_of": lambda obj: _device(obj.device.index) if obj.device.type == kind else nullcontext(),
         "stream": _on_stream,
         "StreamContext": _on_stream,
         "Stream": _Stream,
@@ -166,25 +197,39 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         "set_sync_debug_mode": lambda debug_mode: None,
         "default_generators": tuple(_torch_generator() for _ in range(accelerator.count)),
     }  # fmt: skip
-    replaced = [(torch.cuda, name, value) for name, value in said.items()]
-    for module in (torch.cuda.random, torch.cuda.memory):  # where torch.cuda has them from, and programs may, too
-        replaced += [(module, name, said[name]) for name in said if vars(module).get(name) is getattr(torch.cuda, name)]
-    replaced += [(torch.cuda, name, _refusing(name)) for name in _REFUSED]
-    replaced += [(torch.cuda.graphs, name, _refusing(name)) for name in ("CUDAGraph", "graph", "graph_pool_handle")]
-    replaced.append((torch.cuda.graphs, "make_graphed_callables", said["make_graphed_callables"]))
-    nothing = dict.fromkeys(
-        ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),
-        lambda *args: 0,
-    )
-    replaced.append((torch.cuda.nvtx, "_nvtx", types.SimpleNamespace(**nothing)))
-    replaced.append((torch.nn.parallel.comm, "scatter", _scatter))
-    replaced += [(torch.cuda.profiler, name, lambda: None) for name in ("start", "stop")]
-    return shared + replaced + _of_any_kind(said)
 
 
-def _of_any_kind(said: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+def _of_npus(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
+    """The same of torch.npu, which has nothing where the accelerator is another one."""
+    theirs: Any = torch.npu  # type: ignore[attr-defined]
+    if accelerator.kind != "npu":
+        return [(theirs, "is_available", lambda: False), (theirs, "device_count", lambda: 0)]
+    properties = DeviceProperties(accelerator.name, accelerator.memory_bytes, None, None, None)
+    said = _said(accelerator, "npu") | {
+        "get_device_capability": lambda device=None: None,
+        "get_device_properties": lambda device=None: properties,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16, torch.float32],
+    }
+    owners = (theirs, npu_memory, npu_random) if theirs is npu else (theirs,)
+    return [(owner, name, said[name]) for owner in owners for name in said.keys() & set(dir(owner))]
+
+
+def _of_npus_of_programs_for_them() -> list[tuple[Any, str, Any]]:
+    """The same where the program is told of no accelerator: one that imports torch_npu wants an NPU. What is asked of
+    its chip is not known."""
+    unknown = ("get_device_name", "get_device_properties", "mem_get_info")
+    answers = {name: answer for _, name, answer in _of_npus(Accelerator("", 0, kind="npu")) if name not in unknown}
+    answers |= {
+        "is_available": lambda: "torch_npu" in sys.modules,
+        "device_count": lambda: int("torch_npu" in sys.modules),
+    }
+    return [(torch.npu, name, answer) for name, answer in answers.items()]  # type: ignore[attr-defined]
+
+
+def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
     """The same of torch.accelerator, whose functions would ask C++."""
-    device = torch.device("cuda")
+    kind = accelerator.kind
+    said = _said(accelerator, kind)
     dtypes = {t for t in vars(torch).values() if isinstance(t, torch.dtype)}
     memory: dict[str, Any] = {name: said[name] for name in (
         "empty_cache", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
@@ -192,7 +237,7 @@ def _of_any_kind(said: dict[str, Any]) -> list[tuple[Any, str, Any]]:
     )}  # fmt: skip
     memory |= {"get_memory_info": said["mem_get_info"], "empty_host_cache": lambda: None}
     others: dict[str, Any] = {
-        "current_accelerator": lambda check_available=False: device,
+        "current_accelerator": lambda check_available=False: known_device(kind),
         "current_device_index": current_device,
         "current_device_idx": current_device,
         "set_device_index": set_current,
@@ -207,8 +252,8 @@ def _of_any_kind(said: dict[str, Any]) -> list[tuple[Any, str, Any]]:
     return [
         *((torch.accelerator, name, answer) for name, answer in (memory | others).items()),
         *((torch.accelerator.memory, name, answer) for name, answer in memory.items()),
-        (torch._C, "_get_accelerator", lambda check=None: device),
-        (torch._C, "_accelerator_getAccelerator", lambda: device),
+        (torch._C, "_get_accelerator", lambda check=None: known_device(kind)),
+        (torch._C, "_accelerator_getAccelerator", lambda: known_device(kind)),
         (torch, "Stream", _Stream),
         (torch, "Event", _Event),
     ]
@@ -252,14 +297,14 @@ def set_current(device: Any) -> None:
     global _chosen
     index = index_of(device)
     if index >= 0:
-        _chosen = check_cuda(index)
+        _chosen = check_cuda(index, mode.now.accelerator)
 
 
 def index_of(device: Any) -> int:
     """The index that is meant; -1 for none."""
     if device is None or isinstance(device, int):
         return -1 if device is None else device
-    index = torch.device(device).index
+    index = mindtorch_device(device).index
     return _chosen if index is None else index
 
 
@@ -280,10 +325,6 @@ def _on_stream(stream: Any) -> Iterator[None]:
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     return self.to("cuda" if device is None else device)
-
-
-def _place(device: Any) -> int:
-    return place_of("cuda" if device is None else device)
 
 
 def _compile(model: Any = None, **options: Any) -> Any:

@@ -63,7 +63,7 @@ class Estimator(Run):
         self._accelerator = None
         if target is not None and gpu:
             self._accelerator = Accelerator(
-                target.name, int(target.memory_bytes), devices, target.capability, target.processors
+                target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device
             )
         self.memory: memory.Memory | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call

@@ -42,7 +42,9 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             stack.callback(hooks.disable)
         tensors.in_use()
         cudas = None if accelerator is None else accelerator.count
-        stack.enter_context(known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device))
+        kind = Accelerator.kind if accelerator is None else accelerator.kind
+        entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
+        stack.enter_context(entered)
         stack.callback(set_current, 0)
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)

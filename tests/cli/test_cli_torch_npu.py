@@ -1,0 +1,153 @@
+"""C4, N3: ``genie`` on programs that import torch_npu, without it, without a library and without Ascend hardware."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINING = """
+import torch
+import torch_npu
+from torch import nn
+from torch.npu.amp import GradScaler, autocast
+
+torch.npu.set_compile_mode(jit_compile=False)
+torch_npu.npu.config.allow_internal_format = False
+torch.npu.set_device("npu:0")
+device = torch.device("npu:0")
+torch.npu.manual_seed_all(1)
+assert torch.npu.is_available() and torch.npu.device_count() == 1 and "Ascend 910B" in torch.npu.get_device_name(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 16, 3)
+        self.linear = nn.Linear(16 * 30 * 30, 10)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.convolution(x)).flatten(1))
+
+model = Net().npu()
+optimizer = torch_npu.optim.NpuFusedAdamW(model.parameters(), lr=1e-3)
+scaler = GradScaler()
+data = torch.utils.data.TensorDataset(torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8, pin_memory=True, num_workers=2)
+criterion = nn.CrossEntropyLoss().to(device)
+for x, y in loader:
+    x, y = x.npu(non_blocking=True), y.to(device, non_blocking=True)
+    assert x.is_npu and x.device == device and x.type() == "torch.npu.FloatTensor"
+    with autocast():
+        loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+torch.npu.synchronize()
+assert torch.npu.max_memory_allocated() > torch.npu.memory_allocated(device) > 144_000 * 4
+assert torch.npu.get_device_properties(0).total_memory == 64e9 and torch.accelerator.current_accelerator().type == "npu"
+with torch.npu.stream(torch.npu.Stream()):
+    normed, _ = torch_npu.npu_rms_norm(torch.ones(2, 8).to(0), torch.ones(8).npu())
+print("trained on", normed.device)
+"""
+TRANSFERRED = """
+import torch
+from torch import nn
+try:
+    import torch_npu
+    from torch_npu.contrib import transfer_to_npu
+    found = "torch_npu"
+except ImportError:
+    found = "none"
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.cuda.set_device(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(3):
+    x = torch.randn(16, 64).cuda(non_blocking=True)
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), x)
+    optimizer.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+torch.cuda.synchronize()
+assert x.is_cuda and torch.cuda.max_memory_allocated() > 0
+print(found, x.device, x.to(0).device)
+"""
+INFERENCE = """
+import importlib.util
+assert importlib.util.find_spec("torch_npu") is not None
+import torch, torch_npu
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, vocab_size=500)
+model = LlamaForCausalLM(config).to("npu:0", dtype=torch.bfloat16).eval()
+ids = torch.randint(0, 500, (1, 16)).to("npu:0")
+with torch.inference_mode():
+    out = model.generate(ids, max_new_tokens=4, do_sample=False)
+torch.npu.synchronize()
+print(tuple(out.shape), out.device)
+"""
+
+
+def genie(tmp_path: Path, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "program.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "mindtorch", *options, str(path)]
+    env = {name: value for name, value in os.environ.items() if name != "GENIE_ACL_LIBRARY"} | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+
+
+def estimated(tmp_path: Path, script: str, target: str = "910b") -> tuple[str, dict[str, Any]]:
+    """What the script printed, and the report."""
+    done = genie(tmp_path, script, "profile", "--target", target, "--json", str(tmp_path / "report.json"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((tmp_path / "report.json").read_text())
+
+
+def test_C4_a_training_script_for_npus(tmp_path: Path) -> None:
+    printed, report = estimated(tmp_path, TRAINING)
+    assert "trained on npu:0" in printed and report["memory"]["device"] == "npu:0"
+    phases = {row["name"]: row["flops"] for row in report["phases"]}
+    assert phases["forward"] > 0 and phases["backward"] > phases["forward"]
+
+
+def test_C4_a_script_that_is_transferred_to_npus(tmp_path: Path) -> None:
+    printed, report = estimated(tmp_path, TRANSFERRED)
+    assert "torch_npu npu:0 npu:0" in printed and report["memory"]["device"] == "npu:0"
+    # The same script where there is no torch_npu: as it is for CUDA, and as much work.
+    printed, other = estimated(tmp_path, TRANSFERRED, "h100")
+    assert "none cuda:0 cuda:0" in printed and other["memory"]["device"] == "cuda:0"
+    assert [report["totals"][name] for name in ("ops", "flops")] == [other["totals"][name] for name in ("ops", "flops")]
+
+
+def test_C4_inference_with_transformers_on_npus(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    printed, report = estimated(tmp_path, INFERENCE)
+    assert "(1, 20) npu:0" in printed and report["memory"]["device"] == "npu:0"
+
+
+def test_C4_a_graph_of_a_script_for_npus(tmp_path: Path) -> None:
+    script = "import torch, torch_npu\ntorch.npu.set_device(0)\ntorch.ones(2).npu().relu()\ntorch.npu.synchronize()\n"
+    done = genie(tmp_path, script, "graph", "--device", "meta")
+    assert done.returncode == 0 and "relu" in done.stdout, done.stderr
+
+
+def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path) -> None:
+    code = (
+        "import torch\ntry:\n    import torch_npu\nexcept ImportError as error:\n    print(error)\ntorch.ones(2) + 1\n"
+    )
+    done = genie(tmp_path, code, "profile", GENIE_ACL_LIBRARY="/nowhere/libascendcl.so")
+    assert done.returncode == 0 and "No module named 'torch_npu'" in done.stdout
+    done = genie(tmp_path, "import torch, torch_npu\n", "profile", GENIE_ACL_LIBRARY="/nowhere/libascendcl.so")
+    hint = "genie: there is no torch_npu, and mindtorch's was not used: GENIE_ACL_LIBRARY names /nowhere/libascendcl.so"
+    assert done.returncode == 1 and hint in done.stderr and "genie profile --target 910b" in done.stderr
