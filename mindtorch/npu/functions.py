@@ -22,7 +22,7 @@ from ..engine.record.meta import MetaTensor
 from ..engine.record.predict import tensors_in
 from . import legacy, moves, staging
 from .moves import move
-from .tensor import NpuTensor, as_npu, block_of, is_npu
+from .tensor import NpuStorage, NpuTensor, as_npu, block_of, is_npu
 
 _base = torch._C.TensorBase
 _VF = torch._C._VariableFunctions
@@ -335,10 +335,22 @@ def install() -> None:
     cls.cuda = lambda self, device="cuda", non_blocking=False, **kwargs: moves.to(
         self, (torch.device("cuda", device) if isinstance(device, int) else device,), {"non_blocking": non_blocking}
     )
+    cls.set_ = _set
     cls.record_stream = lambda self, stream: block_of(self).record_stream(stream)
     cls.npu = lambda self, device=None, non_blocking=False, **kwargs: moves.to(
         self, ("npu" if device is None else device,), {"non_blocking": non_blocking, **kwargs}
     )
+
+
+def _set(self: NpuTensor, source: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """``t.set_(storage, offset, size, stride)``: C++ takes the storage of its own that ours stands for."""
+    if not isinstance(source, NpuStorage):
+        return _base.set_(self, *(() if source is None else (source,)), *args, **kwargs)
+    if block_of(self).device != source.get_device():
+        raise RuntimeError(f"[set_] expected a storage on {self.device}, got one on {source.device}")
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        _base.set_(self, source._torch, *args, **kwargs)
+    return self
 
 
 def _given(memory_format: torch.memory_format) -> dict[str, Any]:

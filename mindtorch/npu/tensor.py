@@ -58,6 +58,45 @@ class NpuStorage:
         """Address in device memory; 0 without memory."""
         return int(self._block.ptr)
 
+    def get_device(self) -> int:
+        return int(self._block.device)
+
+    is_npu = True
+    is_cpu = is_cuda = False
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    # ---- its contents, as bytes ----------------------------------------------------------------------------------
+    def cpu(self) -> torch.UntypedStorage:
+        """A copy in host memory."""
+        host = torch.UntypedStorage(self.nbytes())
+        _blocks.copy_out(self._block, 0, host.data_ptr(), self.nbytes())
+        return host
+
+    def tolist(self) -> list[int]:
+        return self.cpu().tolist()
+
+    def clone(self) -> NpuStorage:
+        made = NpuStorage(empty((self.nbytes(),), (1,), torch.uint8, self.get_device()))
+        return made.copy_(self)
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> NpuStorage:
+        """The bytes of ``source``, on the CPU or any NPU, of the same size."""
+        if source.nbytes() != self.nbytes():
+            raise RuntimeError(f"[copy_] expected a storage of {self.nbytes()} bytes, got one of {source.nbytes()}")
+        if isinstance(source, NpuStorage) and source.get_device() == self.get_device():
+            _blocks.copy_within(self._block, 0, source._block, 0, self.nbytes())
+        else:
+            host = source.cpu()
+            _blocks.copy_in(self._block, 0, host.data_ptr(), self.nbytes())
+        return self
+
+    def fill_(self, value: int) -> NpuStorage:
+        """value: of each byte."""
+        _blocks.fill(self._block, 0, value, self.nbytes())
+        return self
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NpuStorage) and other._cdata == self._cdata
 

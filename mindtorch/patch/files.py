@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.serialization
 
+from .._ext import blocks as _blocks
 from .._ext import lazy as _core
 from ..devices.lazy_device import index_of, is_ours
 from ..engine.execute import tensors
@@ -37,6 +38,8 @@ def _tag(storage: Any) -> None:
 
 def _restore(storage: Any, location: str) -> Any:
     if _moves.names_npu(location):
+        if getattr(storage, "_torch_load_uninitialized", False):  # of the older format
+            storage = _FilledLater(storage.nbytes())
         setattr(storage, _MARK, _Target(_moves.index_of(location), npu=True))
         return storage
     if not is_ours(location):
@@ -47,6 +50,16 @@ def _restore(storage: Any, location: str) -> Any:
         storage = storage.to(device=device)
     setattr(storage, _MARK, target)
     return storage
+
+
+class _FilledLater(torch.UntypedStorage):
+    """What torch reads into after the tensors were made, so that they are on the NPU by then."""
+
+    def _set_from_file(self, *args: Any) -> None:
+        super()._set_from_file(*args)  # type: ignore[misc]
+        made = getattr(self, _MARK).last()
+        if made is not None:
+            _blocks.copy_in(_npu.block_of(made), 0, self.data_ptr(), self.nbytes())
 
 
 # Before torch's own: the first that knows a location has it.

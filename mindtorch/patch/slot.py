@@ -118,6 +118,8 @@ def claim_npu() -> bool:
 
 def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
+    if names_npu(kwargs.get("device")) and (not args or isinstance(args[0], int)):
+        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=kwargs["device"]).untyped_storage()
     if tensors.is_ours(kwargs.get("device")) or names_npu(kwargs.get("device")):
         raise UnsupportedOperationError(
             f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -111,6 +112,49 @@ def test_N3_types_of_tensors(npu: ModuleType) -> None:
     assert made.type("torch.FloatTensor").device.type == "cpu" and made.type(torch.DoubleTensor).dtype is torch.float64
 
 
+def test_N3_storages_are_bytes_that_can_be_copied(npu: ModuleType) -> None:
+    t = torch.tensor([1, 2, 3], dtype=torch.int32, device="npu:0")
+    plain = torch.tensor([1, 2, 3], dtype=torch.int32).untyped_storage()
+    storage = t.untyped_storage()
+    assert storage.tolist() == storage.cpu().tolist() == plain.tolist() == storage.clone().tolist()
+    assert storage.get_device() == 0 and storage.is_npu and not storage.is_cuda and not storage.is_pinned()
+    other = torch.zeros(3, dtype=torch.int32, device="npu:1").untyped_storage()
+    assert other.copy_(storage).tolist() == plain.tolist() and storage.fill_(0).tolist() == [0] * 12
+    assert t.tolist() == [0, 0, 0] and storage.copy_(plain) is storage and t.tolist() == [1, 2, 3]
+    seen = torch.empty(0, dtype=torch.int32, device="npu:0").set_(storage, 1, (2,), (1,))
+    assert seen.tolist() == [2, 3] and seen.untyped_storage() == storage
+    seen.fill_(7)
+    assert t.tolist() == [1, 7, 7] and t.new_empty(0).set_(storage).tolist() == [1, 7, 7]
+    fresh = torch.empty(8, dtype=torch.uint8, device="npu:1").untyped_storage()
+    with pytest.raises(RuntimeError, match="expected a storage on npu:1, got one on npu:0"):
+        torch.empty(0, device="npu:1").set_(storage)
+    with pytest.raises(RuntimeError, match="expected a storage of 12 bytes, got one of 8"):
+        storage.copy_(fresh)
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu:0"])
+def test_L7_files_of_the_older_format_are_loaded_with_their_contents(npu: ModuleType, device: str) -> None:
+    whole = torch.arange(6.0, device=device)
+    file = io.BytesIO()
+    torch.save({"whole": whole, "part": whole[2:4], "bits": whole > 2}, file, _use_new_zipfile_serialization=False)
+    for place in ("npu:1", {"cpu": "npu:1"}, torch.nn.Linear(1, 1).to("npu:1").weight.device):
+        file.seek(0)
+        loaded = torch.load(file, map_location=place)
+        assert {t.device.type for t in loaded.values()} == {"npu"} and loaded["part"].tolist() == [2.0, 3.0]
+        assert loaded["whole"].tolist() == whole.tolist() and loaded["bits"].tolist() == (whole > 2).tolist()
+        assert loaded["part"].untyped_storage() == loaded["whole"].untyped_storage()
+
+
+def test_N3_autocast_on_npus_is_to_float16_unless_said_otherwise(npu: ModuleType) -> None:
+    x, w = torch.ones(2, 4, device="npu"), torch.ones(4, 4, device="npu")
+    with torch.autocast("npu"):
+        assert (x @ w).dtype is torch.float16
+    with torch.autocast("npu", dtype=torch.bfloat16):
+        assert (x @ w).dtype is torch.bfloat16
+    with torch.autocast("cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+
+
 def test_N3_mixed_precision_by_its_own_names(npu: ModuleType) -> None:
     model = torch.nn.Linear(4, 4).npu()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -189,6 +233,8 @@ def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -
         assert torch.device(1) == d and torch.ones(2).to(0).device == torch.device("npu:0")
         assert torch.ones(2).type(torch.npu.HalfTensor).type() == "torch.npu.HalfTensor" == x.half().type()
         assert torch.ones(2).type("torch.npu.IntTensor").is_npu and torch.ones(2).type() == "torch.FloatTensor"
+        storage = torch.UntypedStorage(8, device="npu:1")
+        assert storage.fill_(1).tolist() == [1] * 8 and storage.device.index == 1
         acc = torch.accelerator
         assert acc.is_available() and acc.current_accelerator().type == "npu" and acc.device_count() == 2
         acc.set_device_index(1)
