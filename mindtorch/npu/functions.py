@@ -99,7 +99,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         if kwargs.get("out") is None or "not resizable" not in str(error):
             raise
         out = _into(kwargs["out"], func(*args, **{k: v for k, v in kwargs.items() if k != "out"}))
-    if func in _AS_IT_IS or name in _MAKE:
+    if func in _AS_IT_IS or name in _MAKE or (kwargs and kwargs.get("device") is not None and name.startswith("new_")):
         return out
     if func is not torch.autograd.grad and any(_is_data_on_cpu(t) for t in operands):
         return out

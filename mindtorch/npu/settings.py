@@ -38,6 +38,14 @@ config = SimpleNamespace(allow_internal_format=False)
 matmul = SimpleNamespace(allow_hf32=False, cube_math_type=CubeMathType.KEEP_DTYPE)
 conv = SimpleNamespace(allow_hf32=True)
 _options: dict[str, str] = {"jitCompile": "disable", "MM_BMM_ND_ENABLE": "enable"}
+#: The values that CANN knows, of options whose values have names.
+_VALUES = {
+    "ACL_AICORE_NUM": tuple(map(str, range(1, 33))),
+    "ACL_OP_COMPILER_CACHE_MODE": ("disable", "enable", "force"),
+    "ACL_OP_DEBUG_LEVEL": tuple("01234"),
+    "ACL_OP_SELECT_IMPL_MODE": ("high_performance", "high_precision"),
+    "ACL_PRECISION_MODE": ("allow_fp32_to_fp16", "must_keep_origin_dtype"),
+}
 _compatible = False
 
 
@@ -45,7 +53,11 @@ def set_option(option: dict[str, Any]) -> None:
     """Remember options of CANN's compiler (``ACL_PRECISION_MODE`` …)."""
     if not isinstance(option, dict):
         raise TypeError(f"[set_option] expected a dict of options, got {type(option).__name__}")
-    _options.update({name: str(value) for name, value in option.items()})
+    given = {name: str(value) for name, value in option.items()}
+    for name, value in given.items():
+        if value not in _VALUES.get(name, (value,)):
+            raise ValueError(f"[set_option] {name}: expected one of {', '.join(_VALUES[name])}, got {value!r}")
+    _options.update(given)
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:

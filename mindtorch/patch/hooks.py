@@ -432,6 +432,8 @@ def _new_hook(name: str) -> Any:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
             return _create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
+        if device is not None and is_npu(self):  # which to C++ is on the CPU, whatever other device is named
+            return original(torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)

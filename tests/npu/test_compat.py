@@ -68,6 +68,10 @@ def test_N3_settings_are_remembered(npu: ModuleType) -> None:
     npu.matmul.allow_hf32 = False
     with pytest.raises(TypeError, match="expected a dict of options, got str"):
         npu.set_option("ACL_PRECISION_MODE")
+    with pytest.raises(
+        ValueError, match=r"ACL_PRECISION_MODE: expected one of allow_fp32_to_fp16, must_keep_.*, got '5'"
+    ):
+        npu.set_option({"ACL_PRECISION_MODE": 5})
     with pytest.raises(mindtorch.UnsupportedOperationError, match="expected 0"):
         npu.set_sync_debug_mode("warn")
 

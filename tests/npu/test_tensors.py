@@ -361,6 +361,15 @@ def test_N5_packed_sequences(kind: Any) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("name", ["new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"])
+def test_D5_what_is_made_after_an_npu_tensor_is_where_it_is_said(npu: ModuleType, name: str) -> None:
+    more = {"new_full": (3,), "new_empty_strided": ((1,),)}.get(name, ())
+    x = torch.ones(2, dtype=torch.float16, device="npu:1")
+    for device, expected in ((None, "npu:1"), ("cpu", "cpu"), ("npu:0", "npu:0"), (torch.device("cpu"), "cpu")):
+        made = getattr(x, name)([2], *more, device=device)
+        assert str(made.device) == expected and made.dtype is torch.float16, device
+
+
 def test_N5_what_cpp_would_read_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2).to("npu:1")
     with pytest.raises(mindtorch.UnsupportedOperationError, match="npu:1"):
