@@ -211,6 +211,11 @@ def _needs_contiguous(outs: list[Any], tensors: Tensors, args: tuple) -> Any:
     return outs if _strided(outs[0], _preserved(tensors[1])).is_contiguous() else REFUSED
 
 
+def _distances_backward(outs: list[Any], tensors: Tensors, args: tuple) -> list[Any]:
+    """``_cdist_backward(grad, x1, …)``: where there is nothing to add up, zeros like x1."""
+    return outs if all(t.numel() for t in tensors[:3]) else _like(1)(outs, tensors, args)
+
+
 def _scattered(view: Callable[..., torch.Tensor]) -> Rule:
     """``select_scatter(x, part, …)``: what is put in has the sizes of what it takes the place of."""
 
@@ -273,6 +278,7 @@ RULES: dict[str, Rule] = {
     **_rows(_pooled, "max_pool3d max_pool3d_with_indices max_pool3d_with_indices_backward"),
     **_rows(_needs_memory_format, "native_group_norm"),
     **_rows(_needs_contiguous, "nll_loss2d_backward"),
+    **_rows(_distances_backward, "_cdist_backward"),
     **_rows(_put, "index_put"),
     **_rows(_scattered(torch.select), "select_scatter"),
     **_rows(_scattered(torch.diagonal), "diagonal_scatter"),

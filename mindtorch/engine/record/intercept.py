@@ -137,6 +137,8 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = functools.partial(_take_apart, func)
     elif row.tag == "rnn":
         info.at_dispatch = functools.partial(_with_parameters, info)
+    elif name == "aten::masked_scatter":
+        info.at_dispatch = _scattered_gradient
     return info
 
 
@@ -154,6 +156,15 @@ def _with_parameters(info: Any, args: tuple, kwargs: dict) -> Any:
     if torch.is_grad_enabled() or not any(_core.device_index(t) >= 0 and t.requires_grad for t in given):
         return NotImplemented
     return run_eagerly(info, args, kwargs)
+
+
+def _scattered_gradient(args: tuple, kwargs: dict) -> Any:
+    """Only into the gradients of tensor subclasses does the formula of ``masked_select`` scatter out of place, which
+    makes them contiguous; it begins with zeros laid out like the input."""
+    zeros = args[0]
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0 or _core.get_handle(zeros) is None:
+        return NotImplemented
+    return torch.ops.aten.masked_scatter_(zeros.clone(), *args[1:], **kwargs)
 
 
 # ---- small callbacks -------------------------------------------------------------------------------------------------
