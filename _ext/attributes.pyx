@@ -10,12 +10,13 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
 
 cdef Tape tape = None
-cdef object modes_on, functions_on, mode_at, harmless, device_at
+cdef object modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
 
 cdef enum:
-    SHAPE, DTYPE, DEVICE, KIND                 # KIND: is it on a device of this type?
+    SHAPE, DTYPE, DEVICE, DIMENSIONS, KIND, BELOW      # KIND: is it on a device of this type? BELOW: torch itself knows
 
-cdef dict KINDS = {"shape": SHAPE, "dtype": DTYPE, "device": DEVICE}
+cdef dict KINDS = {"shape": SHAPE, "dtype": DTYPE, "device": DEVICE, "ndim": DIMENSIONS,
+                   "is_cpu": KIND, "is_cuda": KIND, "is_meta": KIND}
 
 
 def init(torch, default_device, place):
@@ -23,13 +24,15 @@ def init(torch, default_device, place):
 
     Called once, after lazy.init().
     """
-    global tape, modes_on, functions_on, mode_at, harmless, device_at
+    global tape, modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
     tape = get_tape()
     modes_on = torch._C._len_torch_function_stack
     functions_on = torch._C._is_torch_function_enabled
     mode_at = torch._C._get_function_stack_at
     harmless = default_device
     device_at = place
+    below = torch._C._disabled_torch_function_impl
+    handle_torch_function = torch.overrides.handle_torch_function
 
 
 cdef bint _asked() except -1:
@@ -41,19 +44,20 @@ cdef bint _asked() except -1:
 
 
 cdef class Attribute:
-    """Attribute `name` of tensors of ours: shape, dtype, device, or is_cpu and its like. `theirs`: torch's own.
+    """Attribute `name` of tensors of ours, without the detour over ``__torch_function__``. `theirs`: torch's own.
 
     asks: of classes whose ``__torch_function__`` is the program's, and wants to know, too.
     """
-    cdef object name, theirs
+    cdef object name, theirs, getter
     cdef int kind
     cdef bint asks
 
     def __init__(self, str name not None, theirs, bint asks=False):
         self.name = name
         self.theirs = theirs
+        self.getter = theirs.__get__
         self.asks = asks
-        self.kind = KINDS.get(name, KIND)
+        self.kind = KINDS.get(name, BELOW)
 
     def __get__(self, instance, owner):
         if instance is None:
@@ -71,8 +75,11 @@ cdef class Attribute:
 
     cpdef known(self, t):
         """What it is of tensor `t`, whoever wants to know."""
-        cdef Handle h = handle_of(t)
+        cdef Handle h
         cdef MetaS *m
+        if self.kind == BELOW:
+            return below(self.getter, (), (t,))
+        h = handle_of(t)
         if h is None:
             raise AttributeError(f"[{self.name}] expected a tensor with a place on the tape, got a {type(t).__name__}")
         m = &tape.interner.metas[h.meta]
@@ -82,8 +89,34 @@ cdef class Attribute:
             return <object>m.dtype
         if self.kind == DEVICE:
             return device_at(m.device)
+        if self.kind == DIMENSIONS:
+            return len(<tuple>m.size)
         return m.device < 0 and device_at(m.device).type == self.name[3:]
 
     def answer(self, tuple args, dict kwargs):
         """What torch's getter gives, once modes and classes of the program have had their say."""
         return self.known(args[0]) if handle_of(args[0]) is not None else getattr(args[0], self.name)
+
+
+def device_number(theirs):
+    """The method `get_device` of tensors of ours. `theirs`: torch's own."""
+
+    def get_device(self):
+        cdef Handle h
+        if _asked():
+            return handle_torch_function(theirs, (self,), self)
+        h = handle_of(self)
+        return theirs(self) if h is None else tape.interner.metas[h.meta].device
+
+    return get_device
+
+
+def question(theirs):
+    """A method that asks a tensor of ours something that torch itself knows of it. `theirs`: torch's own."""
+
+    def method(self, *args, **kwargs):
+        if _asked():
+            return handle_torch_function(theirs, (self,), self, *args, **kwargs)
+        return below(theirs, (), (self,) + args, kwargs) if kwargs else below(theirs, (), (self,) + args)
+
+    return method

@@ -71,7 +71,7 @@ def _is_leaf(t: Any) -> bool:
 _SHOWN = (
     "item", "tolist", "numpy", "__array__", "cpu", "cuda", "__bool__", "__int__", "__float__", "__complex__",
     "__index__", "__repr__", "__format__", "__dlpack__", "__dlpack_device__", "data_ptr", "untyped_storage", "storage",
-    "new", "__deepcopy__", "get_device",
+    "new", "__deepcopy__",
 )  # fmt: skip
 _modes_on = torch._C._len_torch_function_stack
 _functions_on = torch._C._is_torch_function_enabled
@@ -147,8 +147,11 @@ def _formatted(t: torch.Tensor, value: torch.Tensor) -> str:
 #: Attributes that tensors of ours answer themselves.
 ATTRIBUTES: dict[str, _attributes.Attribute] = {
     name: _attributes.Attribute(name, getattr(torch._C.TensorBase, name))
-    for name in ("shape", "dtype", "device", "is_cpu", "is_cuda", "is_meta")
-}
+    for name in (
+        "shape", "dtype", "device", "ndim", "is_cpu", "is_cuda", "is_meta",
+        "requires_grad", "is_leaf", "grad_fn", "layout", "is_sparse", "is_nested", "is_quantized",
+    )
+}  # fmt: skip
 
 
 class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
@@ -169,8 +172,7 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
         return classes.as_subclass(self, cls)
 
     # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
-    def get_device(self) -> int:
-        return _core.device_index(self)
+    get_device = _attributes.device_number(torch.Tensor.get_device)
 
     # ---- what was recorded (SPEC L4, L5) -----------------------------------------------------------------------------
     @property
@@ -206,3 +208,8 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
 
 for _name, _attribute in ATTRIBUTES.items():
     setattr(RecordedTensor, _name, _attribute)
+for _name in (
+    "dim", "size", "numel", "stride", "is_contiguous", "is_floating_point", "is_complex", "element_size",
+    "storage_offset", "nelement", "ndimension",
+):  # fmt: skip
+    setattr(RecordedTensor, _name, _attributes.question(getattr(torch.Tensor, _name)))
