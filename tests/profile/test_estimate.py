@@ -241,3 +241,20 @@ def test_C4_bad_arguments() -> None:
         Estimator(steps=0)
     with pytest.raises(UsageError, match=r"expected one of h100"):
         targets.find("h1000")
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_C2_an_estimate_says_what_it_makes_of_compiled_functions(times: int) -> None:
+    """Also of attention; what flex_attention has compiled by itself is no call of the program."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with Estimator() as seen:
+        x = torch.ones(1, 2, 128, 16)
+        flex_attention(x, x, x)
+        if times:
+            torch.compile(flex_attention)(x, x, x)
+        if times > 1:
+            torch.compile(dynamic=True)(torch.relu)(x)
+            nn.Linear(16, 16).compile()
+    said = [text for text in seen.report()["warnings"] if "torch.compile" in text]
+    assert len(said) == (times > 0) and all(f"({times} call" in text for text in said)

@@ -82,12 +82,14 @@ class _Event:
 
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
+    global _compiled
+    _compiled = 0
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
         (torch, "Generator", _Generator),
         (torch, "compile", _compile),
-        (torch.nn.Module, "compile", lambda self, *args, **kwargs: None),
+        (torch.nn.Module, "compile", lambda self, *args, **kwargs: _count_compiled()),
         (torch.Tensor, "pin_memory", lambda self, device=None: self),
         (torch.Tensor, "record_stream", lambda self, stream: None),
         # What it would refuse, or not, depends on values.
@@ -327,11 +329,27 @@ def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_f
     return self.to("cuda" if device is None else device)
 
 
+_compiled = 0
+
+
+def compiled_calls() -> int:
+    """How often the program had something compiled since `answers` were given."""
+    return _compiled
+
+
+def _count_compiled() -> None:
+    global _compiled
+    _compiled += 1
+
+
 def _compile(model: Any = None, **options: Any) -> Any:
     """torch.compile, which has nothing to compile for here: the function as it is."""
+    if model is None:
+        return _compile
     if getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":
         return attention.without_data  # flex_attention itself, which would have this compiled
-    return model if model is not None else lambda function: function
+    _count_compiled()
+    return model
 
 
 class _AnyGenerator(type):

@@ -20,6 +20,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
+from mindtorch.base.words import counted
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import tensors
 from mindtorch.engine.record import predict
@@ -29,7 +30,7 @@ from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import known, memory, saved
-from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
 from mindtorch.profile.estimate.session import estimating
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.collect import describe
@@ -79,6 +80,7 @@ class Estimator(Run):
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
         self._unwritten: list[str] = []
+        self._compiled = 0  # calls of torch.compile
         self._stack = ExitStack()
 
     # ---- the block
@@ -118,6 +120,7 @@ class Estimator(Run):
         peak.say_roles()
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
+        self._compiled = compiled_calls()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = memory.Memory(calls, blocks, self._marks)
@@ -270,6 +273,11 @@ class Estimator(Run):
             found.append(
                 f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
                 "takes the most, instead of the least"
+            )
+        if self._compiled:
+            found.append(
+                f"torch.compile ({counted(self._compiled, 'call')}) changes nothing here: what it would fuse is "
+                "counted op by op; it moves fewer bytes, holds less (flex_attention: no scores), may be faster"
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
