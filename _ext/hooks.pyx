@@ -187,7 +187,7 @@ cdef extern from *:
     }
 
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
-    #define MT_TYPES 5
+    #define MT_TYPES 6
     static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
     static PyObject *mt_ask_about(PyObject *type, PyObject *args, PyObject *kwargs);
     static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -211,13 +211,19 @@ cdef extern from *:
     static PyObject *mt_new_2(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(2, t, a, k); }
     static PyObject *mt_new_3(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(3, t, a, k); }
     static PyObject *mt_new_4(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(4, t, a, k); }
-    static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3, mt_new_4};
+    static PyObject *mt_new_5(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(5, t, a, k); }
+    static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3, mt_new_4, mt_new_5};
     static void mt_hook_type(int slot, PyObject *type) {
         mt_types[slot].type = (PyTypeObject *)type;
         if (mt_types[slot].type->tp_new != mt_constructors[slot]) mt_types[slot].torchs = mt_types[slot].type->tp_new;
         mt_types[slot].type->tp_new = mt_constructors[slot];
     }
     static void mt_unhook_type(int slot) { mt_types[slot].type->tp_new = mt_types[slot].torchs; }
+    static void mt_hand_down(int slot, PyObject *derived, int hooked) {
+        PyTypeObject *type = (PyTypeObject *)derived;
+        newfunc torchs = mt_types[slot].torchs, ours = mt_constructors[slot];
+        if (type->tp_new == (hooked ? torchs : ours)) type->tp_new = hooked ? ours : torchs;
+    }
     """
     int MT_SLOTS, MT_METHODS, MT_TYPES
     PyObject *mt_device_key
@@ -237,6 +243,7 @@ cdef extern from *:
     void mt_unhook_getter(object descriptor) noexcept
     void mt_hook_type(int slot, object type) noexcept
     void mt_unhook_type(int slot) noexcept
+    void mt_hand_down(int slot, object derived, bint hooked) noexcept
 
 cdef str _device_key = "device"
 mt_device_key = <PyObject *>_device_key
@@ -767,11 +774,25 @@ def hook_another_type(type):
     _types.append(type)
 
 
+def hook_family(base):
+    """One more, and the classes that have taken its constructor over; later ones take it over by themselves."""
+    hook_another_type(base)
+    _hand_down(_types.index(base), base, True)
+
+
+cdef int _hand_down(int slot, object base, bint hooked) except -1:
+    for derived in type.__subclasses__(base):
+        mt_hand_down(slot, derived, hooked)
+        _hand_down(slot, derived, hooked)
+    return 0
+
+
 def unhook_types():
     """Let them be torch's own again."""
     cdef int slot
     for slot in range(len(_types)):
         mt_unhook_type(slot)
+        _hand_down(slot, _types[slot], False)
     del _types[:]
 
 

@@ -390,3 +390,61 @@ def test_M3_classes_of_tensors_without_data() -> None:
     p = nn.Parameter(mindtorch.ones(2, device="meta"))
     q = type(p)(p.data, requires_grad=False)
     assert isinstance(q, nn.Parameter) and not q.requires_grad and isinstance(copy.deepcopy(p), nn.Parameter)
+
+
+class Named(torch.Tensor):
+    """In the manner of torch's notes on extending tensors: made by the constructor that it has from torch."""
+
+    def __new__(cls, x: Any, title: str) -> Any:
+        return super().__new__(cls, x)
+
+    def __init__(self, x: Any, title: str) -> None:
+        self.title = title
+
+
+def test_L3_constructors_of_classes(same_as_eager: Callable[..., None]) -> None:
+    """``S(x)`` is x under another name, in its graph, of class S; later classes have the constructor, too."""
+
+    class Later(Sub):
+        pass
+
+    def program(d: str) -> object:
+        x = torch.arange(3.0).to(d).requires_grad_()
+        named = Named(x * 2, "a")
+        made = Sub(x * 2), Later(x * 3), named + 1
+        assert [type(t).__name__ for t in made] == ["Sub", "Later", "Named"] and isinstance(named, Named)
+        assert named.title == "a" and isinstance(made[1], Sub) and made[0].device == torch.device(d)
+        for t in made:
+            t.sum().backward()
+        shared = Sub(torch.zeros(2).to(d))
+        base = torch.ones(2).to(d)
+        Sub(base).add_(1)
+        return [t.detach().as_subclass(torch.Tensor) for t in made], x.grad, shared.as_subclass(torch.Tensor), base
+
+    same_as_eager(program)
+    for wrong in ((torch.ones(2).to(LAZY), 3), ("text",)):
+        with pytest.raises(TypeError):
+            Sub(*wrong)
+
+
+def test_L1_constructors_are_torchs_own_again_after_disable(after_torch: Callable[..., Any]) -> None:
+    program = """
+        import torch
+
+        class Before(torch.Tensor):
+            pass
+
+        import mindtorch
+
+        x = torch.ones(2).to("remote_accelerator:0")
+        assert isinstance(Before(x), Before)
+        mindtorch.disable()
+        assert type(Before(torch.ones(2))) is Before
+        try:
+            Before(x)
+        except RuntimeError as error:
+            print("already associated" in str(error))
+        mindtorch.enable()
+        print(isinstance(Before(x), Before))
+    """
+    assert after_torch(program).stdout.split() == ["True", "True"]

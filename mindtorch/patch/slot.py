@@ -19,6 +19,7 @@ from ..base.errors import UnsupportedOperationError
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..engine.execute import tensors
+from ..engine.tensor import classes
 from ..npu.moves import names_npu
 from . import accelerator, attention, files, generators, late
 from .device_module import DeviceModule
@@ -35,6 +36,7 @@ _CONSTRUCTORS = (torch.device, torch.Generator, torch.Stream, torch.Event)
 def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
     _hooks.hook_types(_CONSTRUCTORS, _asked)
+    _hooks.hook_family(torch._C.TensorBase)
     late.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
     late.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
     tensors.set_claim(claim)
@@ -48,7 +50,9 @@ def unwatch() -> None:
 
 
 def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Torch did not understand these arguments: was it because it does not know our device yet?"""
+    """Torch did not understand these arguments: was it because it does not know our device, or tensors, yet?"""
+    if issubclass(cls, torch.Tensor):  # type: ignore[arg-type]
+        return classes.of_tensor(cls, args, kwargs)
     if cls is torch.Generator:
         device = args[0] if args else kwargs.get("device")
         if names_npu(device):

@@ -24,8 +24,8 @@ from ...base.errors import LazyTensorError
 
 __all__ = [
     "Family", "RecordedMeta", "Slotted", "as_parameter", "as_saved", "as_subclass", "class_for", "family",
-    "has_own_function", "is_slotted", "make_subclass", "new_parameter", "own_state", "patches", "plain_as_subclass",
-    "plain_class", "set_state", "twin",
+    "has_own_function", "is_slotted", "make_subclass", "new_parameter", "of_tensor", "own_state", "patches",
+    "plain_as_subclass", "plain_class", "set_state", "twin",
 ]  # fmt: skip
 _Parameter = torch.nn.Parameter
 _disabled: Any = torch._C._disabled_torch_function_impl
@@ -270,6 +270,12 @@ def as_subclass(t: Any, cls: type) -> Any:
         return _torch_as_subclass(torch.empty(0), cls)  # refuses, in torch's words
     with Unseen():
         return _dressed(torch.ops.aten.alias.default(t), plain_class(cls))
+
+
+def of_tensor(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``S(t)`` of a class of the program and a tensor of ours: as as_subclass. None if it is not that."""
+    given = (*args, *kwargs.values())
+    return as_subclass(args[0], cls) if args and len(given) == 1 and _core.get_handle(args[0]) is not None else None
 
 
 def plain_as_subclass(t: Any, cls: Any) -> Any:
