@@ -69,7 +69,7 @@ def test_L7_functions_applied_element_by_element(same_as_eager: Same) -> None:
         return x, view, z, view + 1
 
     same_as_eager(program)
-    with pytest.raises(RuntimeError, match="require grad"):
+    with pytest.raises(RuntimeError, match="Can't call apply_\\(\\) on Variable that requires grad"):
         made().requires_grad_().apply_(lambda v: v)
     with pytest.raises(RuntimeError, match="same device"):
         made().map_(torch.ones(2, 3), lambda a, b: a)
@@ -115,3 +115,25 @@ def test_L8_other_layouts_stay_torchs_own(name: str) -> None:
     assert (got.dequantize() if got.is_quantized else got.to_dense()).tolist() == (
         (expected.dequantize() if expected.is_quantized else expected.to_dense()).tolist()
     )
+
+
+def test_L2_the_old_constructor(same_as_eager: Same) -> None:
+    """``x.new(...)`` takes sizes, data and tensors by position and by name."""
+
+    def program(d: str) -> object:
+        x = torch.ones(2, device=d, dtype=torch.int32)
+        sizes = x.new(size=(3, 4)), x.new(3, 4, device=d), x.new(torch.Size([2])), x.new()
+        return [s.shape for s in sizes], x.new([1.0, 2.0]), x.new(data=[3]), x.new(other=x + 1), x.new(x)
+
+    same_as_eager(program)
+    with pytest.raises(RuntimeError, match="device type: remote_accelerator but device type: cpu was passed"):
+        made().new(2, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_L9_sizes_of_nested_tensors_are_compared_in_torchs_words() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for a, b in ((made(), nested), (nested, made())):
+        with pytest.raises(RuntimeError, match="Expected both self and other to be nested tensors"):
+            a.is_same_size(b)
+    assert made().is_same_size(made()) and not made().is_same_size(torch.ones(2))

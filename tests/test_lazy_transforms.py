@@ -315,3 +315,23 @@ def test_L3_type_as_moves_between_devices() -> None:
     x = torch.ones(2, device=LAZY, requires_grad=True)
     x.type_as(here).sum().backward()
     assert x.grad is not None and str(x.grad.device) == LAZY and x.grad.tolist() == [1, 1]
+
+
+def test_L7_batches_of_gradients_cross_devices(same_as_eager: Same) -> None:
+    """``is_grads_batched`` and vectorized Jacobians, which torch's older vmap makes."""
+
+    def up(x: torch.Tensor, d: str) -> torch.Tensor:
+        return x.to(d) ** 3
+
+    def program(d: str) -> object:
+        x, there = torch.arange(3.0, requires_grad=True), torch.arange(3.0).to(d).requires_grad_()
+        functional = torch.autograd.functional
+        return (
+            torch.autograd.grad(up(x, d), x, torch.eye(3).to(d), is_grads_batched=True),
+            torch.autograd.grad((there * there).cpu(), there, torch.eye(3), is_grads_batched=True),
+            functional.jacobian(lambda x: up(x, d), x.detach(), vectorize=True),
+            functional.jacobian(lambda x: (x * x).cpu(), there.detach(), vectorize=True),
+            functional.hessian(lambda x: up(x, d).sum(), x.detach(), vectorize=True),
+        )
+
+    same_as_eager(program)

@@ -128,13 +128,20 @@ class LazyTensor(RecordedTensor):
 
     def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
-        if len(args) == 1 and _core.get_handle(args[0]) is not None:
-            return args[0].detach()
+        device = kwargs.pop("device", self.device)
+        if not is_ours(device):
+            types = self.device.type, torch.device(device).type
+            raise RuntimeError(
+                "legacy constructor expects device type: {} but device type: {} was passed".format(*types)
+            )
+        given = (*args, *kwargs.values())
+        if len(given) == 1 and _core.get_handle(given[0]) is not None:
+            return given[0].detach()
         with Unseen():
             plain = torch.empty(0, dtype=self.dtype, device="cpu")  # whatever the default device is
-        plain = plain.new(*args)
+        plain = plain.new(*args, **kwargs)
         with Unseen():
-            return from_plain(plain, _core.device_index(self))
+            return from_plain(plain, index_of(device))
 
     def _copied(self, memo: dict) -> Any:
         # Torch clones parameters, and copies the whole storage of other tensors.
@@ -391,8 +398,8 @@ def _upload(t: torch.Tensor, index: int) -> Any:
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
-    if torch._C._functorch.is_functionaltensor(t):
-        return inside.below_functionalization(lambda t: from_plain(t, index), t)
+    if (below := inside.below(t)) is not None:
+        return below(lambda t: from_plain(t, index), t)
     if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
         return _FromPlain.apply(t, index)
     return _upload(t, index)
@@ -411,8 +418,8 @@ def to_plain(
     if torch.device(device).type == "meta":
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
-    if torch._C._functorch.is_functionaltensor(t):
-        return inside.below_functionalization(
+    if (below := inside.below(t)) is not None:
+        return below(
             lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
             t,
         )

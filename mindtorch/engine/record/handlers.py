@@ -188,6 +188,11 @@ def _query(name: str, answer: Handler) -> dict[Any, Handler]:
     return {getattr(_base, name): asked}
 
 
+def _is_same_size(args: tuple, kwargs: dict) -> Any:
+    a, b = (*args, *kwargs.values())
+    return NotImplemented if a.is_nested or b.is_nested else a.shape == b.shape
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (_core.get_handle(t) for t in (*args, *kwargs.values()))
     if a is None or b is None:
@@ -214,14 +219,16 @@ def _gradient(args: tuple, kwargs: dict) -> Any:
 
 
 def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """The gradient of a lazy tensor as a lazy tensor, when it is a dense plain one."""
-    if _core.get_handle(target) is None or _core.get_handle(found) is not None:
+    """The gradient of a tensor on a device of ours as one there: a lazy tensor, when it is a dense plain one."""
+    sparse = target.layout is not torch.strided and getattr(target, "_is_mindtorchs", False)
+    if not (sparse or _core.get_handle(target) is not None) or _core.get_handle(found) is not None:
         return found
+    index: int = target._index if sparse else _core.device_index(target)  # type: ignore[attr-defined]
     if found.layout is not torch.strided:
-        return eager.labelled(found, _core.device_index(target))
+        return eager.labelled(found, index)
     if found.requires_grad or found.is_nested or inside.wrapped(found):
         return found
-    return _core.hold(found, _core.device_index(target), None, True)
+    return _core.hold(found, index, None, True)
 
 
 def _split(args: tuple, kwargs: dict) -> Any:
@@ -270,7 +277,9 @@ def _element_wise(name: str) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         target, *others, function = (*args, *kwargs.values())
         if any(t.requires_grad for t in (target, *others)):
-            raise RuntimeError(f"[{name}] expected tensors that do not require grad: use tensor.detach().{name}()")
+            raise RuntimeError(
+                f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead."
+            )
         if any(_core.get_handle(t) is None for t in (target, *others)):
             raise RuntimeError(f"[{name}] expected all tensors to be on the same device")
         return eager.run_eagerly(info, (target, *others, function), {})
@@ -431,7 +440,7 @@ def table() -> dict[Any, Handler]:
         _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
         _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
         **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
-        _base.is_same_size: lambda args, kwargs: args[0].shape == (args[1] if args[1:] else kwargs["other"]).shape,
+        _base.is_same_size: _is_same_size,
         **_query("is_set_to", _is_set_to),
         **_query("is_pinned", lambda args, kwargs: False),
         _base.type_as: _type_as,

@@ -33,13 +33,36 @@ def hides(t: Any) -> bool:
 
 def wrapped(t: torch.Tensor) -> bool:
     """True for the tensors of a torch.func transform or of torch's older vmap: what they stand for is inside."""
-    return _functorch.is_functorch_wrapped_tensor(t) or torch._C._dispatch_keys(t).has(_BATCHED)
+    return _functorch.is_functorch_wrapped_tensor(t) or in_older_vmap(t)
 
 
 _BATCHED = torch._C._parse_dispatch_key("Batched")
 
 
-def below_functionalization(move: Callable[[torch.Tensor], Any], t: torch.Tensor) -> Any:
+def in_older_vmap(t: torch.Tensor) -> bool:
+    """Is this a batch of gradients (``is_grads_batched=True``), which is taken for one of them?"""
+    return torch._C._dispatch_keys(t).has(_BATCHED)
+
+
+def below_older_vmap(move: Move, t: torch.Tensor) -> Any:
+    """``move`` of the whole batch, as such a batch again: that vmap asks autograd functions for no rule."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    whole = torch._remove_batch_dim(t, level, -1, 0)  # -1: its size is known
+    return torch._add_batch_dim(move(whole), 0, level)
+
+
+Move = Callable[[torch.Tensor], Any]
+
+
+def below(t: torch.Tensor) -> Callable[[Move, torch.Tensor], Any] | None:
+    """What moves ``t`` to another device, where that is to be done with what is inside."""
+    if _functorch.is_functionaltensor(t):
+        return below_functionalization
+    return below_older_vmap if in_older_vmap(t) else None
+
+
+def below_functionalization(move: Move, t: torch.Tensor) -> Any:
     """``move`` of what a tensor of ``torch.func.functionalize`` stands for, as such a tensor again.
 
     Autograd functions have no rule for functionalization: a copy to another device needs none.
