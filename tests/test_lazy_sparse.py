@@ -211,3 +211,34 @@ def test_L8_a_sparse_tensor_of_the_device_stays_what_it_is_in_modules() -> None:
     module.cpu()
     assert module.adjacency.device.type == "cpu" and type(module.adjacency) is torch.Tensor
     assert str(copy.deepcopy(module.to(LAZY)).adjacency.device) == LAZY
+
+
+def test_L7_a_copy_has_its_gradient_and_attributes() -> None:
+    for d in ("cpu", LAZY):
+        s = coo(d).requires_grad_()
+        s.grad, s.title = coo(d), ["a"]
+        copied, gradient = copy.deepcopy([s, s.grad])
+        assert copied.grad is gradient and gradient.device == s.device and copied.requires_grad
+        assert torch.equal(gradient.to_dense().cpu(), coo("cpu").to_dense())
+        assert copied.title == ["a"] and copied.title is not s.title
+        with pytest.raises(RuntimeError, match="graph leaves"):
+            copy.deepcopy(s * 2)
+
+
+def test_L3_gradients_of_sparse_tensors_are_where_they_are() -> None:
+    for d in ("cpu", LAZY):
+        s = coo(d).requires_grad_()
+        (gradient,) = torch.autograd.grad(s.to_dense().sum(), s)
+        assert gradient.device == s.device == torch.device(d) and gradient.layout is torch.sparse_coo
+
+
+def test_L7_modules_are_given_sparse_parameters() -> None:
+    """By ``Module._apply``: other parameter objects, as on the CPU."""
+    for d in ("cpu", LAZY):
+        layer = nn.Linear(2, 2, bias=False, device=d)
+        before = layer.weight
+        layer.weight.grad = torch.ones(2, 2, device=d)
+        layer._apply(lambda t: t.to_sparse())
+        assert layer.weight is not before and isinstance(layer.weight, nn.Parameter) and layer.weight.is_sparse
+        assert before.layout is torch.strided and layer.weight.device == torch.device(d)
+        assert layer.weight.grad is not None and layer.weight.grad.is_sparse

@@ -86,11 +86,14 @@ def _is_torchs_own(param: Any) -> bool:
 
 
 def _assignable(param: Any, moved: torch.Tensor) -> bool:
-    """Will ``param.data = moved``, which is what torch does, move the parameter too?"""
+    """Will ``param.data = moved``, which is what torch does, move the parameter too? (Not to sparse data: torch puts
+    another parameter there.)"""
     flags = torch.__future__
     if flags.get_overwrite_module_params_on_conversion() or flags.get_swap_module_params_on_conversion():
         return False
     with Unseen():
+        if moved.layout is not torch.strided:
+            return True
         if is_ours(param) and is_ours(moved):
             return bool(param.device == moved.device)
         return param.grad is None and param not in _replaced and _swappable(param, moved)

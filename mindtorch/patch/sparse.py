@@ -7,6 +7,7 @@ graph, to C++ a sparse tensor where recordings run.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -102,8 +103,15 @@ class SparseTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict) -> Any:
         if id(self) not in memo:
             with torch._C.DisableTorchFunctionSubclass():
-                copied = self._copied_to(tensors.executor().device, None).detach().requires_grad_(self.requires_grad)
-            memo[id(self)] = label(copied, self._index)
+                plain = self._copied_to(tensors.executor().device, None)
+                if not self.is_leaf:
+                    copy.deepcopy(plain, memo)  # refuses, in torch's words
+                copied = label(plain.detach().requires_grad_(self.requires_grad), self._index)
+            memo[id(self)] = copied
+            if self.grad is not None:
+                copied.grad = copy.deepcopy(self.grad, memo)
+            own = {name: value for name, value in self.__dict__.items() if name not in copied.__dict__}
+            copied.__dict__.update(copy.deepcopy(own, memo))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
