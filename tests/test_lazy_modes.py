@@ -232,10 +232,11 @@ def test_L2_what_modes_make_of_creation_on_the_device() -> None:
     with Operators() as outer, Elsewhere():
         moved = torch.zeros(2, device=LAZY)
     assert outer.seen == ["aten.zeros.default"] and moved.device.type == "cpu" and moved.dtype is torch.float64
-    with Operators():
-        leaf = torch.ones(2, device=LAZY, requires_grad=True)
-    (leaf * 2).sum().backward()
-    assert leaf.is_leaf and leaf.grad is not None and leaf.grad.tolist() == [2, 2]
+    for make in (torch.ones, lambda size, **options: torch.tensor([1.0] * size, **options)):
+        with Operators():
+            leaf = make(2, device=LAZY, requires_grad=True)  # type: ignore[operator]
+        (leaf * 2).sum().backward()
+        assert leaf.is_leaf and leaf.grad is not None and leaf.grad.tolist() == [2, 2]
 
 
 def test_L7_draws_under_dispatch_modes_are_the_devices(same_as_eager: Callable[..., None]) -> None:

@@ -56,16 +56,14 @@ def create_shown(create: Create, func: Any, args: tuple, kwargs: dict[str, Any],
     modes = _dispatch._get_current_dispatch_mode_stack()
     if not isinstance(device, torch.device) or any(getattr(mode, "_mode_key", None) is not None for mode in modes):
         return NotImplemented  # torch's parser does not know the device; modes of torch's own (fake tensors)
+    needs_gradient = kwargs.get("requires_grad", False)
+    options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
     made = None
     if from_data:
         with _dispatch._disable_current_modes():
-            made = create(func, args, kwargs)
-    needs_gradient = kwargs.get("requires_grad", False)
-    options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+            made = create(func, args, options)
     with _below(_Last(create, kwargs.get("generator")), modes):
-        if made is not None:
-            return _lift(made)
-        out = func(*args, **{**options, "device": device})
+        out = func(*args, **{**options, "device": device}) if made is None else _lift(made)
     return out.requires_grad_() if needs_gradient else out
 
 
