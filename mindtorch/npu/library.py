@@ -118,7 +118,8 @@ def is_the_accelerator() -> bool:
     That is so where one is there and torch has no accelerator itself; the recording device is none. torch is loaded.
     """
     global _nothing_at
-    if stands_aside() or sys.modules["torch"].accelerator.current_accelerator(check_available=True) is not None:
+    theirs = sys.modules["torch"].accelerator.current_accelerator(check_available=True)
+    if stands_aside() or (theirs is not None and theirs.type != "npu"):  # that is ours, too (`npu.compat`)
         return False
     if acl.is_loaded():
         return why_unavailable() is None

@@ -96,8 +96,8 @@ def enable() -> None:
         _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.Tensor, "is_npu", property(is_npu, doc="True if the tensor is on an NPU."))
-        _hook(_base.pin_memory, _hooks.EveryHook(_pin_memory))
-        _hook(_base.is_pinned, _hooks.EveryHook(_is_pinned))
+        _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
+        _hook(_base.is_pinned, _hooks.EveryHook(stand_ins.is_pinned))
         _hooks.take_pinning(True)
         _patch(torch.nn.Module, "npu", _module_npu)
         _patch(torch, "npu", npu)
@@ -280,27 +280,6 @@ def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
 def _numbers_ours() -> bool:
     """Whether a bare integer means a device of ours: an NPU, or a recording one once torch's slot is claimed."""
     return not mode.now.everywhere and (npu.is_the_accelerator() or slot.claimed())
-
-
-def _pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
-    if is_ours(self) or not _pins(args, kwargs):
-        return original(self, *args, **kwargs)
-    return npu_moves.pin_memory(self)
-
-
-def _is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    if is_ours(self) or not _pins(args, kwargs):
-        return original(self, *args, **kwargs)
-    return npu_moves.is_pinned(self)
-
-
-def _pins(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether the device for which memory is to be pinned, the accelerator unless it is named, is an NPU."""
-    if mode.now.everywhere:
-        return False
-    device = args[0] if args else kwargs.get("device")
-    return npu.is_the_accelerator() if device is None else npu_moves.names_npu(device)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from ..npu import moves as npu_moves
 from ..npu import random as npu_random
 from ..npu.tensor import is_npu
 from . import creation, slot
+from .modules import is_ours
 
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_manual_seed = torch.random.manual_seed
@@ -66,6 +67,28 @@ def _get_device_module(device: Any = None) -> Any:
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
     nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
     return _torch_get_device_module("cpu" if nobody else device)
+
+
+def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
+    if is_ours(self) or not _pins(args, kwargs):
+        return original(self, *args, **kwargs)
+    return npu_moves.pin_memory(self)
+
+
+def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    """``t.is_pinned()``: the NPU's library knows of its own memory alone."""
+    if is_ours(self) or not _pins(args, kwargs):
+        return original(self, *args, **kwargs)
+    return npu_moves.is_pinned(self)
+
+
+def _pins(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether the device for which memory is to be pinned, the accelerator unless it is named, is an NPU."""
+    if mode.now.everywhere:
+        return False
+    device = args[0] if args else kwargs.get("device")
+    return npu.is_the_accelerator() if device is None else npu_moves.names_npu(device)
 
 
 # ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.

@@ -66,6 +66,18 @@ def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(in_py
     assert after == "remote_accelerator:1 " * 5
 
 
+def test_D5_a_number_alone_is_an_npu_where_torch_knows_it_by_name(in_npu_program):
+    said = in_npu_program(
+        """
+        import torch, mindtorch.npu.compat
+        made = [torch.zeros(2, device=1), torch.ones(2).to(1), torch.tensor(1, device=1)]
+        made += [torch.ones(2).new_ones(2, device=1), *torch.nn.Linear(2, 2).to(1).parameters()]
+        print({str(t.device) for t in made}, {t.is_npu for t in made}, torch.ones(2, pin_memory=True).is_pinned())
+        """
+    )
+    assert said == "{'npu:1'} {True} True\n"
+
+
 def test_D5_where_no_npu_is_there_it_is_not_looked_for_again(in_python):
     code = """
         import os, sys, torch, mindtorch
