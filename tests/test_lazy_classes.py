@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.testing._internal.two_tensor import TwoTensor
 
 import mindtorch
 
@@ -448,3 +450,25 @@ def test_L1_constructors_are_torchs_own_again_after_disable(after_torch: Callabl
         print(isinstance(Before(x), Before))
     """
     assert after_torch(program).stdout.split() == ["True", "True"]
+
+
+def test_L7_wrappers_of_tensors_are_swapped(same_as_eager: Callable[..., None]) -> None:
+    """As ``Module.to`` does with parameters whose class holds tensors."""
+
+    def program(d: str) -> object:
+        layer = nn.Linear(2, 2, bias=False, device=d)
+        layer.weight = nn.Parameter(TwoTensor(torch.ones(2, 2).to(d), torch.zeros(2, 2).to(d)))
+        kept = layer.weight
+        layer.double()
+        assert layer.weight is kept and kept.device == torch.device(d)
+        a, b = (TwoTensor(torch.ones(n).to(d), torch.zeros(n).to(d)) for n in (2, 3))
+        torch.utils.swap_tensors(a, b)
+        assert a.device == b.device == torch.device(d)
+        return kept.dtype, kept.a, kept.b, a.a, b.a
+
+    same_as_eager(program)
+    t = TwoTensor(*(torch.ones(2).to(LAZY) for _ in range(2)))
+    referred = weakref.ref(t)
+    with pytest.raises(RuntimeError, match="has weakref"):
+        torch.utils.swap_tensors(t, TwoTensor(torch.ones(2), torch.ones(2)))
+    assert referred() is t and t.device == torch.device(LAZY)

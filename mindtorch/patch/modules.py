@@ -17,6 +17,7 @@ from ..base.errors import LazyTensorError
 from ..devices import mode
 from ..engine.tensor import classes
 from ..npu.tensor import as_npu, is_npu
+from . import wrappers
 
 _torch_swap_tensors = torch.utils.swap_tensors
 
@@ -178,6 +179,10 @@ def _swap(param: Any, fresh: Any) -> None:
 @functools.wraps(_torch_swap_tensors)
 def swap_tensors(t1: Any, t2: Any) -> None:
     """Stand-in for ``torch.utils.swap_tensors``: with a tensor of ours among the two, handles go along."""
+    wrappers.swapped(_swap_tensors, t1, t2)
+
+
+def _swap_tensors(t1: Any, t2: Any) -> None:
     if _core.get_handle(t1) is None and _core.get_handle(t2) is None:
         return _torch_swap_tensors(t1, t2)
     for name, t, other in (("t1", t1, t2), ("t2", t2, t1)):

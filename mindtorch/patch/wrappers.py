@@ -22,7 +22,7 @@ from ..engine.record import eager, intercept
 from ..engine.record.inside import hides, index_inside
 from ..engine.tensor.recorded import RecordedTensor
 
-__all__ = ["away", "copy_across", "make", "patches", "type_as", "unwatch", "watch"]
+__all__ = ["away", "copy_across", "make", "patches", "swapped", "type_as", "unwatch", "watch"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
 _watched = False
@@ -58,13 +58,26 @@ def _device_inside(t: Any) -> Any:
 def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -> Any:
     """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
     made = original(*args, device="cpu", **kwargs)
-    address = id(made)
-    _devices[address] = (
-        weakref.ref(made, lambda _: _devices.pop(address, None)),
-        tensors.torch_device(tensors.index_of(device)),
-    )
+    _remember(made, tensors.torch_device(tensors.index_of(device)))
     watch()
     return made
+
+
+def _remember(t: Any, device: Any) -> None:
+    address = id(t)
+    _devices[address] = (weakref.ref(t, lambda _: _devices.pop(address, None)), device)
+
+
+def swapped(swap: Callable[[Any, Any], None], t1: Any, t2: Any) -> None:
+    """``swap(t1, t2)``, which refuses objects with weak references: ours are not among them, and go along."""
+    devices = [_devices.pop(id(t), (None, None))[1] for t in (t1, t2)]
+    try:
+        swap(t1, t2)
+        devices.reverse()
+    finally:
+        for t, device in zip((t1, t2), devices, strict=True):
+            if device is not None:
+                _remember(t, device)
 
 
 def away(original: Callable[..., Any], t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
