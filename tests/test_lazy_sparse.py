@@ -242,3 +242,13 @@ def test_L7_modules_are_given_sparse_parameters() -> None:
         assert layer.weight is not before and isinstance(layer.weight, nn.Parameter) and layer.weight.is_sparse
         assert before.layout is torch.strided and layer.weight.device == torch.device(d)
         assert layer.weight.grad is not None and layer.weight.grad.is_sparse
+
+
+def test_L7_gradients_that_are_not_recorded_come_back_to_sparse_inputs() -> None:
+    """Sparse ones, and zeros that torch makes."""
+    for d in ("cpu", LAZY):
+        for incoming in (torch.ones(3, 3).to(d).to_sparse(), torch._efficientzerotensor((3, 3))):
+            s = coo(d).requires_grad_()
+            (gradient,) = torch.autograd.grad(s.to_dense(), s, incoming)
+            assert gradient.device == torch.device(d)
+            assert torch.equal(gradient.to_dense().cpu() != 0, (coo("cpu").to_dense() != 0) & (incoming.is_sparse))

@@ -128,6 +128,8 @@ def test_L2_the_old_constructor(same_as_eager: Same) -> None:
     same_as_eager(program)
     with pytest.raises(RuntimeError, match="device type: remote_accelerator but device type: cpu was passed"):
         made().new(2, device="cpu")
+    with pytest.raises(TypeError, match=r"expected TensorOptions\(dtype=float.*got TensorOptions\(dtype=int"):
+        made().new(made().int())
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

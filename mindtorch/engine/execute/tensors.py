@@ -130,15 +130,15 @@ class LazyTensor(RecordedTensor):
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
         device = kwargs.pop("device", self.device)
         if not is_ours(device):
-            types = self.device.type, torch.device(device).type
             raise RuntimeError(
-                "legacy constructor expects device type: {} but device type: {} was passed".format(*types)
+                f"legacy constructor expects device type: {DEVICE_TYPE} but device type: {device} was passed"
             )
         given = (*args, *kwargs.values())
-        if len(given) == 1 and _core.get_handle(given[0]) is not None:
-            return given[0].detach()
         with Unseen():
             plain = torch.empty(0, dtype=self.dtype, device="cpu")  # whatever the default device is
+        if len(given) == 1 and _core.get_handle(given[0]) is not None:
+            plain.new(torch.empty(0, dtype=given[0].dtype, device="cpu"))  # refuses another dtype, in torch's words
+            return given[0].detach()
         plain = plain.new(*args, **kwargs)
         with Unseen():
             return from_plain(plain, index_of(device))
@@ -376,7 +376,8 @@ class _FromPlain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: LazyTensor) -> Any:  # type: ignore[override]
-        return to_plain(grad, ctx.device, "backward"), None
+        made_by_torch = _core.get_handle(grad) is None and not inside.wrapped(grad)
+        return grad.to(ctx.device) if made_by_torch else to_plain(grad, ctx.device, "backward"), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, _index: None) -> Any:  # type: ignore[override]
