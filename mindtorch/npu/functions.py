@@ -268,6 +268,14 @@ def _attention(
         return NotImplemented
     if len({block_of(t).device for t in given}) > 1 or (is_causal and attn_mask is not None):
         return NotImplemented
+    if torch.is_autocast_enabled("cpu"):  # as it casts what the whole is given
+        shorter = torch.get_autocast_dtype("cpu")
+        query, key, value, attn_mask = (
+            t.to(shorter) if t is not None and t.is_floating_point() and t.dtype is not torch.float64 else t
+            for t in (query, key, value, attn_mask)
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        return NotImplemented
     if is_causal:  # C++ would make this mask on the CPU
         ends = torch.full((query.shape[-2], key.shape[-2]), -math.inf, dtype=query.dtype).triu(1)
         attn_mask = move(ends, query.device)
@@ -275,7 +283,8 @@ def _attention(
         zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = zeros.masked_fill_(attn_mask.logical_not(), -math.inf)
     apart = torch.ops.aten._scaled_dot_product_attention_math.default
-    return apart(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)[0]
+    with torch.autocast("cpu", enabled=False):
+        return apart(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:

@@ -163,11 +163,12 @@ class Row:
             tensors[name][1:3] + tensors[name][5:] if name in tensors else tuple(value) if isinstance(value, list)
             else (value, type(value)) for name, value in named.items()
         )  # fmt: skip
-        if key not in self._seen:
+        found = self._seen.get(key, _MOST_CALLS)  # another thread may clear them meanwhile
+        if found is _MOST_CALLS:
             if len(self._seen) > _MOST_CALLS:
                 self._seen.clear()
-            self._seen[key] = self._ask(named, tensors)
-        return self._seen[key]
+            found = self._seen[key] = self._ask(named, tensors)
+        return found
 
     def _ask(self, named: dict[str, Any], tensors: dict[str, Description]) -> Any:
         like = {name: torch.empty_strided(d[1], d[2], dtype=TORCH[d[5]], device="meta") for name, d in tensors.items()}

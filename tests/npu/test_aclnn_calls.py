@@ -123,6 +123,10 @@ def every_call(device: Device) -> list[Callable[[], Any]]:
         ("max", (one,)), ("max.dim", (one, 0)), ("_softmax", (one, 0, False)),
         ("native_layer_norm", (one, [2], weight, weight, 1e-5)), ("fill_.Scalar", (one, 1.0)), ("clone", (one,)),
         ("cat", ([one, one],)), ("index_select", (one, 0, index)), ("embedding", (one, index)),
+        ("gelu_backward", (one, one)), ("index.Tensor", (one, [index])), ("_safe_softmax", (one, 1)),
+        ("nll_loss_forward", (one, index, None, 1, -100)), ("select_backward", (weight, [2, 2], 0, 1)),
+        ("native_batch_norm", (one, weight, weight, None, None, True, 0.1, 1e-5)),
+        ("native_layer_norm_backward", (one, one, [2], weight, weight, None, None, [True, False, False])),
     ]  # fmt: skip
     calls: list[Callable[[], Any]] = []
     for name, args in arguments:

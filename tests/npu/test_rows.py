@@ -280,6 +280,40 @@ def test_N5_batch_norm_trains_whoever_computes_its_backward(library: Any, monkey
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-4)
 
 
+FORMS: list[Any] = [
+    lambda x, y: torch._foreach_add(x, y, alpha=2), lambda x, y: torch._foreach_add_(x, 3),
+    lambda x, y: torch._foreach_add(x, [1.0, 2.0]), lambda x, y: torch._foreach_pow(2.0, x),
+    lambda x, y: torch._foreach_pow(x, 2.0), lambda x, y: torch._foreach_maximum(x, 1.0),
+    lambda x, y: torch._foreach_maximum(x, y), lambda x, y: torch._foreach_norm(x),
+    lambda x, y: torch._foreach_norm(x, 1, dtype=torch.float64), lambda x, y: torch._foreach_norm(x, float("inf")),
+    lambda x, y: torch._foreach_addcmul(x, y, y, [1.0, 2.0]), lambda x, y: torch._foreach_lerp(x, y, 0.3),
+    lambda x, y: torch._foreach_addcdiv(x, y, y, torch.tensor([1.0, 2.0])), lambda x, y: torch._foreach_lerp(x, y, x),
+    lambda x, y: torch._foreach_zero_(x), lambda x, y: torch._foreach_copy_(x, y), lambda x, y: torch._foreach_round(x),
+    lambda x, y: torch._foreach_mul(x, y[0].sum()), lambda x, y: torch._foreach_sub_(x, y),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_N5_foreach_forms_of_every_kind(form: Any, library: Any) -> None:
+    one, other = [_r(3), _r(2, 2)], [_r(3), _r(2, 2)]
+    found = []
+    for where in ("cpu", "npu"):
+        x, y = ([t.clone().to(where) for t in each] for each in (one, other))
+        found.append([[t.cpu() for t in form(x, y) or ()], [t.cpu() for t in x], [t._version for t in x]])
+    torch.testing.assert_close(*found)
+
+
+def test_N5_attention_is_cast_as_the_whole(library: Any) -> None:
+    q = torch.randn(2, 4, 3, 8)
+    for where in ("cpu", "npu"):
+        with torch.autocast(where, dtype=torch.bfloat16):
+            there = q.to(where)
+            out = torch.nn.functional.scaled_dot_product_attention(there, there.bfloat16(), there)
+            assert out.dtype is torch.bfloat16
+        with pytest.raises(RuntimeError, match="same dtype"):
+            torch.nn.functional.scaled_dot_product_attention(there, there.half(), there)
+
+
 @pytest.mark.parametrize("how", ["plain", "causal", "truths", "numbers", "shared"])
 def test_N5_attention_in_its_parts(how: str, library: Any) -> None:
     q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2 if how == "shared" else 4, 5, 8), torch.randn(2, 4, 5, 6)
