@@ -17,6 +17,7 @@ from ..devices import mode
 from ..engine.execute import tensors
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
+from ..npu import subclasses as _subclasses  # noqa: F401  (gives the class its as_subclass)
 from ..npu.tensor import is_npu
 from . import creation, slot
 from .modules import is_ours

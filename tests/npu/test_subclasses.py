@@ -1,0 +1,65 @@
+"""D4, N5: a program's own classes of tensors, of tensors on NPUs: as torch has them of those on the CPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+class Named(torch.Tensor):
+    extra = 3
+
+
+class Counted(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        Counted.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def facts(device: str, kind: type) -> list[Any]:
+    leaf = torch.arange(3.0, requires_grad=True)
+    plain = (leaf * 1).to(device)
+    t = plain.as_subclass(kind)
+    other = t + torch.ones(3, device=device)
+    (other * other).sum().backward()
+    pieces = torch.ones(2, 2, device=device).as_subclass(kind).unbind()
+    named = [
+        t,
+        other,
+        t.detach(),
+        t[0],
+        t.cpu(),
+        t.to(torch.float16),
+        t.to(device),
+        *pieces,
+        t.as_subclass(torch.Tensor),
+    ]
+    return [
+        [isinstance(each, kind) for each in named], [type(each).__name__ for each in named if isinstance(each, kind)],
+        leaf.grad.tolist(), other.tolist(), tuple(t.shape), getattr(other, "extra", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Named, Counted])
+def test_D4_as_subclass_of_an_npu_tensor(npu: ModuleType, kind: type) -> None:
+    assert facts("npu:0", kind) == facts("cpu", kind)
+    t = torch.ones(2, device="npu:1").as_subclass(kind)
+    view = t.view(2)
+    assert str((t * 2).device) == "npu:1" and t.untyped_storage() == view.untyped_storage()
+    view.fill_(5)
+    assert t.tolist() == [5.0, 5.0] and t.as_subclass(torch.Tensor).data_ptr() == t.data_ptr()
+
+
+def test_D4_functions_of_a_class_see_the_calls_on_npus(npu: ModuleType) -> None:
+    t = torch.ones(2, device="npu:0").as_subclass(Counted)
+    Counted.calls = 0
+    torch.add(t, 1)
+    assert Counted.calls == 1
+    with pytest.raises(TypeError, match=r"\[as_subclass\] expected a class of tensors, got <class 'int'>"):
+        t.as_subclass(int)
