@@ -117,6 +117,13 @@ def known_device(device: Any) -> Any:
     return _device(*_parts(device))
 
 
+def accelerator_at(index: int) -> Any:
+    """What an index alone means: an estimate's accelerator, an NPU that torch knows by name; None: what torch says."""
+    if mode.now.everywhere:
+        return known_device(f"{mode.now.accelerator}:{index}")
+    return npu_device(index) if torch_knows_npu else None
+
+
 def holds_no_data(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
     if mode.now.everywhere:

@@ -25,8 +25,8 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..base.errors import LazyTensorError
-from ..devices import lazy_device, mode
-from ..devices.lazy_device import holds_no_data, known_device, npu_device, place_of
+from ..devices import mode
+from ..devices.lazy_device import accelerator_at, holds_no_data, place_of
 from ..devices.names import device as mindtorch_device
 from ..devices.names import of_number
 from ..engine.execute import tensors
@@ -290,12 +290,8 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(first, torch.Tensor):
         with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
             return first.device
-    if isinstance(first, int) and not isinstance(first, bool):  # the accelerator of that index
-        if mode.now.everywhere:
-            return known_device(f"{mode.now.accelerator}:{first}")
-        if lazy_device.torch_knows_npu:
-            return npu_device(first)
-    return kwargs.get("device")
+    found = accelerator_at(first) if isinstance(first, int) and not isinstance(first, bool) else None
+    return kwargs.get("device") if found is None else found
 
 
 def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
