@@ -424,6 +424,7 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
         args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
+    args = (target, *args[1:]) if mode.now.everywhere and args and type(args[0]) is int else args
     on_npu = npu_moves.names_npu(target)
     sized = target is not None and mode.now.everywhere and mindtorch_device(target).type == "npu"
     if target is None or not (on_npu or sized or tensors.is_ours(target)):
