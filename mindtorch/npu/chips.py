@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["computes_bfloat16", "saturates"]
+__all__ = ["computes_bfloat16", "saturates", "saves_variance"]
 
 # ``Ascend910B`` alone is of the first generation, ``Ascend910B1`` and so on are Atlas A2's.
 _FIRST_910 = r"910(Premium|Pro)?[AB](?!\d)"
 _WITHOUT_BFLOAT16 = re.compile(rf"Ascend({_FIRST_910}|310(?!B))")
 _SATURATING = re.compile(rf"Ascend({_FIRST_910}|310)")
+_SAVING_VARIANCE = re.compile(r"Ascend910(B\d|_93)")
 
 
 def computes_bfloat16(name: str) -> bool:
@@ -23,3 +24,8 @@ def computes_bfloat16(name: str) -> bool:
 def saturates(name: str) -> bool:
     """Whether infinity becomes the largest number and NaN 0: on the first 910 generation, 310, 310P and 310B."""
     return _SATURATING.match(name) is not None
+
+
+def saves_variance(name: str) -> bool:
+    """Whether batch norm is documented to save the variance for its backward: on Atlas A2 and A3."""
+    return _SAVING_VARIANCE.match(name) is not None

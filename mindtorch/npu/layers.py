@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from .._ext import aclnn
+from .._ext import acl, aclnn
+from ..base.errors import UnsupportedOperationError
 from ..engine.record.predict import quiet
+from . import chips
 from .calls import (
     DTYPES,
     FLOATS,
@@ -253,7 +255,8 @@ def _safe_softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
 def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     """``native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)``, in one dtype.
 
-    What it saves for its backward is the operator's own: on Atlas A2 and A3, the variance where torch has 1/std.
+    Where torch saves 1/std for its backward, the operator saves the variance: what is given out is torch's, which the
+    derivative of the backward takes too.
     """
     given = [None if each is None else calls.describe(each) for each in args[:5]]
     if kwargs or any(each is None and args[i] is not None for i, each in enumerate(given)):
@@ -267,6 +270,8 @@ def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     if math.prod(one[1]) == one[1][1] and training:
         return NotImplemented  # one value each channel has no variance: torch's to tell
+    if training and not _knows_saved(_TO_INVSTD):
+        return NotImplemented
     with quiet():
         like = torch.empty_like(_meta(one[1], one[2]))
     result, out = make(calls, one[1], one[5], like.stride())
@@ -278,19 +283,55 @@ def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     if not training:
         mean, saved = (calls.empty((0,), TORCH[one[5]], None) for _ in range(2))
+    elif not (
+        aclnn.call("Adds", calls.device, variances, args[7], 1, variances)
+        and aclnn.call("Rsqrt", calls.device, variances, variances)
+    ):  # too late for the CPU: the running statistics are updated
+        raise UnsupportedOperationError(
+            f"[native_batch_norm] expected 1/std of {TORCH[one[5]]} as the NPU has batch norm of it, got a refusal"
+        )
     return result, mean, saved
 
 
-def saved_statistics(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch's ``native_batch_norm`` saves of an input for its backward."""
-    dims = [i for i in range(x.dim()) if i != 1]
-    variance, mean = torch.var_mean(x, dims, correction=0)
-    return mean, (variance + eps).rsqrt()
+_TO_INVSTD, _TO_VARIANCE = ("Adds", "Rsqrt"), ("Reciprocal", "Mul", "Subs", "Cast")
+
+
+def _knows_saved(operators: tuple[str, ...]) -> bool:
+    """Whether this chip's batch norm is known to save the variance, and there is what makes the one of the other."""
+    return chips.saves_variance(acl.soc_name() or "") and all(map(aclnn.available, operators))
+
+
+def _variance(calls: Calls, invstd: Description, eps: float) -> Any:
+    """1/invstd² - eps, computed in float32; None where the NPU does not."""
+    if not math.prod(invstd[1]):
+        return None
+    wide, out = make(calls, invstd[1], _FLOAT32)
+    short = invstd[5] != _FLOAT32
+    if short and not aclnn.call("Cast", calls.device, invstd, _FLOAT32, out):
+        return None
+    done = (
+        aclnn.call("Reciprocal", calls.device, out if short else invstd, out)
+        and aclnn.call("Mul", calls.device, out, out, out)
+        and aclnn.call("Subs", calls.device, out, eps, 1, out)
+    )
+    if not done or not short:
+        return wide if done else None
+    variance, narrow = make(calls, invstd[1], invstd[5])
+    return variance if aclnn.call("Cast", calls.device, out, invstd[5], narrow) else None
 
 
 def _batch_norm_backward(calls: Calls, args: tuple, kwargs: dict) -> Any:
+    """``native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, …)``."""
     if not args[7]:
         args = (*args[:5], None, None, *args[7:])  # nothing was saved
+    elif not _knows_saved(_TO_VARIANCE):
+        return NotImplemented
+    else:
+        described = describe(calls, args[1], args[6])
+        variance = None if described is None else _variance(calls, described[1], args[8])
+        if variance is None:
+            return NotImplemented
+        args = (*args[:6], variance, *args[7:])
     return ROWS["aten::native_batch_norm_backward"](calls, args, kwargs)
 
 

@@ -38,7 +38,6 @@ from ..ops import schema
 from . import backward, foreach
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
-from .layers import saved_statistics
 from .random import drawing
 from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, on_host, restride, span, storage_of, view_bits, view_of
 
@@ -144,9 +143,6 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         _count(native_counts, op.base, device)
         return args[0]
     _count(staged_counts, op.base, device)
-    if op.base == "aten::native_batch_norm_backward" and _native and args[7]:
-        args = (*args[:5], *saved_statistics(args[1], args[8]), *args[7:])  # the NPU's own are not torch's
-        tensors = list(tensors_in(args))
     out = _staged(op, args, kwargs, tensors)
     if op.each and op.writes:
         torch.autograd.graph.increment_version(args[0])  # C++ does not count what it writes

@@ -24,6 +24,7 @@ def test_N3_what_a_chip_computes_in(name):
     """As torch_npu tells of the same names."""
     assert chips.computes_bfloat16(name) == (name not in FIRST)
     assert chips.saturates(name) == (name not in LATER)
+    assert chips.saves_variance(name) == name.startswith(("Ascend910B1", "Ascend910B2", "Ascend910B4", "Ascend910_93"))
 
 
 @pytest.mark.parametrize(("name", "told"), [("Ascend910B", "False"), ("Ascend910B1", "True"), ("Ascend310B1", "True")])
