@@ -77,9 +77,14 @@ def _gelu(calls: Calls, args: tuple, kwargs: dict) -> Any:
     return _unary("Gelu")(calls, args, {}) if mode else NotImplemented
 
 
-def _number(value: Any) -> Any:
-    """A CPU tensor without dimensions as the number that torch takes it for; anything else as it is."""
+def _number(value: Any, beside: Description | None) -> Any:
+    """A CPU tensor without dimensions as a number, if it is no more to torch beside the other operand; else as it is.
+
+    Beside another one without dimensions its dtype counts as much as that one's.
+    """
     if isinstance(value, torch.Tensor) and value.is_cpu and not value.dim() and not value.requires_grad:
+        if beside is None or (not beside[1] and torch.promote_types(TORCH[beside[5]], value.dtype) != TORCH[beside[5]]):
+            return value
         return value.item()
     return value
 
@@ -93,7 +98,7 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
         if not 2 <= len(args) <= 2 + alpha or kwargs.keys() - ({"alpha"} if alpha else set()):
             return NotImplemented
         scale = (args[2] if len(args) > 2 else kwargs.get("alpha", 1)) if alpha else None
-        other = _number(args[1])
+        other = _number(args[1], calls.describe(args[0]) if isinstance(args[1], torch.Tensor) else None)
         number = is_number(other)
         if isinstance(scale, bool) or (name == "Sub" and isinstance(other, bool)):
             return NotImplemented

@@ -186,8 +186,9 @@ def _truths(name: str) -> Kernel:
 
     def kernel(calls: Calls, args: tuple, kwargs: dict) -> Any:
         named = dict(zip(("self", "dim", "keepdim"), args), **kwargs)
-        one = calls.describe(named["self"])
-        dims = None if one is None else dimensions(named.get("dim"), len(one[1]))
+        one, dim = calls.describe(named["self"]), named.get("dim")
+        none = not isinstance(dim, int) and dim is not None and not len(dim)  # not all, as of sums: elementwise
+        dims = None if one is None or none else dimensions(dim, len(one[1]))
         if one is None or dims is None or one[5] != _BOOL or not math.prod(one[1]) or not aclnn.available(name):
             return NotImplemented
         keepdim = bool(named.get("keepdim", False))

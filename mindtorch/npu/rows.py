@@ -24,7 +24,8 @@ __all__ = ["ROWS", "Row", "filled"]
 
 # float (where nothing is said), any, whole (integers and truth values): the same dtype for all of these in a call.
 # index, bool: of its own. param: the common one, or float32. scalar: any, and a number may be a CPU tensor.
-# ones: param, and ones where there is none. Of a number, moved: it becomes of the common dtype.
+# ones: param, and ones where there is none. Of a number, moved: it becomes of the common dtype; rounded: and may become
+# infinite.
 _COMMON = {
     "float": FLOATS, "param": FLOATS, "ones": FLOATS, "any": set(TORCH), "scalar": set(TORCH),
     "whole": {DTYPES[d] for d in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
@@ -74,6 +75,8 @@ class Row:
         for name, kind in self._words:
             if kind == "moved" and found[1] in WHOLE and isinstance(named[name], float) and named[name].is_integer():
                 named[name] = int(named[name])
+            if kind == "rounded" and found[1] in FLOATS and is_number(named[name]):
+                named[name] = _rounded(float(named[name]), TORCH[found[1]])
         if not self._takes(named, found[1]):
             return NotImplemented
         tensors = found[0]
@@ -84,6 +87,8 @@ class Row:
             own = tensors["self"]
             if results[0][0] != own[1] or any(overlap(own, each) for each in tensors.values()):
                 return NotImplemented
+            if ">0" not in self._classes and any(each[0] == own[0] for name, each in tensors.items() if name != "self"):
+                return NotImplemented  # an operator that only works in place: what it reads is not what it writes
             made: list[Any] = [(named["self"], own)]
         else:
             made = [(None, None) if one is None else make(calls, *one) for one in results]
@@ -128,8 +133,15 @@ class Row:
         if common < 0 and numbers:
             plain = functools.reduce(torch.promote_types, (named[name].dtype for name in numbers))
             common = DTYPES.get(plain, -1)
+        # What has no dimensions counts for less beside what has some, and for as much beside what has none.
+        rank = max((len(tensors[name][1]) for name in tensors if self._classes[name] in _COMMON), default=0)
         for name in numbers:
-            if common < 0 or torch.result_type(torch.empty(1, dtype=TORCH[common]), named[name]) != TORCH[common]:
+            if (
+                common < 0
+                or torch.result_type(torch.empty((1,) * rank, dtype=TORCH[common]), named[name]) != TORCH[common]
+            ):
+                return None
+            if not fits(named[name].item(), TORCH[common]):
                 return None
         for name in (*numbers, *ones):
             sizes = () if name in numbers else tuple(named.get("normalized_shape") or tensors["self"][1][-1:])
@@ -207,6 +219,12 @@ class Row:
         return value.encode() if letter == "z" else value
 
 
+@functools.lru_cache(_MOST_CALLS)
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    with quiet():
+        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+
+
 def filled(calls: Calls, sizes: tuple[int, ...], code: int, value: float) -> tuple[Any, Description] | None:
     """A new tensor full of a number, and its description; None where the NPU cannot make it."""
     made = make(calls, sizes, code)
@@ -237,7 +255,7 @@ _TABLE = {
     "gelu_backward": "GeluBackwardV2 grad_output self approximate >0",
     "threshold_backward": "ThresholdBackward grad_output self threshold >0",
     **{f"{name}.{kind}": f"{name.title()}{kind} self:any {other} >0" for name in ("eq", "ne", "lt", "le", "gt", "ge")
-       for kind, other in (("Tensor", "other:any"), ("Scalar", "other"))},
+       for kind, other in (("Tensor", "other:any"), ("Scalar", "other:rounded"))},
     "bitwise_and.Tensor": "BitwiseAndTensor self:whole other:whole >0",
     "bitwise_and_.Tensor": "BitwiseAndTensor self:whole other:whole >0",
     "bitwise_or.Tensor": "BitwiseOrTensor self:whole other:whole >0",

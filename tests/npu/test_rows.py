@@ -229,6 +229,39 @@ def test_N5_numbers_on_the_host_are_taken_for_numbers(library: Any) -> None:
     assert counts == [2, 2, 1]
 
 
+@pytest.mark.parametrize("dtype", _FLOATS)
+def test_N5_comparisons_round_the_number_as_the_tensor_is(device: Device, dtype: torch.dtype) -> None:
+    numbers = 0.1, 0.3, 1e-9, 1e6, 1, float("inf"), float("nan")
+    x = torch.tensor(numbers).to(dtype)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        for number in numbers:
+            found = device.run(f"aten::{name}.Scalar", x, number)
+            assert torch.equal(found, eager(f"aten::{name}.Scalar", x, number)), (name, number)
+
+
+def test_N5_numbers_on_the_host_count_as_dtypes_beside_others_without_dimensions(library: Any) -> None:
+    ones = [torch.tensor(1.5, dtype=torch.half), torch.tensor(2, dtype=torch.int32), torch.tensor(1.5), _r(3).half(),
+            torch.arange(1, 4, dtype=torch.int8)]  # fmt: skip
+    hosts = [torch.tensor(0.1, dtype=torch.float64), torch.tensor(3), torch.tensor(2.0), torch.tensor(300)]
+    for one in ones:
+        for host in hosts:
+            for op in (torch.add, torch.sub, torch.mul, torch.div, lambda x, y: torch.where(x > 0, x, y)):
+                torch.testing.assert_close(op(one.npu(), host).cpu(), op(one, host))
+
+
+@pytest.mark.parametrize("dims", [(), []])
+def test_N5_truths_along_no_dimension_are_the_elements_themselves(dims: Any, library: Any) -> None:
+    for op in (torch.all, torch.any):
+        for keepdim in (False, True):
+            found = op(M.npu(), dim=dims, keepdim=keepdim).cpu()
+            assert torch.equal(found, op(M, dim=dims, keepdim=keepdim))
+
+
+def test_N5_a_mask_may_be_what_it_fills(library: Any) -> None:
+    found = M.npu()
+    assert torch.equal(found.masked_fill_(found, False).cpu(), M.clone().masked_fill_(M, False))
+
+
 def test_N5_views_of_any_name_are_never_staged(library: Any) -> None:
     staged, x = dict(staging.staged_counts), X.npu()
     y = torch.ops.aten._unsafe_view(x, [4, 3])
