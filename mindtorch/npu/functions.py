@@ -276,6 +276,8 @@ def _attention(
         )
     if not query.dtype == key.dtype == value.dtype:
         return NotImplemented
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return NotImplemented
     if is_causal:  # C++ would make this mask on the CPU
         ends = torch.full((query.shape[-2], key.shape[-2]), -math.inf, dtype=query.dtype).triu(1)
         attn_mask = move(ends, query.device)

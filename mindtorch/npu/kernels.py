@@ -106,6 +106,8 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
         if described is None or (alpha and not is_number(scale)) or not aclnn.available(name + "s" * number):
             return NotImplemented
         one = described[0]
+        if scale is not None and not fits(scale, TORCH[one[5]]):
+            return NotImplemented
         if one[5] not in FLOATS:
             numbers = [each for each in (other if number else None, scale) if each is not None]
             if name == "Div" or one[5] not in WHOLE or any(not _whole(each, TORCH[one[5]]) for each in numbers):
@@ -157,7 +159,7 @@ def _addmm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     described = describe(calls, *args)
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    if described is None or not is_number(beta) or not is_number(alpha):
+    if described is None or any(not is_number(each) or not fits(each, torch.float32) for each in (beta, alpha)):
         return NotImplemented
     added, left, right = (each[1] for each in described)
     if len(left) != 2 or len(right) != 2 or left[1] != right[0] or not left[1] or len(added) > 2:

@@ -223,8 +223,8 @@ def _norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     one, keepdim = described[0], bool(named.get("keepdim", False))
     dims = dimensions(named.get("dim"), len(one[1]))
-    if dims is None or named.get("dtype") not in (None, TORCH[one[5]]):
-        return NotImplemented
+    if dims is None or named.get("dtype") not in (None, TORCH[one[5]]) or not named["ord"] >= 0:
+        return NotImplemented  # what the operator makes of NaN and orders below 0 is documented nowhere
     result, out = make(calls, reduced(one[1], dims, keepdim), one[5])
     done = aclnn.call("LinalgVectorNorm", calls.device, one, named["ord"], dims, keepdim, one[5], out)
     return result if done else NotImplemented

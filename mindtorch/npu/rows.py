@@ -25,12 +25,12 @@ __all__ = ["ROWS", "Row", "filled"]
 # float (where nothing is said), any, whole (integers and truth values): the same dtype for all of these in a call.
 # index, bool: of its own. param: the common one, or float32. scalar: any, and a number may be a CPU tensor.
 # ones: param, and ones where there is none. Of a number, moved: it becomes of the common dtype; rounded: and may become
-# infinite.
+# infinite; bound: moved, and the least before the largest. long: an index of int64.
 _COMMON = {
     "float": FLOATS, "param": FLOATS, "ones": FLOATS, "any": set(TORCH), "scalar": set(TORCH),
     "whole": {DTYPES[d] for d in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
 }  # fmt: skip
-_OWN = {"index": INDICES, "bool": {DTYPES[torch.bool]}}
+_OWN = {"index": INDICES, "long": {DTYPES[torch.int64]}, "bool": {DTYPES[torch.bool]}}
 _FLOAT32 = DTYPES[torch.float32]
 _MOST_CALLS = 1000  # remembered by a row
 _REFUSED = (
@@ -155,12 +155,16 @@ class Row:
     def _takes(self, named: dict[str, Any], common: int) -> bool:
         """Whether the numbers fit, and what the operator has no parameter for is what it does anyway."""
         letters = dict(zip(self._classes, self._letters))
+        bounds = [named[name] for name, kind in self._words if kind == "bound" and is_number(named[name])]
+        if bounds and not bounds[0] <= bounds[-1]:
+            return False  # NaN, or bounds that contradict each other: what the operator does is documented nowhere
         for name, value in named.items():
             letter = letters.get(name)
             if letter == "S" or (letter == "s" and value is not None):
                 if not is_number(value):
                     return False
-                if (common not in FLOATS or self._classes[name] == "moved") and not fits(value, TORCH[common]):
+                moved = common not in FLOATS or self._classes[name] in ("moved", "bound")
+                if not fits(value, TORCH[common] if moved else torch.float32):  # torch computes in float32 at least
                     return False
             elif letter is None and isinstance(value, torch.dtype):
                 if value is not TORCH[common]:
@@ -235,12 +239,12 @@ def filled(calls: Calls, sizes: tuple[int, ...], code: int, value: float) -> tup
 # ATen -> the operator and its parameters
 _TABLE = {
     "abs": "Abs self >0",
-    "clamp": "Clamp self min max >0",
-    "clamp_": "Clamp self min max >0",
-    "clamp_min": "Clamp self min - >0",
-    "clamp_max": "Clamp self - max >0",
-    "pow.Tensor_Scalar": "PowTensorScalar self exponent >0",
-    "pow_.Scalar": "PowTensorScalar self exponent >0",
+    "clamp": "Clamp self min:bound max:bound >0",
+    "clamp_": "Clamp self min:bound max:bound >0",
+    "clamp_min": "Clamp self min:bound - >0",
+    "clamp_max": "Clamp self - max:bound >0",
+    "pow.Tensor_Scalar": "PowTensorScalar self exponent:moved >0",
+    "pow_.Scalar": "PowTensorScalar self exponent:moved >0",
     "maximum": "Maximum self other >0",
     "minimum": "Minimum self other >0",
     "addcmul": "Addcmul self tensor1 tensor2 value >0",
@@ -271,9 +275,9 @@ _TABLE = {
     "_log_softmax": "LogSoftmax self dim >0",
     "_softmax_backward_data": "SoftmaxBackward grad_output output dim >0",
     "_log_softmax_backward_data": "LogSoftmaxBackward grad_output output dim >0",
-    "nll_loss_forward": "NLLLoss self target:index weight:ones reduction ignore_index >0 >1",
+    "nll_loss_forward": "NLLLoss self target:long weight:ones reduction ignore_index >0 >1",
     "nll_loss_backward":
-        "NLLLossBackward grad_output self target:index weight:ones reduction ignore_index total_weight >0",
+        "NLLLossBackward grad_output self target:long weight:ones reduction ignore_index total_weight >0",
     "embedding_dense_backward":
         "EmbeddingDenseBackward grad_output indices:index num_weights padding_idx scale_grad_by_freq >0",
     "native_layer_norm_backward":

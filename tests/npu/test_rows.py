@@ -33,7 +33,7 @@ I, W = torch.tensor([[1, -2, 3], [4, 5, 0]]), torch.tensor([2, 0, 1])  # noqa: E
 IMAGE = _r(2, 4, 5, 6)
 CASES: dict[str, list[tuple]] = {
     "abs": [(X,), (X.t(),)],
-    "clamp": [(X, -0.1, 0.5), (X, None, 0.5), (X, 0.5)],
+    "clamp": [(X, -0.1, 0.5), (X, None, 0.5), (X, 0.5), (torch.tensor([float("nan"), 2.0]), 0, 1), (X, 1, 1)],
     "clamp_": [(X, -0.1, 0.5)],
     "clamp_min": [(X, 0.1)],
     "clamp_max": [(X, 0.1)],
@@ -187,7 +187,12 @@ NOT_TAKEN: list[tuple[str, tuple]] = [
     ("index.Tensor", (X, [None, W])), ("index.Tensor", (X, [M])), ("stack", ([X, X[0]],)), ("cat", ([X, X.half()],)),
     ("max_pool2d_with_indices", (IMAGE.half(), [2, 2])), ("max_pool2d_with_indices", (IMAGE, [9, 9])),
     ("native_batch_norm", (IMAGE.half(), _r(4), _r(4), None, None, True, 0.1, 1e-5)), ("argmax", (torch.empty(0),)),
-    ("linalg_vector_norm", (torch.empty(0),)), ("all", (X,)), ("_safe_softmax", (X, 1, torch.float64)),
+    ("linalg_vector_norm", (torch.empty(0),)),
+    ("clamp", (X, 2, 1)), ("clamp", (X, float("nan"), 1)), ("clamp_max", (X, float("nan"))),
+    ("linalg_vector_norm", (X, float("-inf"))), ("linalg_vector_norm", (X, float("nan"))),
+    ("clamp", (X.half(), 1e5)), ("pow.Tensor_Scalar", (X.half(), 1e5)), ("add.Tensor", (X.half(), X.half(), 1e5)),
+    ("nll_loss_forward", (X.log_softmax(1), W.int(), None, 1, -100)),
+    ("all", (X,)), ("_safe_softmax", (X, 1, torch.float64)),
 ]  # fmt: skip
 
 
@@ -366,6 +371,35 @@ def test_N5_foreach_forms_of_every_kind(form: Any, library: Any) -> None:
         x, y = ([t.clone().to(where) for t in each] for each in (one, other))
         found.append([[t.cpu() for t in form(x, y) or ()], [t.cpu() for t in x], [t._version for t in x]])
     torch.testing.assert_close(*found)
+
+
+REFUSED: list[Any] = [
+    lambda x: x.half() ** 1e5, lambda x: torch.add(x.half(), x.half(), alpha=1e5), lambda x: x.half().clamp(max=1e5),
+    lambda x: torch.sub(x, x, alpha=1e300), lambda x: torch.addcmul(x, x, x, value=1e300),
+    lambda x: torch.addmm(x[:, :3], x, x.t(), alpha=1e300),
+    lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(3, dtype=torch.int32, device=x.device)),
+    lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, (x @ x.t()).long()),
+    lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, (x @ x.t()).half()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_N5_what_torch_refuses_is_refused_in_its_words(call: Any, library: Any) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        call(X)
+    with pytest.raises(RuntimeError, match=re.escape(str(expected.value).partition("\n")[0])):
+        call(X.npu())
+
+
+def test_N5_bounds_and_orders_of_every_kind(library: Any) -> None:
+    x, inf, nan = torch.tensor([-1.0, 0.5, 1.5, 3.0, float("nan")]), float("inf"), float("nan")
+    for bounds in ((2, 1), (nan, 1), (0, nan), (None, nan), (-inf, inf), (inf, -inf)):
+        for dtype in _FLOATS:
+            found = x.to(dtype).npu().clamp(*bounds).cpu()
+            torch.testing.assert_close(found, x.to(dtype).clamp(*bounds), rtol=0, atol=0, equal_nan=True)
+    for order in (-inf, -2, -0.5, 0, 0.5, inf, nan):
+        found = torch.linalg.vector_norm(X.npu(), order, 1).cpu()
+        torch.testing.assert_close(found, torch.linalg.vector_norm(X, order, 1), equal_nan=True)
 
 
 def test_N5_attention_is_cast_as_the_whole(library: Any) -> None:

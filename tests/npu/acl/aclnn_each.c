@@ -32,7 +32,10 @@ static double threshold_backward(const double *x, const double *v) { return x[1]
 static double maximum(const double *x, const double *v) { return (void)v, x[0] > x[1] || isnan(x[0]) ? x[0] : x[1]; }
 static double minimum(const double *x, const double *v) { return (void)v, x[0] < x[1] || isnan(x[0]) ? x[0] : x[1]; }
 static double power(const double *x, const double *v) { return pow(x[0], v[0]); }
-static double clamp(const double *x, const double *v) { return x[0] < v[0] ? v[0] : x[0] > v[1] ? v[1] : x[0]; }
+static double clamp(const double *x, const double *v) {
+    double least = x[0] < v[0] || isnan(v[0]) ? v[0] : x[0];
+    return least > v[1] || isnan(v[1]) ? v[1] : least;
+}
 static double addcmul(const double *x, const double *v) { return x[0] + v[0] * x[1] * x[2]; }
 static double addcdiv(const double *x, const double *v) { return x[0] + v[0] * x[1] / x[2]; }
 static double lerp(const double *x, const double *v) {

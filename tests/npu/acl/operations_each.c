@@ -81,9 +81,10 @@ int run_norm(const struct plan *p) {
     double order = p->values[0];
     int64_t results = count_of(out);
     double *sums = calloc((size_t)results + 1, sizeof *sums);
+    for (int64_t i = 0; i < results && isinf(order) && order < 0; i++) sums[i] = INFINITY;
     for (int64_t i = 0, n = count_of(in); i < n; i++) {
         double x = fabs(value_at(in, in, i)), *sum = &sums[reduced_index(p, in, i)];
-        if (isinf(order)) *sum = x > *sum || isnan(x) ? x : *sum;
+        if (isinf(order)) *sum = (order < 0 ? x < *sum : x > *sum) || isnan(x) ? x : *sum;
         else *sum += order == 0 ? x != 0 : pow(x, order);
     }
     for (int64_t i = 0; i < results; i++)
