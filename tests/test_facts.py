@@ -43,6 +43,7 @@ NAMES = {
     "nn.Linear(1, 1).to('npu*": "the same",
     "torch.get_device_module('npu*": "the same",
     "torch.autocast('npu*": "the same",
+    "torch.Generator('npu*": "the same",
 }
 MEASURING = {
     **LOADED,

@@ -11,8 +11,8 @@ from .._ext import blocks as _blocks
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import backward, library
-from .moves import index_of, move, pin_memory, upload
+from . import backward
+from .moves import index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
 
@@ -51,7 +51,7 @@ def create_pinned(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any])
 
     Where no NPU is the accelerator, torch's own function decides.
     """
-    if not library.is_the_accelerator():
+    if not pins():
         return func(*args, **kwargs)
     made = pin_memory(func(*args, **{**kwargs, "pin_memory": False, "requires_grad": False}))
     return made.requires_grad_(bool(kwargs.get("requires_grad", False)))

@@ -9,7 +9,7 @@ import torch
 from .._ext import blocks as _blocks
 from .._ext import pool
 from .._ext.guards import NoGrad
-from ..devices import mode
+from ..devices import lazy_device, mode
 from ..devices.lazy_device import is_ours
 from ..devices.names import of_number
 from ..engine.execute import tensors
@@ -124,6 +124,15 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     if length:
         _blocks.copy_across(block_of(made), 0, block_of(t), t.storage_offset() * t.element_size(), length)
     return made
+
+
+def pins() -> bool:
+    """Whether memory pinned for no device in particular is the NPU's, or cannot be had for want of one.
+
+    Torch that knows ``npu`` by name would ask it in C++, which nobody answers there.
+    """
+    known = lazy_device.torch_knows_npu and not mode.now.everywhere
+    return known or library.is_the_accelerator()
 
 
 def is_pinned(t: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,24 +72,24 @@ def _get_device_module(device: Any = None) -> Any:
 
 def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
-    if is_ours(self) or not _pins(args, kwargs):
+    if is_ours(self) or not _names_npu(args, kwargs, npu_moves.pins):
         return original(self, *args, **kwargs)
     return npu_moves.pin_memory(self)
 
 
 def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
     """``t.is_pinned()``: the NPU's library knows of its own memory alone."""
-    if is_ours(self) or not _pins(args, kwargs):
+    if is_ours(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
         return original(self, *args, **kwargs)
     return npu_moves.is_pinned(self)
 
 
-def _pins(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether the device for which memory is to be pinned, the accelerator unless it is named, is an NPU."""
+def _names_npu(args: tuple, kwargs: dict[str, Any], unnamed: Callable[[], bool]) -> bool:
+    """Whether the device for which memory is to be pinned is an NPU; ``unnamed()`` where no device is named."""
     if mode.now.everywhere:
         return False
     device = args[0] if args else kwargs.get("device")
-    return npu.is_the_accelerator() if device is None else npu_moves.names_npu(device)
+    return unnamed() if device is None else npu_moves.names_npu(device)
 
 
 # ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.

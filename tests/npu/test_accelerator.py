@@ -132,3 +132,27 @@ def test_N4_only_memory_of_the_cpu_is_pinned(npu):
 def test_N3_tensors_say_whether_they_are_on_an_npu(npu):
     assert torch.ones(2, device="npu").is_npu and torch.nn.Linear(1, 1).npu().weight.is_npu
     assert not torch.ones(2).is_npu and not torch.ones(2, device="remote_accelerator").is_npu
+
+
+PINNING = """
+    import torch, mindtorch.npu.compat
+    for make in (
+        lambda: torch.ones(2).pin_memory(),
+        lambda: torch.ones(2, pin_memory=True),
+        lambda: torch.ones(2).untyped_storage().pin_memory(),
+        lambda: next(iter(torch.utils.data.DataLoader(torch.ones(2), pin_memory=True))),
+    ):
+        try:
+            print(make().is_pinned())
+        except RuntimeError as error:
+            print(type(error).__name__, str(error).partition(":")[0])
+"""
+
+
+def test_N3_what_programs_for_torch_npu_pin_is_the_npus(in_npu_program):
+    assert in_npu_program(PINNING).split() == ["True"] * 4
+
+
+def test_N3_pinning_without_an_npu_says_that_there_is_none(in_python):
+    said = in_python(PINNING, GENIE_ACL_LIBRARY="/nowhere").stdout
+    assert said == "RuntimeError npu is not available\n" * 3 + "False\n"  # the loader asks what is there
