@@ -285,8 +285,7 @@ cdef object _meta_where = None             # asked about a `meta` device outside
 def take_meta_where(asked):
     """A `meta` device is one of ours wherever `asked()`."""
     global _meta_where, _last_foreign
-    _meta_where = asked
-    _last_foreign = None
+    _meta_where, _last_foreign = asked, None
 
 
 cdef bint _meta_is_ours() except -1:
@@ -308,8 +307,7 @@ def take_type(str device_type, base, str name=None):
     global _other_type, _other_name, _other_base, _last_foreign
     _other_type = _device_type if device_type is None else device_type
     _other_name = _other_type if name is None else name
-    _other_base = base
-    _last_foreign = None
+    _other_base, _last_foreign = base, None
 
 
 cdef object _numbers = None               # asked: does a bare integer mean a device of ours?
@@ -563,7 +561,9 @@ cdef class SubclassHook(PythonHook):
 
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
-        return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first))
+        return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first)
+                                   or (first != <PyObject *>_other_base and _is_other(<object>second)
+                                       and not issubclass(<object>first, _other_base)))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(*args, **kwargs)

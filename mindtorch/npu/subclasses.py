@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import get_default_nowrap_functions
 
+from .._ext.guards import NoGrad
 from .functions import function
 from .tensor import NpuTensor
 
@@ -24,6 +25,20 @@ def as_subclass(t: NpuTensor, cls: type) -> Any:
         kind = _derived(kind)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
         return _base.as_subclass(t, kind)
+
+
+def make_subclass(cls: type, data: NpuTensor, require_grad: bool = False, **options: Any) -> Any:
+    """``torch.Tensor._make_subclass(cls, data)``: a leaf on the memory of ``data``, of a class that is ``cls``.
+
+    Of a class of parameters it is a parameter, as ``cls(data)`` is where torch does not know the class of ``data``.
+    """
+    if options:
+        raise TypeError(f"[_make_subclass] expected no options for a tensor on {data.device}, got {', '.join(options)}")
+    if isinstance(cls, type) and issubclass(cls, torch.nn.Parameter):
+        return torch.nn.Parameter(data.detach(), require_grad)
+    with NoGrad():
+        made = as_subclass(data.detach(), cls)
+    return made.requires_grad_() if require_grad else made
 
 
 class _Derived(NpuTensor):

@@ -20,7 +20,9 @@ from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..engine.execute import tensors
 from ..engine.tensor import classes
+from ..npu import subclasses
 from ..npu.moves import names_npu
+from ..npu.tensor import is_npu
 from . import accelerator, attention, files, generators, late
 from .device_module import DeviceModule
 
@@ -52,6 +54,8 @@ def unwatch() -> None:
 def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Torch did not understand these arguments: was it because it does not know our device, or tensors, yet?"""
     if issubclass(cls, torch.Tensor):  # type: ignore[arg-type]
+        if len(args) == 1 and not kwargs and is_npu(args[0]):
+            return subclasses.as_subclass(args[0], cls)
         return classes.of_tensor(cls, args, kwargs)
     if cls is torch.Generator:
         device = args[0] if args else kwargs.get("device")

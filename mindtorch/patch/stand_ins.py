@@ -15,9 +15,10 @@ from .._ext import lazy as _core
 from .._ext.guards import Unseen
 from ..devices import mode
 from ..engine.execute import tensors
+from ..engine.tensor import classes
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
-from ..npu import subclasses as _subclasses  # noqa: F401  (gives the class its as_subclass)
+from ..npu import subclasses
 from ..npu.tensor import is_npu
 from . import creation, slot
 from .modules import is_ours
@@ -68,6 +69,12 @@ def _get_device_module(device: Any = None) -> Any:
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
     nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
     return _torch_get_device_module("cpu" if nobody else device)
+
+
+def make_subclass(cls: type, data: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """``torch.Tensor._make_subclass(cls, data)`` where class or data are ours."""
+    make = subclasses.make_subclass if is_npu(data) else classes.make_subclass
+    return make(cls, data, *args, **options)
 
 
 def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

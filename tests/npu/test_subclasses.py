@@ -56,6 +56,33 @@ def test_D4_as_subclass_of_an_npu_tensor(npu: ModuleType, kind: type) -> None:
     assert t.tolist() == [5.0, 5.0] and t.as_subclass(torch.Tensor).data_ptr() == t.data_ptr()
 
 
+class Tagged(torch.Tensor):
+    def __new__(cls, data: torch.Tensor, tag: int) -> Any:
+        made = torch.Tensor._make_subclass(cls, data)  # type: ignore[attr-defined]
+        made.tag = tag
+        return made
+
+
+def constructed(device: str) -> list[Any]:
+    make: Any = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+    x = torch.ones(2, device=device)
+    tagged, leaf, of_graph = Tagged(x, 3), make(Named, x, True), make(Named, x.clone().requires_grad_() * 2)
+    named, parameter, plain = Named(x), make(torch.nn.Parameter, x, True), make(torch.Tensor, tagged)
+    tagged.add_(1)
+    return [
+        [t.device.type == device for t in (tagged, leaf, of_graph, named, parameter, plain)],
+        [isinstance(t, Tagged) for t in (tagged, tagged * 2, plain)], tagged.tag, x.tolist(), plain.tolist(),
+        [(isinstance(t, Named), t.requires_grad, t.is_leaf) for t in (leaf, of_graph, named)],
+        isinstance(parameter, torch.nn.Parameter), parameter.requires_grad,
+    ]  # fmt: skip
+
+
+def test_D4_classes_that_construct_themselves_of_an_npu_tensor(npu: ModuleType) -> None:
+    assert constructed("npu") == constructed("cpu")
+    with pytest.raises(TypeError, match=r"^\[_make_subclass\] expected no options .* got dispatch_device$"):
+        torch.Tensor._make_subclass(Named, torch.ones(2, device="npu"), dispatch_device=True)  # type: ignore[attr-defined]
+
+
 def test_D4_functions_of_a_class_see_the_calls_on_npus(npu: ModuleType) -> None:
     t = torch.ones(2, device="npu:0").as_subclass(Counted)
     Counted.calls = 0
