@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+__path__: list[str] = []  # what torch_npu has in modules of it is found here
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 

@@ -145,7 +145,7 @@ def npu_fusion_attention(
     pse: Any = None, padding_mask: Any = None, atten_mask: torch.Tensor | None = None, scale: float = 1.0,
     keep_prob: float = 1.0, pre_tockens: int = 2147483647, next_tockens: int = 2147483647, inner_precise: int = 0,
     prefix: Any = None, actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0,
-    gen_mask_parallel: bool = True, sync: bool = False, **others: Any,
+    gen_mask_parallel: bool = True, sync: bool = False, softmax_layout: str = "", **others: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(attention, then six times None: the statistics that only a fused backward needs).
 
@@ -153,12 +153,19 @@ def npu_fusion_attention(
     """
     refused = {"pse": pse, "padding_mask": padding_mask, "prefix": prefix, "actual_seq_qlen": actual_seq_qlen,
                "actual_seq_kvlen": actual_seq_kvlen, **others}  # fmt: skip
-    given = [name for name, value in refused.items() if value is not None]
-    window = (pre_tockens, next_tockens)
-    if given or input_layout not in _LAYOUTS or sparse_mode not in _MASKS or (sparse_mode == 0 and min(window) < 65535):
+    given = [name for name, value in refused.items() if value is not None] + ["softmax_layout"] * bool(softmax_layout)
+    # A window belongs to sparse_mode 0: in the others CANN does not look at it, and programs leave one there.
+    given += ["a window"] * (sparse_mode == 0 and min(pre_tockens, next_tockens) < 65535)
+    if given or input_layout not in _LAYOUTS or sparse_mode not in _MASKS:
         raise UnsupportedOperationError(
             f"[npu_fusion_attention] expected input_layout {', '.join(_LAYOUTS)}, sparse_mode 0 to 3 without a window, "
             f"no pse, prefix or lengths, got {input_layout!r}, {sparse_mode}{''.join(f', {name}' for name in given)}"
+        )
+    heads = query.shape[input_layout.index("N")] if "N" in input_layout else head_num
+    if heads != head_num or head_num < 1 or ("N" not in input_layout and query.shape[-1] % head_num):
+        raise ValueError(
+            f"[npu_fusion_attention] expected the number of heads in {input_layout} as head_num, got {head_num} for a "
+            f"query of {tuple(query.shape)}"
         )
     size = query.shape[-1] // head_num if input_layout.endswith("H") else query.shape[-1]
     q, k, v = (_heads(t, size, input_layout) for t in (query, key, value))

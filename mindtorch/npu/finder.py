@@ -58,6 +58,10 @@ class _Loader:
         importlib.import_module(".compat", _HERE)
         name = module.__name__
         sys.modules[name] = importlib.import_module(f".{NAMES[name]}" if NAMES[name] else _HERE, _HERE)
+        if name == "torch_npu":  # its submodules are attributes, imported or not; transfer_to_npu acts by its import
+            for each in NAMES:
+                if each.startswith("torch_npu.") and NAMES[each] != "compat.transfer_to_npu":
+                    importlib.import_module(each)
 
 
 class _Finder:

@@ -216,6 +216,22 @@ def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -
         import torch_npu, torch_npu.npu, torch_npu.npu.amp, torch_npu.profiler
         from torch_npu.npu.amp import autocast
         from torch_npu.npu import amp
+        from mindtorch.npu.finder import NAMES
+        for name in NAMES:
+            parent, _, last = name.rpartition(".")
+            if parent and last != "transfer_to_npu":
+                assert hasattr(sys.modules[parent], last), name
+                assert importlib.import_module(name) is getattr(sys.modules[parent], last), name
+        assert not torch.cuda.is_available()  # transfer_to_npu was not imported
+        try:
+            torch_npu.profiler.profile(nonsense=3)
+        except TypeError as error:
+            assert re.match(r"\\[profile\\] expected options among .*with_stack, got nonsense$", str(error)), error
+        else:
+            raise AssertionError("taken")
+        with torch_npu.profiler.profile(use_cuda=False, with_flops=True, record_shapes=True) as profile:
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        assert any(event.flops for event in profile.key_averages())
         assert torch_npu.npu is torch.npu is sys.modules["torch.npu"] and torch_npu.npu.amp.autocast is autocast
         assert importlib.util.find_spec("torch_npu") and torch_npu.__version__ == "2.13.0+mindtorch", torch_npu
         from mindtorch import UnsupportedOperationError

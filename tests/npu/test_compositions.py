@@ -106,8 +106,21 @@ def test_N5_fused_attention(layout: str, mode: int | None) -> None:
 
 def test_N5_fused_attention_says_what_it_does_not_do() -> None:
     q = torch.ones(1, 2, 3, 4)
-    for wrong in ({"sparse_mode": 4}, {"pse": q}, {"actual_seq_qlen": [3]}, {"pre_tockens": 2}, {"unknown": 1}):
+    for wrong in (
+        {"softmax_layout": "TND"},
+        {"sparse_mode": 4},
+        {"pse": q},
+        {"actual_seq_qlen": [3]},
+        {"pre_tockens": 2},
+        {"unknown": 1},
+    ):
         with pytest.raises(mindtorch.UnsupportedOperationError, match=r"^\[npu_fusion_attention\] expected .* got"):
             named.npu_fusion_attention(q, q, q, 2, "BNSD", **wrong)
     with pytest.raises(mindtorch.UnsupportedOperationError, match="got 'TND'"):
         named.npu_fusion_attention(q[0], q[0], q[0], 2, "TND")
+    given = named.npu_fusion_attention(q, q, q, 2, "BNSD", softmax_layout="", sparse_mode=3, pre_tockens=3)
+    assert torch.equal(given[0], q)
+    for heads, layout in ((7, "BNSD"), (7, "BSND"), (3, "BSH"), (0, "BNSD")):
+        x = q.flatten(2) if layout == "BSH" else q
+        with pytest.raises(ValueError, match=rf"^\[npu_fusion_attention\] expected the number of .* got {heads} for"):
+            named.npu_fusion_attention(x[..., :4] if layout == "BSH" else x, x, x, heads, layout)

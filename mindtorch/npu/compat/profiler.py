@@ -39,12 +39,20 @@ class _ExperimentalConfig(SimpleNamespace):
     """What CANN's profiler would be asked for; kept, and not looked at."""
 
 
+_IGNORED = frozenset({"use_cuda"})  # torch_npu takes it, and does nothing with it
+
+
 class profile(torch.profiler.profile):
     """``torch.profiler.profile`` of the host's side. ``experimental_config`` of torch_npu's kind is not looked at."""
 
     def __init__(self, *, activities: Any = None, experimental_config: Any = None, **options: Any) -> None:
         known = {"schedule", "on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops",
                  "with_modules"}  # fmt: skip
+        unknown = sorted(options.keys() - known - _IGNORED)
+        if unknown:
+            raise TypeError(
+                f"[profile] expected options among {', '.join(sorted(known | _IGNORED))}, got {', '.join(unknown)}"
+            )
         chosen = [ProfilerActivity.CPU] if activities is None or ProfilerActivity.CPU in activities else []
         super().__init__(activities=chosen or [ProfilerActivity.CPU], **{k: options[k] for k in known & options.keys()})
 
