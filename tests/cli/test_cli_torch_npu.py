@@ -142,6 +142,22 @@ def test_C4_a_graph_of_a_script_for_npus(tmp_path: Path) -> None:
     assert done.returncode == 0 and "relu" in done.stdout, done.stderr
 
 
+def test_C4_a_program_that_lets_torch_npu_be_found_itself(tmp_path: Path) -> None:
+    script = """
+import mindtorch.npu.compat
+import torch, torch_npu
+from torch_npu.contrib import transfer_to_npu
+free, total = torch.npu.mem_get_info()
+x = torch.ones(4, 4, device="cuda").requires_grad_()
+torch_npu.npu_swiglu(x @ x).sum().backward()
+torch.npu.synchronize()
+print(torch.npu.is_available(), torch.npu.device_count(), torch.accelerator.is_available(), x.grad.device)
+print(free <= total == 64_000_000_000, torch.npu.get_device_name(), x.cpu().pin_memory().shape)
+"""
+    printed, report = estimated(tmp_path, script)
+    assert "True 1 True npu:0\nTrue Huawei Ascend 910B" in printed and report["memory"]["device"] == "npu:0"
+
+
 def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path) -> None:
     code = (
         "import torch\ntry:\n    import torch_npu\nexcept ImportError as error:\n    print(error)\ntorch.ones(2) + 1\n"

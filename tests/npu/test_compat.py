@@ -47,6 +47,35 @@ def test_N3_every_public_name_of_torch_npu_npu(npu: ModuleType, name: str) -> No
         value(*ARGUMENTS.get(name, ()))
 
 
+def test_N3_what_names_without_arguments_give(npu: ModuleType) -> None:
+    npu.set_device(1)
+    try:
+        held = torch.ones(1000, device="npu")
+        used = npu.memory_allocated()
+        assert used >= 4000 and npu.max_memory_allocated() >= used and npu.memory_reserved() >= used
+        assert npu.memory_allocated(1) == used
+        assert npu.current_device() == held.get_device() == 1 and npu.current_stream().device_index == 1
+        assert npu.is_available() and npu.is_initialized() and npu.device_count() >= 2 and npu.get_device_name()
+        free, total = npu.mem_get_info()
+        assert 0 < free < total == npu.get_device_properties().total_memory
+        stream = npu.Stream()
+        with npu.stream(stream):
+            assert npu.current_stream() == stream != npu.default_stream()
+        npu.manual_seed(7)
+        assert npu.initial_seed() == 7
+        state = npu.get_rng_state()
+        first = torch.rand(3, device="npu")
+        npu.set_rng_state(state)
+        assert torch.equal(first.cpu(), torch.rand(3, device="npu").cpu())
+        peak = npu.max_memory_allocated()
+        del held
+        npu.reset_peak_memory_stats()
+        assert npu.max_memory_allocated() < peak
+        assert npu.get_amp_supported_dtype()[0] is torch.float16
+    finally:
+        npu.set_device(0)
+
+
 def test_N3_names_that_torch_npu_does_not_have(npu: ModuleType) -> None:
     with pytest.raises(AttributeError, match="no attribute 'npu_no_such_thing'"):
         npu.npu_no_such_thing
