@@ -11,7 +11,7 @@ from .._ext import blocks as _blocks
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import backward
+from . import backward, library, staging
 from .moves import index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
@@ -88,6 +88,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                 if name.startswith("zeros"):
                     block = block_of(made)
                     _blocks.fill(block, 0, 0, block.nbytes)
+                    staging.queued(index)
                 return made
         inside.also(drawing(index))
         plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)

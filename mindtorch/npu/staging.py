@@ -47,6 +47,8 @@ native_counts: dict[str, int] = {}
 staged_counts: dict[str, int] = {}
 counters.more.update(npu_native=native_counts, npu_staged=staged_counts)
 device_counts: dict[int, int] = {}  # both, by device
+#: Each is told the device after something was queued there that nobody has waited for.
+watchers: list[Callable[[int], None]] = []
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _native = config.npu_native()
@@ -138,9 +140,11 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
             _count(native_counts, op.base, device)
+            queued(device)
             return out
     if op.base == "aten::copy_" and _copied_as_bytes(*args, **kwargs):
         _count(native_counts, op.base, device)
+        queued(device)
         return args[0]
     _count(staged_counts, op.base, device)
     out = _staged(op, args, kwargs, tensors)
@@ -169,6 +173,12 @@ def _description(index: int, a: object) -> Description | None:
 
 def _result(index: int, size: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None) -> NpuTensor:
     return empty(size, contiguous(size) if stride is None else stride, dtype, index)
+
+
+def queued(device: int) -> None:
+    """Say that something was queued there."""
+    for watcher in watchers:
+        watcher(device)
 
 
 def _count(counts: dict[str, int], name: str, device: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import acl_library
 import torch
 
 from mindtorch.cli.report import _on_npus
+from mindtorch.npu import staging
 from mindtorch.profile import Profiler
 
 
@@ -29,3 +31,21 @@ def test_N5_profile_without_an_npu_says_nothing(npu: ModuleType) -> None:
     with Profiler() as profiler:
         torch.ones(2) + 1
     assert profiler.report()["npu"] is None and profiler.report()["device"] == "cpu"
+
+
+def test_C2_a_native_op_is_waited_for_while_the_profile_measures(library: acl_library.Library, npu: ModuleType) -> None:
+    """Else its time is that of queueing it, and what first reads a result has all the time before it."""
+    x = torch.ones(8, 8, device="npu:0")
+    npu.synchronize(0)
+
+    def waits() -> int:
+        return library.calls("aclrtSynchronizeDevice")
+
+    with Profiler():
+        before = waits()
+        x = x + x
+        assert waits() - before == 1
+        torch.zeros(8, device="npu:0")  # no op of torch's dispatcher: the next one must not pay for it
+        assert waits() - before == 2
+    x + x
+    assert waits() - before == 2 and not staging.watchers

@@ -146,6 +146,7 @@ class Profiler(Run):
         finally:
             for profiler in outer:
                 profiler.collector.resume()
+        self.npu = NpuOps(self.collector)
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
@@ -162,7 +163,6 @@ class Profiler(Run):
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.add_op_observer(collector.ran)
         self._recorded = tensors.tape.n_recorded
-        self.npu = NpuOps()
         collector.start(begun)
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun

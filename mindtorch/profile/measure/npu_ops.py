@@ -1,27 +1,37 @@
-"""What a profiled program ran on NPUs: natively, or staged through the CPU (SPEC N5)."""
+"""What a profiled program ran on NPUs: natively, or staged through the CPU (SPEC N5); each op is waited for."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mindtorch._ext import blocks as _blocks
+from mindtorch._ext import streams
+from mindtorch._ext.collect import Collector
 from mindtorch.npu import staging
 
 __all__ = ["NpuOps"]
 
 
 class NpuOps:
-    """Counts calls from when it is made until :meth:`stop`."""
+    """Counts calls from when it is made until :meth:`stop`, and waits for each while the collector is on.
 
-    def __init__(self) -> None:
+    Else an op's time would be that of queueing it, and what first reads a result would have all the time before it.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        for index in staging.device_counts:  # what was queued before is not the first op's
+            streams.synchronize(index)
         self._before = _counts()
         self.native: dict[str, int] = {}
         self.staged: dict[str, int] = {}
         self.devices: list[str] = []
         self.peaks: dict[str, int] = {}
+        staging.watchers.append(self._queued)
 
     def stop(self) -> None:
         """Keep what was counted."""
+        staging.watchers.remove(self._queued)
         native, staged, devices = (
             {key: calls - before.get(key, 0) for key, calls in now.items() if calls > before.get(key, 0)}
             for now, before in zip(_counts(), self._before, strict=True)
@@ -29,6 +39,10 @@ class NpuOps:
         self.native, self.staged = native, staged
         self.devices = [f"npu:{index}" for index in sorted(devices, key=lambda index: -devices[index])]
         self.peaks = {name: _blocks.max_memory_allocated(name) for name in self.devices}
+
+    def _queued(self, device: int) -> None:
+        if self._collector.enabled:
+            streams.synchronize(device)
 
     def report(self) -> dict[str, Any] | None:
         """``native`` and ``staged``: op → calls, most first; ``devices``; ``peak_bytes``: device → most bytes that its
