@@ -10,10 +10,16 @@ cdef struct Maker:                             # where a storage comes from; all
     uint8_t phase
 
 
+cdef enum:                                     # where storages are
+    ON_HOST
+    ON_CUDA
+    ON_NPU
+
+
 cdef class Balance:
-    cdef uint64_t live                         # bytes on the host, until there is a tensor on CUDA: then of those alone
+    cdef uint64_t live                         # bytes on the host, until there is a tensor on a GPU or NPU: then there
     cdef uint64_t aside                        # what the host holds beside
-    cdef readonly bint cuda                    # there was a tensor on CUDA
+    cdef uint8_t where                         # what `live` is of
     cdef uint64_t *peaks                       # by module id
     cdef uint32_t cap
     cdef uint64_t phase_peaks[PHASE_COUNT]
@@ -25,7 +31,7 @@ cdef class Balance:
     cdef bint incomplete                       # there was no memory for one of those
     cdef bint closed
     cdef Maker at                              # what made the peak
-    cdef object tensor_class
+    cdef object tensor_class, storage_class    # torch's own
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 
     cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0
@@ -33,5 +39,6 @@ cdef class Balance:
     cdef void rise(self, const Maker *maker) noexcept
     cdef void in_phase(self, uint32_t phase) noexcept      # a phase that allocates nothing still holds what is there
     cdef bint in_module(self, uint32_t module) noexcept    # False when there is no memory for so many modules
-    cdef void only_cuda(self) noexcept
+    cdef void only(self, uint8_t where) noexcept
+    cdef object storage_of(self, tensor)
     cdef void restart(self) noexcept           # peaks start again from what is live

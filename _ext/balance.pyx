@@ -1,7 +1,7 @@
 """Bytes of the storages that a program holds, from their birth to their death: what is live now, and the most that was.
 
-Storages are counted once however many tensors view them. Where there is a tensor on CUDA, only that memory is asked
-for, as torch's allocator there gives it out.
+Storages are counted once however many tensors view them. Where there is a tensor on CUDA or on an NPU, only the memory
+of such devices is asked for, as the allocator there gives it out.
 
 What the peak was made of is known without a copy at each new one: all that was born by then, but for what had died.
 What is live is at hand anyway; of what dies, that which was there at the peak is kept until the next one. So nothing
@@ -15,7 +15,7 @@ from mindtorch._ext.context cimport PHASE_COUNT
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
-from mindtorch._ext.stretches cimport CUDA_GRAIN, NO_STRETCH, Stretch, stretch_of
+from mindtorch._ext.stretches cimport CUDA_GRAIN, NO_STRETCH, NPU_PADDING, Stretch, stretch_of
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle
 from mindtorch._ext.timeline cimport Timeline
@@ -35,7 +35,7 @@ cdef class Block:
     cdef readonly uint32_t sig, module, location
     cdef readonly uint8_t phase, mark          # mark: what the program uses it for, as was said; 0: not known
     cdef readonly bint outlived                # the stretch of the program that it was made in
-    cdef bint cuda
+    cdef uint8_t where
 
     def __call__(self, reference):
         cdef Balance b = self.balance
@@ -46,7 +46,7 @@ cdef class Block:
             made_in = stretch_of(self.phase, self.module)
             if made_in != NO_STRETCH:
                 self.outlived = self.here.ended[<int> made_in] >= self.born
-        if self.cuda != b.cuda:
+        if self.where != b.where:
             b.aside -= self.nbytes
             return
         b.live -= self.nbytes
@@ -64,6 +64,7 @@ cdef class Balance:
     def __cinit__(self, tensor_type):
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
+        self.storage_class = type(tensor_type().untyped_storage())
         self.storages, self.departed = {}, []
         self.cap = 256
         self.peaks = <uint64_t *> calloc(256, 8)
@@ -105,7 +106,7 @@ cdef class Balance:
                 return tensor.nbytes if slot.root == h.slot else 0
             tensor = <object> slot.concrete
         try:
-            storage = tensor.untyped_storage()
+            storage = self.storage_of(tensor)
             key = <uintptr_t> <void *> storage     # one Python object per storage, for as long as that lives
             if key in self.storages or tensor.is_meta:
                 return 0
@@ -120,15 +121,19 @@ cdef class Balance:
         block.sig, block.module, block.location = maker.sig, maker.module, maker.location
         block.phase = maker.phase
         block.outlived = True                  # until it dies too early
-        block.cuda = tensor.is_cuda
-        if block.cuda:
+        if hasattr(storage, "_npu"):
+            block.where = ON_NPU
+            block.nbytes += NPU_PADDING if block.nbytes else 0
+        elif tensor.is_cuda:
+            block.where = ON_CUDA
+        if block.where != ON_HOST:
             block.nbytes = (block.nbytes + CUDA_GRAIN - 1) // CUDA_GRAIN * CUDA_GRAIN
-            if not self.cuda:
-                self.only_cuda()
+            if self.where == ON_HOST:
+                self.only(block.where)
         block.born = self.births + 1
         self.storages[key] = weakref.ref(storage, block)
         self.births += 1
-        if block.cuda == self.cuda:
+        if block.where == self.where:
             self.live += block.nbytes
         else:
             self.aside += block.nbytes
@@ -143,9 +148,16 @@ cdef class Balance:
         if self.departed:
             self.departed.clear()
 
-    cdef void only_cuda(self) noexcept:
-        """The first tensor on CUDA: what is asked for from here on is that memory, as torch.cuda counts it."""
-        self.cuda = True
+    cdef object storage_of(self, tensor):
+        """torch's object, of which there is one per storage; RuntimeError and others: there is no storage."""
+        storage = tensor.untyped_storage()
+        if type(storage) is self.storage_class:
+            return storage
+        return getattr(storage, "_torch", storage)     # an NPU tensor shows another object at each call
+
+    cdef void only(self, uint8_t where) noexcept:
+        """The first tensor on CUDA or an NPU: from here on, that memory is asked for, as its allocator counts it."""
+        self.where = where
         self.aside = self.live
         self.live = 0
         self.restart()
@@ -174,7 +186,7 @@ cdef class Balance:
                 return
             tensor = <object> h.tape.slot(h.slot).concrete
         try:
-            storage = tensor.untyped_storage()
+            storage = self.storage_of(tensor)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             return
         reference = self.storages.get(<uintptr_t> <void *> storage)
@@ -192,7 +204,7 @@ cdef class Balance:
             callback = reference.__callback__  # None of one that died
             if callback is not None:
                 block = <Block> callback
-                if block.born <= self.born_by_peak and block.cuda == self.cuda:
+                if block.born <= self.born_by_peak and block.where == self.where:
                     found[id(block)] = block
         for block in list(self.departed):      # now: one of those may have died meanwhile
             found[id(block)] = block
@@ -222,6 +234,11 @@ cdef class Balance:
         if not 0 <= phase < PHASE_COUNT:
             raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
         return self.phase_peaks[<uint32_t> phase]
+
+    @property
+    def device(self):
+        """The type of device that all figures are of."""
+        return ("cpu", "cuda", "npu")[self.where]
 
     @property
     def live_bytes(self):

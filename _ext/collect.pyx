@@ -333,6 +333,17 @@ cdef class Collector:
         cdef uint32_t i
         return {i: self.entries[i] for i in range(self.cap_modules) if self.entries[i]}
 
+    def made(self, tensor):
+        """A tensor's memory was taken. While an op runs, it is counted with the op's results, if it is one of them."""
+        cdef Timeline here = self.here() if self.enabled else None
+        cdef uint32_t phase = current_phase()
+        cdef Maker maker
+        if here is None or here.in_op:
+            return
+        maker = Maker(0, current_module(), current_location(), <uint8_t> phase)
+        self.balance.track(tensor, &maker, here)
+        self.balance.in_phase(phase)
+
     # ------------------------------------------------------------ one op
 
     def dispatch(self, func, types, args=(), kwargs=None):

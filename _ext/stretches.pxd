@@ -8,6 +8,7 @@ from mindtorch._ext.context cimport PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZ
 
 cdef enum:
     CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
+    NPU_PADDING = 32                           # of such a multiple on NPUs at least (see allocator.pyx)
 
 cdef enum Stretch:
     NO_STRETCH = -1                # what is made there is told apart in other ways

@@ -8,7 +8,7 @@ the storage shares the block, and the block goes when the storage does. ``.devic
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +26,8 @@ _torch_storage = _base.untyped_storage
 _torch_empty = torch.empty  # before it is hooked
 _storage = torch._C._construct_storage_from_data_pointer
 _CPU = torch.device("cpu")
+#: Each is told of every new tensor that has memory of its own.
+watchers: list[Callable[[torch.Tensor], None]] = []
 _ALIGN = 16  # of spans copied to the host: the widest element
 
 
@@ -201,7 +203,10 @@ def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index:
             torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
         torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
         storage._npu = _blocks.allocate(index, storage.nbytes())
-    return _subclass(NpuTensor, plain)
+    made = _subclass(NpuTensor, plain)
+    for watcher in watchers:
+        watcher(made)
+    return made
 
 
 def of_this_mode(t: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import ModuleType
 
 import acl_library
@@ -49,3 +50,24 @@ def test_C2_a_native_op_is_waited_for_while_the_profile_measures(library: acl_li
         assert waits() - before == 2
     x + x
     assert waits() - before == 2 and not staging.watchers
+
+
+def test_C2_peak_memory_of_a_program_on_an_npu_is_that_of_its_npu_tensors(npu: ModuleType) -> None:
+    """As torch.npu.max_memory_allocated: with the allocator's padding, without what the host holds."""
+    net = torch.nn.Linear(64, 32).to("npu:0")
+    gc.collect()
+    others = npu.memory_allocated(0) - (64 * 32 * 4 + 512) - 512
+    npu.reset_peak_memory_stats(0)
+    with Profiler() as profiler:
+        host = torch.empty(1_000_000)
+        y = net(torch.ones(8, 64).to("npu:0"))
+        more = y.cumsum(0).t() + 1
+    report = profiler.report()
+    assert report["totals"]["peak_bytes"] == npu.max_memory_allocated(0) - others > 64 * 32 * 4
+    assert report["memory"]["device"] == "npu" and report["memory"]["categories"]["parameters"] == 8192 + 512 + 512
+    assert sum(report["memory"]["categories"].values()) == report["memory"]["peak_bytes"]
+    assert max(row["peak_bytes"] for row in report["modules"]) == report["totals"]["peak_bytes"]
+    live = profiler.collector.balance.live_bytes
+    assert live == npu.memory_allocated(0) - others
+    del host, y, more
+    assert profiler.collector.balance.live_bytes == 8192 + 512 + 512

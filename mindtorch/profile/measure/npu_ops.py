@@ -7,7 +7,7 @@ from typing import Any
 from mindtorch._ext import blocks as _blocks
 from mindtorch._ext import streams
 from mindtorch._ext.collect import Collector
-from mindtorch.npu import staging
+from mindtorch.npu import staging, tensor
 
 __all__ = ["NpuOps"]
 
@@ -16,6 +16,7 @@ class NpuOps:
     """Counts calls from when it is made until :meth:`stop`, and waits for each while the collector is on.
 
     Else an op's time would be that of queueing it, and what first reads a result would have all the time before it.
+    The collector is told of memory that is taken outside of ops, as for tensors that are created or moved there.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -28,10 +29,12 @@ class NpuOps:
         self.devices: list[str] = []
         self.peaks: dict[str, int] = {}
         staging.watchers.append(self._queued)
+        tensor.watchers.append(collector.made)
 
     def stop(self) -> None:
         """Keep what was counted."""
         staging.watchers.remove(self._queued)
+        tensor.watchers.remove(self._collector.made)
         native, staged, devices = (
             {key: calls - before.get(key, 0) for key, calls in now.items() if calls > before.get(key, 0)}
             for now, before in zip(_counts(), self._before, strict=True)

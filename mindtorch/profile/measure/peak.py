@@ -134,7 +134,7 @@ class Held:
     def __init__(self, balance: Balance) -> None:
         found = balance.at_peak()
         self.peak = balance.peak
-        self.device = "cuda" if balance.cuda else "cpu"
+        self.device = balance.device
         self._blocks: list[Block] | None = None if found is None else found[0]
         self._at = (0, 0, 0, 0) if found is None else found[1]
 
