@@ -54,9 +54,7 @@ def test_C2_a_line_that_runs_no_op_has_its_time(record):
     slept = next(row for source, row in lines.items() if source.endswith("# sleeping"))
     assert slept["calls"] == 0 and slept["python_s"] == slept["self_s"] > 0.15
     assert sum(row["self_s"] for source, row in lines.items() if source.endswith(("# spinning", "< until:"))) > 0.2
-    total = report["totals"]["time_s"]
-    named = sum(row["self_s"] for row in report["lines"] if row["file"] == __file__)
-    assert named > 0.9 * total
+    assert sum(row["calls"] for row in report["lines"] if row["file"] == __file__) == report["totals"]["ops"]
     assert profiler.collector.sampler.looks > 10 and profiler.collector.sampler.error is None
     assert not profiler.collector.sampler.running
 
