@@ -16,11 +16,12 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from .._ext import hooks as _hooks
 from .._ext import intern as _intern
-from ..devices.lazy_device import device_at
+from ..devices.lazy_device import device_at, npu_device
 from ..engine.execute import tensors
 from ..engine.record import eager, intercept
 from ..engine.record.inside import hides, index_inside
 from ..engine.tensor.recorded import RecordedTensor
+from ..npu import moves
 
 __all__ = ["away", "copy_across", "make", "patches", "swapped", "type_as", "unwatch", "watch"]
 _peek = torch._C._functorch.peek_interpreter_stack
@@ -58,7 +59,8 @@ def _device_inside(t: Any) -> Any:
 def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -> Any:
     """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
     made = original(*args, device="cpu", **kwargs)
-    _remember(made, tensors.torch_device(tensors.index_of(device)))
+    on_npu = moves.names_npu(device)
+    _remember(made, npu_device(moves.index_of(device)) if on_npu else tensors.torch_device(tensors.index_of(device)))
     watch()
     return made
 

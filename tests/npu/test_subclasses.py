@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 
 class Named(torch.Tensor):
@@ -90,3 +91,9 @@ def test_D4_functions_of_a_class_see_the_calls_on_npus(npu: ModuleType) -> None:
     assert Counted.calls == 1
     with pytest.raises(TypeError, match=r"\[as_subclass\] expected a class of tensors, got <class 'int'>"):
         t.as_subclass(int)
+
+
+def test_D5_a_class_that_holds_npu_tensors_is_where_they_are(npu: ModuleType) -> None:
+    for device in ("npu:1", "npu:0", "remote_accelerator:0", "cpu"):
+        held = torch.ones(2, device=device)
+        assert str(TwoTensor(held, held).device) == str(held.device) == device
