@@ -11,7 +11,7 @@ from .._ext import blocks as _blocks
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import backward, library, staging
+from . import backward, staging
 from .moves import index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
