@@ -482,6 +482,31 @@ cdef int settle_unit(Unit *unit) noexcept nogil:
 
 # Events: handles, fences, marks.
 
+cdef int _create_event(uint32_t flag, void **event) noexcept nogil:
+    if api.aclrtCreateEventExWithFlag != NULL:
+        return note(b"aclrtCreateEventExWithFlag", api.aclrtCreateEventExWithFlag(event, flag))
+    if api.aclrtCreateEventWithFlag != NULL:
+        return note(b"aclrtCreateEventWithFlag", api.aclrtCreateEventWithFlag(event, flag))
+    return note(b"aclrtCreateEvent", api.aclrtCreateEvent(event))
+
+
+cdef bint _destroy_idle(Unit *unit, bint timing) noexcept nogil:
+    """Make room on a device that has no more events: one of this kind that nobody uses goes. True if there was one."""
+    cdef Stack *idle = &unit.idle[timing]
+    cdef void *event
+    cdef int i
+    if idle.count == 0:
+        return False
+    idle.count -= 1
+    event = idle.items[idle.count]
+    for i in range(unit.events.count):
+        if unit.events.items[i] == event:
+            unit.events.count -= 1
+            unit.events.items[i] = unit.events.items[unit.events.count]
+            break
+    return note(b"aclrtDestroyEvent", api.aclrtDestroyEvent(event)) == 0
+
+
 cdef int _take_event(Unit *unit, bint timing, void **event) noexcept nogil:
     cdef Stack *idle = &unit.idle[timing]
     cdef uint32_t flag = EVENT_SYNC | (EVENT_TIME_LINE if timing else 0)
@@ -494,12 +519,9 @@ cdef int _take_event(Unit *unit, bint timing, void **event) noexcept nogil:
     if reserve(<void **>&unit.events.items, &unit.events.room, unit.events.count + 1, sizeof(void *)) or reserve(
             <void **>&idle.items, &idle.room, unit.events.count + 1, sizeof(void *)):
         return NO_MEMORY
-    if api.aclrtCreateEventExWithFlag != NULL:
-        code = note(b"aclrtCreateEventExWithFlag", api.aclrtCreateEventExWithFlag(event, flag))
-    elif api.aclrtCreateEventWithFlag != NULL:
-        code = note(b"aclrtCreateEventWithFlag", api.aclrtCreateEventWithFlag(event, flag))
-    else:
-        code = note(b"aclrtCreateEvent", api.aclrtCreateEvent(event))
+    code = _create_event(flag, event)
+    if code == ERROR_NO_EVENT and _destroy_idle(unit, not timing):
+        code = _create_event(flag, event)
     if code == 0:
         unit.events.items[unit.events.count] = event[0]
         unit.events.count += 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _initialized = True  # torch.utils.checkpoint then keeps the generators' states for the recomputation
 # Where the public names are, the first that has one. Those after the second import torch.
 _HOMES = ("api", "memory", "settings", "legacy", "moves")
-_MODULES = frozenset({"amp", "compat", "memory", "random"})
+_MODULES = frozenset({"amp", "api", "compat", "memory", "operators", "random"})
 
 
 def __getattr__(name: str) -> Any:

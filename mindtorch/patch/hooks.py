@@ -95,7 +95,9 @@ def enable() -> None:
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
-        _patch(torch.Tensor, "is_npu", property(is_npu, doc="True if the tensor is on an NPU."))
+        _patch(
+            torch.Tensor, "is_npu", property(lambda t: t.device.type == "npu", doc="True if the tensor is on an NPU.")
+        )
         _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
         _hook(_base.is_pinned, _hooks.EveryHook(stand_ins.is_pinned))
         _hooks.take_pinning(True)

@@ -107,6 +107,24 @@ def test_N3_events_are_used_again_where_a_device_has_few(in_npu_process):
     assert said == [f"{refused} True True", "True"]
 
 
+def test_N3_events_that_nobody_uses_make_room_for_those_of_the_other_kind(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        stream = npu.Stream(0)
+        for timing in (False, True, False):
+            events = [npu.Event(enable_timing=timing) for _ in range(6)]
+            for event in events:
+                event.record(stream)
+            npu.synchronize(0)
+            del event, events
+        print("done")
+        """,
+        GENIE_TEST_NPU_EVENTS="6",
+    )
+    assert said.split() == ["done"]
+
+
 def test_N3_streams_are_handed_out_again_sooner_where_a_device_has_few(in_npu_process):
     said = in_npu_process(
         """

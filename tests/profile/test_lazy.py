@@ -7,11 +7,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mindtorch._ext import context
+from mindtorch._ext import context, timeline
 from mindtorch._ext.collect import now_ns
 from mindtorch.engine.execute import local
 from mindtorch.profile import Profiler, write_trace
-from mindtorch.profile.report import times
 
 DEVICE = "remote_accelerator:0"
 N = 384
@@ -53,7 +52,7 @@ def runs(profiler, name):
     collector, found = profiler.collector, []
     for i in range(collector.event_count()):
         kind, start, ns, sig, module, _, phase, _, _ = collector.event(i)
-        if kind == times.RUN and collector.sig_ops[sig].name == name:
+        if kind == timeline.RUN and collector.sig_ops[sig].name == name:
             found.append(Ran(start, ns, profiler.names[module], context.phase_name(phase)))
     return found
 
