@@ -13,7 +13,7 @@ from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOpti
 from .. import npu
 from .._ext import lazy as _core
 from .._ext.guards import Unseen
-from ..devices import mode
+from ..devices import lazy_device, mode
 from ..engine.execute import tensors
 from ..engine.tensor import classes
 from ..npu import moves as npu_moves
@@ -88,7 +88,10 @@ def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> b
     """``t.is_pinned()``: the NPU's library knows of its own memory alone."""
     if is_ours(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
         return original(self, *args, **kwargs)
-    return npu_moves.is_pinned(self)
+    if not (args or kwargs or lazy_device.torch_knows_npu) and original(self):  # modes of the program see the question
+        return True
+    with Unseen():
+        return npu_moves.is_pinned(self)
 
 
 def _names_npu(args: tuple, kwargs: dict[str, Any], unnamed: Callable[[], bool]) -> bool:

@@ -156,3 +156,16 @@ def test_N3_what_programs_for_torch_npu_pin_is_the_npus(in_npu_program):
 def test_N3_pinning_without_an_npu_says_that_there_is_none(in_python):
     said = in_python(PINNING, GENIE_ACL_LIBRARY="/nowhere").stdout
     assert said == "RuntimeError npu is not available\n" * 3 + "False\n"  # the loader asks what is there
+
+
+def test_L1_modes_see_that_memory_is_asked_about_as_without_an_npu(npu):
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    npu.init()
+    with Seen():
+        assert torch.ones(2).is_pinned() is False
+    assert names == ["ones", "is_pinned"]
