@@ -47,15 +47,21 @@ def test_N3_every_public_name_of_torch_npu_npu(npu: ModuleType, name: str) -> No
         value(*ARGUMENTS.get(name, ()))
 
 
+def last(npu: ModuleType) -> str:
+    """The device with the highest index: another than npu:0 wherever there are several."""
+    return f"npu:{npu.device_count() - 1}"
+
+
 def test_N3_what_names_without_arguments_give(npu: ModuleType) -> None:
-    npu.set_device(1)
+    index = npu.device_count() - 1
+    npu.set_device(index)
     try:
         held = torch.ones(1000, device="npu")
         used = npu.memory_allocated()
         assert used >= 4000 and npu.max_memory_allocated() >= used and npu.memory_reserved() >= used
-        assert npu.memory_allocated(1) == used
-        assert npu.current_device() == held.get_device() == 1 and npu.current_stream().device_index == 1
-        assert npu.is_available() and npu.is_initialized() and npu.device_count() >= 2 and npu.get_device_name()
+        assert npu.memory_allocated(index) == used
+        assert npu.current_device() == held.get_device() == npu.current_stream().device_index == index
+        assert npu.is_available() and npu.is_initialized() and npu.get_device_name()
         free, total = npu.mem_get_info()
         assert 0 < free < total == npu.get_device_properties().total_memory
         stream = npu.Stream()
@@ -151,18 +157,22 @@ def test_N3_storages_are_bytes_that_can_be_copied(npu: ModuleType) -> None:
     storage = t.untyped_storage()
     assert storage.tolist() == storage.cpu().tolist() == plain.tolist() == storage.clone().tolist()
     assert storage.get_device() == 0 and storage.is_npu and not storage.is_cuda and not storage.is_pinned()
-    other = torch.zeros(3, dtype=torch.int32, device="npu:1").untyped_storage()
+    other = torch.zeros(3, dtype=torch.int32, device=last(npu)).untyped_storage()
     assert other.copy_(storage).tolist() == plain.tolist() and storage.fill_(0).tolist() == [0] * 12
     assert t.tolist() == [0, 0, 0] and storage.copy_(plain) is storage and t.tolist() == [1, 2, 3]
     seen = torch.empty(0, dtype=torch.int32, device="npu:0").set_(storage, 1, (2,), (1,))
     assert seen.tolist() == [2, 3] and seen.untyped_storage() == storage
     seen.fill_(7)
     assert t.tolist() == [1, 7, 7] and t.new_empty(0).set_(storage).tolist() == [1, 7, 7]
-    fresh = torch.empty(8, dtype=torch.uint8, device="npu:1").untyped_storage()
-    with pytest.raises(RuntimeError, match="expected a storage on npu:1, got one on npu:0"):
-        torch.empty(0, device="npu:1").set_(storage)
+    fresh = torch.empty(8, dtype=torch.uint8, device=last(npu)).untyped_storage()
     with pytest.raises(RuntimeError, match="expected a storage of 12 bytes, got one of 8"):
         storage.copy_(fresh)
+
+
+def test_N3_a_storage_of_another_device_is_refused(npu: ModuleType, devices: Callable[[int], None]) -> None:
+    devices(2)
+    with pytest.raises(RuntimeError, match="expected a storage on npu:1, got one on npu:0"):
+        torch.empty(0, device="npu:1").set_(torch.ones(3, device="npu:0").untyped_storage())
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu:0"])
@@ -170,7 +180,7 @@ def test_L7_files_of_the_older_format_are_loaded_with_their_contents(npu: Module
     whole = torch.arange(6.0, device=device)
     file = io.BytesIO()
     torch.save({"whole": whole, "part": whole[2:4], "bits": whole > 2}, file, _use_new_zipfile_serialization=False)
-    for place in ("npu:1", {"cpu": "npu:1"}, torch.nn.Linear(1, 1).to("npu:1").weight.device):
+    for place in (last(npu), {"cpu": last(npu)}, torch.nn.Linear(1, 1).to(last(npu)).weight.device):
         file.seek(0)
         loaded = torch.load(file, map_location=place)
         assert {t.device.type for t in loaded.values()} == {"npu"} and loaded["part"].tolist() == [2.0, 3.0]
@@ -204,13 +214,14 @@ def test_N3_mixed_precision_by_its_own_names(npu: ModuleType) -> None:
 
 
 def test_L7_generators_on_npus(npu: ModuleType) -> None:
-    generator = torch.Generator(device="npu:1")
-    assert isinstance(generator, torch.Generator) and str(generator.device) == "npu:1"
+    device = last(npu)
+    generator = torch.Generator(device=device)
+    assert isinstance(generator, torch.Generator) and str(generator.device) == device
     plain = torch.Generator().manual_seed(5)
     generator.manual_seed(5)
-    drawn = torch.randn(4, generator=generator, device="npu:1")
+    drawn = torch.randn(4, generator=generator, device=device)
     assert torch.equal(drawn.cpu(), torch.randn(4, generator=plain))
-    filled = torch.empty(4, device="npu:1").normal_(generator=generator)
+    filled = torch.empty(4, device=device).normal_(generator=generator)
     assert torch.equal(filled.cpu(), torch.empty(4).normal_(generator=plain))
     assert torch.equal(generator.get_state(), plain.get_state())
     for draw in (lambda: torch.rand(2, generator=generator), lambda: torch.empty(2).normal_(generator=generator)):
