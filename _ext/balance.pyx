@@ -25,7 +25,7 @@ import weakref
 
 @cython.final
 @cython.freelist(256)
-cdef class Block:
+cdef class HeldStorage:
     """A storage; the callback of its weak reference, which takes its bytes off the balance."""
     cdef Balance balance
     cdef Timeline here                         # of the thread that made it; None: it was there before
@@ -95,7 +95,7 @@ cdef class Balance:
 
     cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1:
         """Count the tensor's storage while it lives; its bytes if it is new. Those that a lazy tensor will take."""
-        cdef Block block
+        cdef HeldStorage block
         cdef Slot *slot
         cdef Handle h = handle_of(tensor)
         if h is not None:                      # asking it for its storage would compute it
@@ -113,7 +113,7 @@ cdef class Balance:
             nbytes = storage.nbytes()
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             return 0                           # sparse, opaque and uninitialized tensors have no storage to ask
-        block = Block.__new__(Block)
+        block = HeldStorage.__new__(HeldStorage)
         block.balance = self
         block.here = here
         block.key = key
@@ -191,7 +191,7 @@ cdef class Balance:
             return
         reference = self.storages.get(<uintptr_t> <void *> storage)
         if reference is not None and reference.__callback__ is not None:
-            (<Block> reference.__callback__).mark = what
+            (<HeldStorage> reference.__callback__).mark = what
 
     def at_peak(self):
         """(Blocks live when most bytes were, what made the last of them: signature, module, location, phase)
@@ -199,11 +199,11 @@ cdef class Balance:
         None when there was no memory to keep track of them.
         """
         cdef dict found = {}
-        cdef Block block
+        cdef HeldStorage block
         for reference in list(self.storages.values()):
             callback = reference.__callback__  # None of one that died
             if callback is not None:
-                block = <Block> callback
+                block = <HeldStorage> callback
                 if block.born <= self.born_by_peak and block.where == self.where:
                     found[id(block)] = block
         for block in list(self.departed):      # now: one of those may have died meanwhile

@@ -34,7 +34,7 @@ cdef extern from *:
         uint32_t location;
         uint32_t phase;             /* a Phase; + CALL_ENTERED, HELD */
     } LedgerCall;
-    typedef struct {                /* a Block that a script makes; see Script */
+    typedef struct {                /* a LedgerBlock that a script makes; see Script */
         uint64_t nbytes;
         uint32_t born, died;        /* calls since the script began; died: ALIVE for that of the result */
         uint32_t sig;
@@ -50,7 +50,7 @@ cdef extern from *:
         uint8_t phase;
         uint8_t mark;               /* what the program uses it for, as mark() said; 0: not known */
         uint8_t outlived;           /* 1: it lived on when the Stretch of the program that it was made in had ended */
-    } Block;
+    } LedgerBlock;
     """
     ctypedef struct LedgerCall:
         uint32_t sig
@@ -64,7 +64,7 @@ cdef extern from *:
         uint32_t sig
         uint32_t at
         int8_t place
-    ctypedef struct Block:
+    ctypedef struct LedgerBlock:
         uint64_t nbytes
         uint32_t born
         uint32_t died
@@ -77,7 +77,7 @@ cdef extern from *:
         uint8_t outlived
 
 MT_ASSERT(sizeof(LedgerCall) == 16)
-MT_ASSERT(sizeof(Block) == 32)
+MT_ASSERT(sizeof(LedgerBlock) == 32)
 # The same for numpy.
 CALL = [("sig", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u4")]
 BLOCK = [
@@ -110,7 +110,7 @@ cdef bint listening = False
 cdef Tape tape = None                # while listening
 cdef LedgerCall *calls = NULL
 cdef uint32_t n_calls = 0, cap_calls = 0
-cdef Block *blocks = NULL
+cdef LedgerBlock *blocks = NULL
 cdef uint32_t n_blocks = 0, cap_blocks = 0
 cdef uint32_t *block_of = NULL      # by slot: 1 + index into blocks; 0 = none
 cdef uint32_t cap_slots = 0
@@ -267,8 +267,8 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
                          uint32_t phase) noexcept:
     """A storage born now: 1 + its index, 0 when there is no memory for it."""
     global n_blocks
-    cdef Block *b
-    if n_blocks == ALIVE - 1 or not _room(<void **>&blocks, &cap_blocks, n_blocks + 1, sizeof(Block), 4096):
+    cdef LedgerBlock *b
+    if n_blocks == ALIVE - 1 or not _room(<void **>&blocks, &cap_blocks, n_blocks + 1, sizeof(LedgerBlock), 4096):
         return 0
     b = &blocks[n_blocks]
     b.nbytes = nbytes
@@ -288,7 +288,7 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
     return n_blocks
 
 
-cdef inline uint64_t _taken(const Block *b) noexcept:
+cdef inline uint64_t _taken(const LedgerBlock *b) noexcept:
     """What the device's allocator hands out for it."""
     cdef uint64_t of = grain[-b.place]
     return (b.nbytes + of - 1) // of * of if of else b.nbytes
@@ -307,7 +307,7 @@ cdef void note_freed(uint32_t slot) noexcept:
 
 
 cdef inline void _end_block(uint32_t at) noexcept:
-    cdef Block *b = &blocks[at]
+    cdef LedgerBlock *b = &blocks[at]
     cdef Stretch made_in = stretch_of(b.phase, b.module)
     b.died = n_calls
     if made_in != NO_STRETCH and not stopped:
@@ -331,7 +331,7 @@ cdef Script *learn(const Place *since, uint32_t root, uint32_t meta) noexcept:
     cdef uint32_t k, kept = block_of[root] if root < cap_slots else 0
     cdef uint32_t count = n_calls - since.call, parts = n_blocks - since.block
     cdef LedgerCall *call
-    cdef Block *b
+    cdef LedgerBlock *b
     cdef Part *part
     cdef Script *made
     if stopped or kept <= since.block or blocks[kept - 1].nbytes != tape.interner.metas[meta].nbytes:
@@ -485,7 +485,7 @@ def logs():
     """The logs so far as bytes, (calls, storages): see `CALL` and `BLOCK`. Both are empty when none is open."""
     if not listening:
         return b"", b""
-    return (<char *>calls)[:n_calls * sizeof(LedgerCall)], (<char *>blocks)[:n_blocks * sizeof(Block)]
+    return (<char *>calls)[:n_calls * sizeof(LedgerCall)], (<char *>blocks)[:n_blocks * sizeof(LedgerBlock)]
 
 
 def close():

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ..engine.record.predict import contiguous
+from .._ext.signals import by_signal_handler
+from ..engine.record.arguments import TORCH_ERRORS, contiguous, quiet
+from ..ops.layouts import REFUSED, laid_out
 
 # AscendCL's codes.
 DTYPES: dict[torch.dtype, int] = {
@@ -44,6 +46,20 @@ Kernel = Callable[[Calls, tuple, dict], Any]
 KEEP_DTYPE = 0  # of the cube unit: it computes with the operands' dtype
 
 # Shapes and strides
+
+
+def meta_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What an overload gives for meta tensors, laid out as torch's kernel does it. None: it refuses them, which is
+    torch's own to tell.
+    """
+    try:
+        with quiet():
+            found = laid_out(func._schema.name, func(*args, **kwargs), args, kwargs)
+    except TORCH_ERRORS as error:
+        if by_signal_handler(error):
+            raise
+        return None
+    return None if found is REFUSED else found
 
 
 def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -39,8 +39,8 @@ from .calls import (
     reduced,
     result_strides,
 )
+from .kernel_rows import ROWS
 from .layers import LAYERS
-from .rows import ROWS
 
 __all__ = ["DTYPES", "NATIVE", "Calls"]
 

@@ -29,10 +29,11 @@ from .calls import (
     fits,
     is_number,
     make,
+    meta_results,
     reduced,
     result_strides,
 )
-from .rows import ROWS, filled
+from .kernel_rows import ROWS, filled
 
 __all__ = ["LAYERS"]
 
@@ -55,12 +56,8 @@ def _made(name: str, value: float | str | None) -> Kernel:
             return NotImplemented
         func = getattr(torch.ops.aten, name).default
         options = {**kwargs, "device": torch.device("meta"), "pin_memory": None}
-        try:
-            with quiet():
-                like = func(_meta(own[1], own[2], TORCH[own[5]]), *args[1:], **options)
-        except (RuntimeError, TypeError, ValueError):
-            return NotImplemented  # its errors are torch's to tell
-        if like.dtype not in DTYPES:
+        like = meta_results(func, (_meta(own[1], own[2], TORCH[own[5]]), *args[1:]), options)
+        if like is None or like.dtype not in DTYPES:
             return NotImplemented
         made, out = make(calls, tuple(like.shape), DTYPES[like.dtype], like.stride())
         if value is None or not like.numel():
@@ -354,11 +351,10 @@ def _max_pool(calls: Calls, args: tuple, kwargs: dict) -> Any:
     ):
         return NotImplemented
     one = described[0]
-    try:
-        with quiet():
-            like = torch.ops.aten.max_pool2d_with_indices.default(_meta(one[1], one[2]), *args[1:])[0]
-    except RuntimeError:
+    found = meta_results(torch.ops.aten.max_pool2d_with_indices.default, (_meta(one[1], one[2]), *args[1:]), {})
+    if found is None:
         return NotImplemented
+    like = found[0]
     sizes = tuple(like.shape)
     (result, out), (indices, wide) = (make(calls, sizes, code, like.stride()) for code in (_FLOAT32, _INT64))
     if not math.prod(sizes):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .rules import Args, Kwargs, argument, first_output, is_tensor, numel
+from .flop_rules import Args, Kwargs, argument, first_output, is_tensor, numel
 
 # -- Fourier transforms ------------------------------------------------------------------------------------------------
 

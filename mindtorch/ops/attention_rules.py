@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .rules import Args, Kwargs, argument
+from .flop_rules import Args, Kwargs, argument
 
 
 def _work(batch: int, q_len: int, k_len: int, d_qk: int, d_v: int, backward: bool) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .call import Call, size, sizes, strides, tensors
-from .rules import is_tensor, numel
+from .flop_rules import is_tensor, numel
 
 Bytes = tuple[int, int]
 

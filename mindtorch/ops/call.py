@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .rules import Args, Kwargs, is_tensor
+from .flop_rules import Args, Kwargs, is_tensor
 
 
 class Call(NamedTuple):

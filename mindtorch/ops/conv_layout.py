@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .rules import argument
+from .flop_rules import argument
 
 #: What is answered for a call that the kernel does not take, although torch's meta function does.
 REFUSED = object()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .rules import Args, Kwargs, argument, first_output, is_tensor, numel
+from .flop_rules import Args, Kwargs, argument, first_output, is_tensor, numel
 
 
 def _operands(args: Args, kwargs: Kwargs, index: int = 0) -> tuple[Any, Any]:

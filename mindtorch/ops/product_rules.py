@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .call import Call, tensors
-from .rules import numel
+from .flop_rules import numel
 
 Product = tuple[int, int, int, int]
 Shape = tuple[int, ...]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .call import Call
+from .flop_rules import zero
 from .product_rules import Product
-from .rules import zero
 
 #: A FLOP rule: ``rule(args, kwargs, out) -> FLOPs``. Pure; looks only at ``.shape`` of tensors and at plain values.
 #: It may raise ``TypeError``/``IndexError``/``AttributeError``/``ValueError`` on arguments it does not understand:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .conv_layout import backend
-from .rules import Args, Kwargs
+from .flop_rules import Args, Kwargs
 
 _CACHE = 1 << 19  # bytes of patches that oneDNN's forward products make at a time: what stays in a core's cache
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

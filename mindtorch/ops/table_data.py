@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import byte_rules as moved
+from .flop_rules import elementwise, reduction, zero
 from .row import OpRow, op, ops
-from .rules import elementwise, reduction, zero
 
 ROWS: list[OpRow] = [
     *ops(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import algorithm_rules as alg
+from .flop_rules import PerInput, PerOutput, elementwise, reduction, zero
 from .row import OpRow, op, ops
-from .rules import PerInput, PerOutput, elementwise, reduction, zero
 
 ROWS: list[OpRow] = [
     # activations that torch.nn.functional wraps in Python

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from . import algorithm_rules as alg
 from . import byte_rules as moved
-from .row import OpRow, op, ops
-from .rules import (
+from .flop_rules import (
     PerInput,
     PerOutput,
     PoolWindow,
@@ -16,6 +15,7 @@ from .rules import (
     softmax,
     softmax_backward,
 )
+from .row import OpRow, op, ops
 
 #: (running_mean, running_var) of ops whose schema says they are only read; they are updated when training.
 _RUNNING = (3, 4)

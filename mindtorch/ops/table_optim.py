@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import byte_rules as moved
+from .flop_rules import PerListElement
 from .row import OpRow, op, ops
-from .rules import PerListElement
 
 _elementwise = PerListElement(1)
 

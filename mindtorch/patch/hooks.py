@@ -95,9 +95,7 @@ def enable() -> None:
     if npu_is_ours:
         _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
-        _patch(
-            torch.Tensor, "is_npu", property(lambda t: t.device.type == "npu", doc="True if the tensor is on an NPU.")
-        )
+        _patch(torch.Tensor, "is_npu", IS_NPU)
         _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
         _hook(_base.is_pinned, _hooks.EveryHook(stand_ins.is_pinned))
         _hooks.take_pinning(True)
@@ -221,6 +219,8 @@ def _aten_kernel(func: Any) -> Any:
 # ---- patched functions -----------------------------------------------------------------------------------------------
 _functions = torch._C._VariableFunctions
 _base: Any = torch._C.TensorBase
+#: What ``tensor.is_npu`` is.
+IS_NPU = property(lambda t: t.device.type == "npu", doc="True if the tensor is on an NPU.")
 _torch_to: Any = _base.to  # its twin, once that is hooked
 _torch_rebuild_tensor = torch._utils._rebuild_tensor
 _torch_module_to = torch.nn.Module.to

@@ -11,6 +11,9 @@ from torch.utils import _python_dispatch
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
 
+# What torch's kernels, meta kernels and decompositions raise for inputs they refuse or do not know.
+TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:

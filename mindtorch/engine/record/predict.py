@@ -26,6 +26,7 @@ from ...ops import schema
 from ...ops.layouts import REFUSED, laid_out
 from . import trial
 from .arguments import (
+    TORCH_ERRORS,
     collect,
     concrete,
     contiguous,
@@ -47,8 +48,6 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger("mindtorch.predict")
-# What torch's meta kernels and decompositions raise for inputs they refuse or do not know.
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 _shapes.init(torch)
 RULES = frozenset(_shapes.names())
 
@@ -230,7 +229,7 @@ def _predicted(
                 out = _asked_for(info, out, args)
             if device_at(place).type != "meta":
                 out = laid_out(info.name, out, margs, mkwargs)
-        except _TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
+        except TORCH_ERRORS as error:  # torch itself says what is wrong, at the eager run that follows
             if by_signal_handler(error):
                 raise
             log.debug("%s: no meta inference: %s", info.name, error)

@@ -20,14 +20,13 @@ from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
 from ...base.warned import Caught
 from . import shrink
-from .arguments import concrete, contiguous, quiet
+from .arguments import TORCH_ERRORS, concrete, contiguous, quiet
 
 log = logging.getLogger("mindtorch.predict")
 OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is
 MOST = 1 << 18  # … where the row says `probe`, or no copy will do; of the former, larger ones run at once, not twice
 COPIES = True  # are larger ones tried on a copy?
 _CPU = torch.device("cpu")
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 Predict = Callable[[tuple, dict, "list[tuple]"], Any]
 
 
@@ -75,7 +74,7 @@ def _run(info: Any, args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
                 out = info.call(*cargs, **ckwargs)
                 after = [(v.shape, v.stride(), v.is_conj()) for v in values]  # out= may be resized, or conjugated
                 return out if after == before else None
-            except _TORCH_ERRORS as e:
+            except TORCH_ERRORS as e:
                 if by_signal_handler(e):
                     raise
                 error: Exception = e

@@ -39,7 +39,7 @@ def install() -> None:
     distributed.install()
     torch.Tensor.type = _type  # type: ignore[method-assign]
     if not hasattr(torch.Tensor, "is_npu"):
-        torch.Tensor.is_npu = property(lambda t: t.device.type == "npu")  # type: ignore[attr-defined]
+        torch.Tensor.is_npu = hooks.IS_NPU  # type: ignore[attr-defined]
     finder.watch()
 
 

@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from mindtorch import ops
 from mindtorch.ops import byte_rules, schema
 from mindtorch.ops.call import Call, size, sizes, strides, tensors
+from mindtorch.ops.flop_rules import Args, Kwargs, is_tensor
 from mindtorch.ops.row import MATRIX_TAGS, OpRow
-from mindtorch.ops.rules import Args, Kwargs, is_tensor
 
 
 class Work(NamedTuple):

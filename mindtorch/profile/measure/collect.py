@@ -37,10 +37,10 @@ from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors
 from mindtorch.engine.semantics import modules, phases, skipped_prefixes
 from mindtorch.ops import schema
+from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.row import FREE_TAGS
-from mindtorch.ops.rules import PerOutput
 from mindtorch.profile.cost import calibrate, work
-from mindtorch.profile.cost.shapes import Shaped, shaped
+from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.imports import ImportWatch

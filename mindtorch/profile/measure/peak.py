@@ -15,7 +15,7 @@ import torch
 
 from mindtorch._ext import context, ledger, timeline
 from mindtorch._ext import lazy as _core
-from mindtorch._ext.balance import Balance, Block
+from mindtorch._ext.balance import Balance, HeldStorage
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
 from mindtorch.devices import mode
@@ -135,7 +135,7 @@ class Held:
         found = balance.at_peak()
         self.peak = balance.peak
         self.device = balance.device
-        self._blocks: list[Block] | None = None if found is None else found[0]
+        self._blocks: list[HeldStorage] | None = None if found is None else found[0]
         self._at = (0, 0, 0, 0) if found is None else found[1]
 
     def report(self, collector: Collector, names: Names, since: int) -> dict[str, Any] | None:

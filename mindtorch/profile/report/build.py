@@ -20,7 +20,7 @@ import torch
 from mindtorch._ext import context
 from mindtorch._ext.labels import RECOMPUTING
 from mindtorch.base import sourceline
-from mindtorch.profile.cost import shapes
+from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import LINES, OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import Recording
@@ -200,15 +200,15 @@ def _lines(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _shapes(seen: Recording, rows: list[Row], found: Mapping[int, shapes.Shaped]) -> list[dict[str, Any]]:
+def _shapes(seen: Recording, rows: list[Row], found: Mapping[int, call_shapes.Shaped]) -> list[dict[str, Any]]:
     """By op and the shapes of its inputs and outputs, longest first."""
     mine = [row for row in rows if row.sig in found]
     table = sums(seen, mine, None, lambda row: (_op(seen, row).name, found[row.sig].inputs, found[row.sig].outputs))
     return [
         {
             "name": name,
-            "inputs": shapes.facts(inputs),
-            "outputs": shapes.facts(outputs),
+            "inputs": call_shapes.facts(inputs),
+            "outputs": call_shapes.facts(outputs),
             **values(SHAPES, of, False),
         }
         for (name, inputs, outputs), of in sorted(table.items(), key=_longest)

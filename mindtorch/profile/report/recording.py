@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from mindtorch._ext.opinfo import Op
-from mindtorch.profile.cost.shapes import Shaped
+from mindtorch.profile.cost.call_shapes import Shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report.module_names import Names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mindtorch._ext import context
 from mindtorch._ext.timeline import ENTER, EXIT, LABEL, OP, RECORD, RUN
 from mindtorch.base.formats import atomic
-from mindtorch.profile.cost.shapes import text
+from mindtorch.profile.cost.call_shapes import text
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.module_names import Names

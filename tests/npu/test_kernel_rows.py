@@ -13,9 +13,9 @@ from native_calls import Device, eager, same
 import mindtorch
 from mindtorch._ext import acl, aclnn
 from mindtorch.npu import operators, staging
+from mindtorch.npu.kernel_rows import ROWS
 from mindtorch.npu.kernels import NATIVE
 from mindtorch.npu.layers import LAYERS
-from mindtorch.npu.rows import ROWS
 
 _FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -16,8 +16,21 @@ import torch
 from .._ext import aclnn
 from ..engine.record.predict import quiet
 from ..ops import schema
-from ..ops.layouts import REFUSED, laid_out
-from .calls import DTYPES, FLOATS, INDICES, MAX_RANK, TORCH, WHOLE, Calls, Description, fits, is_number, make, overlap
+from .calls import (
+    DTYPES,
+    FLOATS,
+    INDICES,
+    MAX_RANK,
+    TORCH,
+    WHOLE,
+    Calls,
+    Description,
+    fits,
+    is_number,
+    make,
+    meta_results,
+    overlap,
+)
 from .operators import OPERATORS
 
 __all__ = ["ROWS", "Row", "filled"]
@@ -33,14 +46,6 @@ _COMMON = {
 _OWN = {"index": INDICES, "long": {DTYPES[torch.int64]}, "bool": {DTYPES[torch.bool]}}
 _FLOAT32 = DTYPES[torch.float32]
 _MOST_CALLS = 1000  # remembered by a row
-_REFUSED = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    NotImplementedError,
-    AssertionError,
-)  # torch says it itself
 
 
 class Row:
@@ -189,12 +194,8 @@ class Row:
     def _ask(self, named: dict[str, Any], tensors: dict[str, Description]) -> Any:
         like = {name: torch.empty_strided(d[1], d[2], dtype=TORCH[d[5]], device="meta") for name, d in tensors.items()}
         args, kwargs = schema.in_order(self._func, {**named, **like})
-        try:
-            with quiet():
-                found = laid_out(self._func._schema.name, self._func(*args, **kwargs), args, kwargs)
-        except _REFUSED:
-            return None
-        if found is REFUSED:
+        found = meta_results(self._func, args, kwargs)
+        if found is None:
             return None
         wanted = named.get("output_mask")
         results: list[tuple | None] = []
