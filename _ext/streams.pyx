@@ -48,6 +48,8 @@ cdef enum:
 _index = None                 # anything that names a device -> its index
 _device = None                # index -> the public device object
 cdef object _chosen = None    # told the device on which another stream is current than before
+cdef object _follow = None
+cdef bint _ever_chosen = False    # a stream other than a device's default one
 
 
 def configure(index, device):
@@ -56,10 +58,21 @@ def configure(index, device):
     _index, _device = index, device
 
 
-def on_choice(function):
-    """``function(device index)`` is called where the calling thread's current stream on a device becomes another."""
-    global _chosen
-    _chosen = function
+def on_choice(chosen, follow):
+    """``chosen(device index)`` is called where the calling thread's current stream on a device becomes another, and
+    from then on ``follow()`` before anybody asks which one is.
+    """
+    global _chosen, _follow
+    _chosen, _follow = chosen, follow
+
+
+def follow():
+    """In a backward, make the streams current that those were on which the running node's forward ran.
+
+    To be called before work is put on a device. Costs nothing in programs that choose no stream.
+    """
+    if _ever_chosen and _follow is not None:
+        _follow()
 
 
 cdef class Runtime:
@@ -162,7 +175,17 @@ def exchange_device(int device):
 
 
 def current_stream(device=None):
-    """The calling thread's current stream on ``device`` (None or -1: its current device)."""
+    """The calling thread's current stream on ``device`` (None or -1: its current device).
+
+    In a backward it is the one that the running node's forward ran on.
+    """
+    if _ever_chosen and _follow is not None:
+        _follow()
+    return stream_object(_selected(device))
+
+
+def selected_stream(device=None):
+    """The same, as it is: a backward that has not come to its stream yet is not followed."""
     return stream_object(_selected(device))
 
 
@@ -173,10 +196,12 @@ def default_stream(device=None):
 
 cdef int _choose(int device, void *lane) except -1:
     """Make the stream (NULL: the default one) current on its device in the calling thread."""
+    global _ever_chosen
     cdef mt_thread *here = this_thread()
     cdef void *before = here.current[device]
     here.current[device] = lane
     if lane != before and _chosen is not None:
+        _ever_chosen = True
         _chosen(device)
     return 0
 

@@ -16,12 +16,13 @@ from mindtorch._ext.streams import (
     Event,
     Stream,
     current_device,
+    current_stream,
     default_stream,
     get_runtime,
     synchronize,
 )
 
-from . import backward, chips
+from . import chips
 from .library import device_index, why_unavailable
 from .random import (
     get_rng_state,
@@ -57,15 +58,6 @@ def device_count() -> int:
 def init() -> None:
     """Load and initialize the library and the current device, which the first use does otherwise."""
     get_runtime(current_device())
-
-
-def current_stream(device: Any = None) -> Stream:
-    """The calling thread's current stream on ``device`` (None or -1: its current device).
-
-    In a backward it is the one that the running node's forward ran on.
-    """
-    backward.follow()
-    return streams.current_stream(device)
 
 
 def set_device(device: Any) -> None:

@@ -19,9 +19,6 @@ from .._ext import streams
 _NO_NUMBER = (1 << 64) - 1  # of nodes that sum up in a leaf
 _MOST = 1 << 16  # choices remembered; the oldest half is forgotten: backward of those is as without this
 
-#: Whether a stream other than a device's default one was ever chosen; nothing is to be done before.
-_active = False
-
 
 def _engine() -> Any:
     """torch's C++ side; None where nothing has imported torch, and so made no node. Nothing here has to."""
@@ -60,7 +57,7 @@ class _Run:
     def use(self, device: int, stream: Any) -> None:
         last = self.last.get(device)
         if last is None:
-            last = self.before[device] = streams.current_stream(device)
+            last = self.before[device] = streams.selected_stream(device)
         if stream is None:
             stream = self.before[device]
         self.last[device] = stream
@@ -84,23 +81,16 @@ _here = _Here()
 
 def chosen(device: int) -> None:
     """Another stream is current on ``device`` in the calling thread than before."""
-    global _active
-    _active = True
     choices = _here.choices.get(device)
     if choices is None:
         choices = _here.choices[device] = _Choices(streams.default_stream(device))
     engine = _engine()
     number = 0 if engine is None else engine._autograd._get_sequence_nr()
-    choices.add(number, streams.current_stream(device))
+    choices.add(number, streams.selected_stream(device))
 
 
 def follow() -> None:
-    """Make the streams current that those were on which the running node's forward ran.
-
-    To be called before work is put on a device. Costs nothing in programs that choose no stream.
-    """
-    if not _active:
-        return
+    """Make the streams current that those were on which the running node's forward ran (`_ext.streams.follow`)."""
     engine = _engine()
     if not _here.choices or engine is None:
         return
@@ -122,6 +112,3 @@ def _end() -> None:
     """The engine is through with a backward."""
     if _here.runs and _here.runs[-1].task == _engine()._current_graph_task_id():
         _here.runs.pop().end()
-
-
-streams.on_choice(chosen)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from .._ext import blocks as _blocks
+from .._ext import streams
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import backward, staging
+from . import staging
 from .moves import index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
@@ -27,7 +28,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
     Raises ``RuntimeError`` with the reason where there is no such device.
     """
-    backward.follow()
+    streams.follow()
     kwargs = dict(kwargs)
     index = index_of(kwargs.pop("device"))
     name = func.__name__

@@ -14,6 +14,8 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
+from . import backward
+
 __all__ = [
     "TYPES",
     "device_index",
@@ -157,5 +159,6 @@ def device_index(device: Any) -> int:
 acl.configure(NPUError, _out_of_memory)
 pool.configure(ensure_loaded)
 streams.configure(device_index, functools.partial(devices.device, "npu"))
+streams.on_choice(backward.chosen, backward.follow)
 devices.register_current_index("npu", streams.current_device)
 devices.register_numbered(_numbered)

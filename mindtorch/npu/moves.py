@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._ext import blocks as _blocks
-from .._ext import pool
+from .._ext import pool, streams
 from .._ext.guards import NoGrad
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import is_ours
@@ -16,7 +16,7 @@ from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, _options, relocate
 from ..engine.record.predict import check_movable, quiet
-from . import backward, library
+from . import library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits
 
@@ -64,7 +64,7 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
-    backward.follow()
+    streams.follow()
     with NoGrad():
         if not is_npu(t):
             return upload(t.detach(), index_of(device), non_blocking)

@@ -19,6 +19,7 @@ import torch
 from .. import ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
+from .._ext import streams
 from ..base import config
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import counters
@@ -35,7 +36,7 @@ from ..engine.record.predict import (
     tensors_in,
 )
 from ..ops import schema
-from . import backward, foreach
+from . import foreach
 from .calls import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -117,7 +118,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         return decompose(func, args, kwargs)
     if op.view:
         return _view(op, args, kwargs)
-    backward.follow()
+    streams.follow()
     if op.base == "aten::histc" and (out := histc(args, kwargs)) is not NotImplemented:
         return out
     tensors = list(tensors_in([*args, *kwargs.values()]))
@@ -255,7 +256,7 @@ def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: b
 # ---- through the CPU -------------------------------------------------------------------------------------------------
 def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
-    backward.follow()
+    streams.follow()
     op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
     _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
