@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from .devices import device, get_default_device, set_default_device
     from .engine.execute import Executor, LocalExecutor
     from .engine.execute.counters import reset_stats, stats
-    from .engine.execute.tensors import LazyTensor, flush, set_executor
+    from .engine.execute.tensors import LazyTensor
+    from .engine.execute.values import flush, set_executor
     from .engine.record.meta import MetaStorage, MetaTensor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
@@ -84,8 +85,8 @@ _HOME = {
     "MetaStorage": "engine.record.meta",
     "MetaTensor": "engine.record.meta",
     "LazyTensor": "engine.execute.tensors",
-    "flush": "engine.execute.tensors",
-    "set_executor": "engine.execute.tensors",
+    "flush": "engine.execute.values",
+    "set_executor": "engine.execute.values",
 }
 # Packages that are public names themselves; `profile` is called.
 _PACKAGES = frozenset({"npu", "profile"})

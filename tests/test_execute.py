@@ -275,13 +275,13 @@ class Recording(mindtorch.LocalExecutor):
         self.segments: list[list[str]] = []
         self.fetched = 0
 
-    def submit(self, segment, blobs=None, outputs=None) -> None:  # type: ignore[no-untyped-def]
+    def submit(self, segment) -> None:  # type: ignore[no-untyped-def]
         self.segments.append([name for name, *_ in segment.instructions()])
-        super().submit(segment, blobs, outputs)
+        super().submit(segment)
 
-    def fetch(self, ids) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
-        self.fetched += len(ids)
-        return super().fetch(ids)
+    def fetch(self, values) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+        self.fetched += len(values)
+        return super().fetch(values)
 
 
 @pytest.fixture

@@ -235,11 +235,11 @@ class Tight(mindtorch.LocalExecutor):
         self.fail_before = False
         self.fail_after: int | None = None
 
-    def submit(self, segment: Any, blobs: Any = None, outputs: Any = None) -> None:
+    def submit(self, segment: Any) -> None:
         if self.fail_before:
             raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
         if self.fail_after is None:
-            return super().submit(segment, blobs, outputs)
+            return super().submit(segment)
         left = self.fail_after
 
         def observer(seq: int, start: int, end: int) -> None:
@@ -250,7 +250,7 @@ class Tight(mindtorch.LocalExecutor):
 
         local._op_observer, previous = observer, local._op_observer
         try:
-            return super().submit(segment, blobs, outputs)
+            return super().submit(segment)
         finally:
             local._op_observer = previous
 
@@ -409,7 +409,7 @@ def test_L9_an_interrupt_in_the_engines_own_python_code_loses_nothing(
 
         return call
 
-    executor = mindtorch.engine.execute.tensors.executor()
+    executor = mindtorch.engine.execute.values.executor()
     if where == "verify":
         mindtorch._ext.lazy.forget_calls()  # so that each call is verified again
         monkeypatch.setattr(local, "_verify", interrupting(local._verify))

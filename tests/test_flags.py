@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.execute import tensors
+from mindtorch.engine.execute import values
 from mindtorch.patch import flags
 
 LAZY = "remote_accelerator:0"
@@ -251,8 +251,8 @@ def test_L7_settings_of_cuda_run_what_is_pending_only_where_that_is_on_cuda(
     for enable in _ATTENTION:
         enable(True)
     settled: list[str] = []
-    monkeypatch.setattr(tensors.executor(), "device", torch.device("cuda", 0))
-    monkeypatch.setattr(tensors, "settle", settled.append)
+    monkeypatch.setattr(values.executor(), "device", torch.device("cuda", 0))
+    monkeypatch.setattr(values, "settle", settled.append)
     CUDA_ONLY[way]()
     assert settled
     monkeypatch.undo()
@@ -364,10 +364,10 @@ def test_L7_predictions_of_one_setting_are_kept_while_another_holds() -> None:
         assert (x / 7).dtype == torch.float32
 
     both()
-    metas, calls = tensors.tape.interner.counts()
+    metas, calls = values.tape.interner.counts()
     for _ in range(50):
         both()
-    assert tensors.tape.interner.counts() == (metas, calls)
+    assert values.tape.interner.counts() == (metas, calls)
 
 
 def test_L7_a_convolution_without_onednn_has_the_layout_of_eager(same_as_eager: Same) -> None:

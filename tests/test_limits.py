@@ -33,7 +33,7 @@ def test_L6_the_limit_on_bytes_runs_what_keeps_them(after_torch: Callable[..., A
     code = """
         import torch, mindtorch
         L = "remote_accelerator:0"
-        plan = mindtorch.engine.execute.tensors.tape
+        plan = mindtorch.engine.execute.values.tape
         correct, most = torch.zeros((), device=L, dtype=torch.long), 0
         for i in range(100):
             batch = torch.full((1000,), float(i % 2)).to(L)   # 4,000 bytes, which the program lets go of

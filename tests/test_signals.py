@@ -155,7 +155,7 @@ def test_L9_in_the_engines_own_python_code(where: str, error: BaseException, mon
 
         return call
 
-    executor = mindtorch.engine.execute.tensors.executor()
+    executor = mindtorch.engine.execute.values.executor()
     x = program(LAZY, ringing=False)
     if where == "verify":
         mindtorch._ext.lazy.forget_calls()  # so that each call is verified again

@@ -21,6 +21,7 @@ from .._ext import lazy as _core
 from .._ext import tape as _tape
 from ..base.errors import LazyTensorError
 from ..engine.execute import tensors as _tensors
+from ..engine.execute import values
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, constant
 from .values import Source, packed, unpacked
@@ -53,7 +54,7 @@ class Builder:
         self.writer: dict[int, int] = {}  # root -> who wrote to it last, packed
 
     def run(self) -> None:
-        tape, graph = _tensors.tape, self.graph
+        tape, graph = values.tape, self.graph
         maker = self.maker
         slot = 0
         for seq in tape.pending_seqs():
@@ -149,7 +150,7 @@ class Builder:
 
 def build(graph: ComputationGraph) -> ComputationGraph:
     """Fill an empty graph with everything pending."""
-    with _tensors.lock, _kept_calls():
+    with values.lock, _kept_calls():
         Builder(graph).run()
     return graph
 
@@ -170,7 +171,7 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
         if not isinstance(t, _tensors.LazyTensor):
             raise TypeError(f"[from_tensors] expected lazy tensors, got {type(t).__name__}")
     whole = type(part)()
-    with _tensors.lock, _kept_calls():
+    with values.lock, _kept_calls():
         builder = Builder(whole)
         builder.run()
         targets = [builder.locate(t) for t in tensors]
@@ -239,4 +240,4 @@ def _describe(meta: tuple) -> Output:
 
 
 def _meta_output(meta: int) -> Output:
-    return _describe(_tensors.tape.interner.meta(meta))
+    return _describe(values.tape.interner.meta(meta))

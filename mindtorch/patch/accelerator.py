@@ -15,7 +15,7 @@ import torch
 from .. import npu
 from .._ext import streams
 from ..devices.lazy_device import npu_device
-from ..engine.execute import tensors
+from ..engine.execute import values
 from ..npu.library import device_index
 
 __all__ = ["install", "install_npu"]
@@ -58,7 +58,7 @@ def install(module: Any) -> None:
         return {"supported_dtypes": set(_DTYPES)}
 
     def memory_info(index: int) -> tuple[int, int]:
-        device = tensors.executor().device
+        device = values.executor().device
         if device.type == "cuda":
             return torch.cuda.mem_get_info(device)
         page = os.sysconf("SC_PAGE_SIZE")

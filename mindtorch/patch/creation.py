@@ -17,7 +17,7 @@ from .._ext.guards import Unseen
 from ..base.errors import UnsupportedOperationError
 from ..devices import mode
 from ..devices.lazy_device import device_at, holds_no_data, is_ours, place_of
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record import eager, inside, meta, predict
 from . import generators, transforms
 
@@ -216,10 +216,10 @@ def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, 
 
 def manual_seed_all(seed: int) -> None:
     """torch.manual_seed reached the devices: draws recorded before keep the old stream, later ones use the new."""
-    pending = tensors.tape.generators() if tensors.tape.n_pending else []
+    pending = values.tape.generators() if values.tape.n_pending else []
     for index in pending:
         manual_seed(seed, index)
-    tensors.executor().seed(int(seed), pending)
+    values.executor().seed(int(seed), pending)
 
 
 def manual_seed(seed: int, index: int) -> None:
@@ -234,7 +234,7 @@ def manual_seed(seed: int, index: int) -> None:
 
 def _seed_default(seed: int) -> None:
     # Runs inside a segment, while the lazy device's generator is swapped in.
-    device = tensors.executor().device
+    device = values.executor().device
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..base.errors import UnsupportedOperationError
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from . import creation
 
 __all__ = ["NOT_APPLICABLE", "DeviceModule", "Event", "Stream"]
@@ -46,7 +46,7 @@ class DeviceModule(types.ModuleType):
 
         def refuse(*args: Any, **kwargs: Any) -> Any:
             if name in _COUNTED:
-                if tensors.executor().device.type == "cuda":
+                if values.executor().device.type == "cuda":
                     return getattr(torch.cuda, name)()
                 if name.startswith("reset_"):
                     return None
@@ -70,7 +70,7 @@ class DeviceModule(types.ModuleType):
             yield
 
     def get_device_name(self, device: Any = None) -> str:
-        return f"remote accelerator {self._index(device)}, run on {tensors.executor().device}"
+        return f"remote accelerator {self._index(device)}, run on {values.executor().device}"
 
     def get_device_properties(self, device: Any = None) -> Any:
         """Name, and the memory of what recordings run on."""
@@ -97,18 +97,18 @@ class DeviceModule(types.ModuleType):
         return True
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        device = tensors.executor().device
+        device = values.executor().device
         return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation)
 
     def is_tf32_supported(self) -> bool:
-        return tensors.executor().device.type == "cuda" and torch.cuda.is_tf32_supported()
+        return values.executor().device.type == "cuda" and torch.cuda.is_tf32_supported()
 
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def initial_seed(self) -> int:
         """The seed of the current device's generator."""
         index = self.current_device()
-        tensors.materialize([], "initial_seed", generator=index)
-        with tensors.lock, tensors.executor().rng(index):
+        values.materialize([], "initial_seed", generator=index)
+        with values.lock, values.executor().rng(index):
             return _generator().initial_seed()
 
     def seed(self) -> None:
@@ -127,17 +127,17 @@ class DeviceModule(types.ModuleType):
             self.set_rng_state(state, index)
 
     def _devices(self) -> int:
-        return max([0, self.current_device(), *tensors.tape.generators()]) + 1
+        return max([0, self.current_device(), *values.tape.generators()]) + 1
 
     # ---- memory ------------------------------------------------------------------------------------------------------
     def empty_cache(self) -> None:
-        if tensors.executor().device.type == "cuda":
+        if values.executor().device.type == "cuda":
             torch.cuda.empty_cache()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """(free, total) bytes of the memory that recordings run in: this machine's, or a CUDA device's."""
         self._index(device)
-        where = tensors.executor().device
+        where = values.executor().device
         if where.type == "cuda":
             return torch.cuda.mem_get_info(where)
         page = os.sysconf("SC_PAGE_SIZE")
@@ -204,19 +204,19 @@ class DeviceModule(types.ModuleType):
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """State of a device's generator; runs its pending draws, since they come before."""
         index = self._index(device)
-        tensors.materialize([], "get_rng_state", generator=index)
-        with tensors.lock, tensors.executor().rng(index):
+        values.materialize([], "get_rng_state", generator=index)
+        with values.lock, values.executor().rng(index):
             return _generator().get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         index = self._index(device)
-        tensors.materialize([], "set_rng_state", generator=index)
-        with tensors.lock, tensors.executor().rng(index):
+        values.materialize([], "set_rng_state", generator=index)
+        with values.lock, values.executor().rng(index):
             _generator().set_state(state)
 
     def synchronize(self, device: Any = None) -> None:
-        tensors.flush("synchronize")
-        tensors.executor().sync()
+        values.flush("synchronize")
+        values.executor().sync()
 
 
 class Stream:
@@ -231,12 +231,12 @@ class Stream:
 
     def synchronize(self) -> None:
         """Compute everything that was recorded and can be seen."""
-        tensors.flush("synchronize")
-        tensors.executor().sync()
+        values.flush("synchronize")
+        values.executor().sync()
 
     def query(self) -> bool:
         """True when nothing is left to compute."""
-        return not tensors.tape.n_pending
+        return not values.tape.n_pending
 
     def wait_stream(self, stream: Any) -> None:
         """Nothing: what was recorded before comes before."""
@@ -281,7 +281,7 @@ class Event:
 
     def query(self) -> bool:
         """True when nothing is left to compute."""
-        return self._at is None or not tensors.tape.n_pending
+        return self._at is None or not values.tape.n_pending
 
     def wait(self, stream: Any = None) -> None:
         """Nothing: what was recorded before comes before."""
@@ -396,5 +396,5 @@ NOT_APPLICABLE = frozenset(
 
 
 def _generator() -> torch.Generator:
-    device = tensors.executor().device
+    device = values.executor().device
     return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator

@@ -14,7 +14,7 @@ import torch.serialization
 from .._ext import blocks as _blocks
 from .._ext import lazy as _core
 from ..devices.lazy_device import index_of, is_ours
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..npu import moves as _moves
 from ..npu import tensor as _npu
 
@@ -45,7 +45,7 @@ def _restore(storage: Any, location: str) -> Any:
     if not is_ours(location):
         return None
     target = _Target(index_of(location))  # raises for a name like remote_accelerator:x
-    device = tensors.executor().device
+    device = values.executor().device
     if device.type != "cpu":
         storage = storage.to(device=device)
     setattr(storage, _MARK, target)
@@ -78,7 +78,8 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
             return _on_npu(target, original(storage, storage_offset, size, stride))
         tensors.in_use()
         tensors.on_device()
-        lazy = _core.hold(original(storage, storage_offset, size, stride), target.index, target.last(), True)
+        (value,) = values.executor().adopt([original(storage, storage_offset, size, stride)])
+        lazy = _core.hold(value, target.index, target.last(), True)
         target.last = weakref.ref(lazy)
         return lazy
 

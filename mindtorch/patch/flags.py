@@ -17,7 +17,7 @@ import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
-from ..engine.execute import tensors
+from ..engine.execute import values
 from ..engine.record import predict
 
 __all__ = ["TABLE", "Setting", "note", "patches"]
@@ -151,9 +151,9 @@ def _dict(found: Any) -> dict[str, Any]:
 def _stand_in(setting: Setting, original: Callable[..., Any]) -> _hooks.SettingHook:
     def before(args: tuple, kwargs: dict[str, Any]) -> None:
         if _seen_by_pending(setting) and setting.changes(args, kwargs):
-            tensors.settle(setting.setter.removeprefix("_"))
+            values.settle(setting.setter.removeprefix("_"))
 
-    hook = _hooks.SettingHook(original, tensors.lock, before, note if setting.shapes else _nothing)
+    hook = _hooks.SettingHook(original, values.lock, before, note if setting.shapes else _nothing)
     functools.update_wrapper(hook, original)
     return hook
 
@@ -164,13 +164,13 @@ def _nothing() -> None:
 
 def _seen_by_pending(setting: Setting) -> bool:
     """Would what is pending run under this setting?"""
-    if not tensors.tape.n_pending:
+    if not values.tape.n_pending:
         return False
     if _forked and setting.setter == "set_num_threads":
         # The workers of a DataLoader start with this. Torch's threads did not come along with the fork: what runs
         # before there is only one to work would wait for them for good.
         return False
-    return not setting.cuda or tensors.executor().device.type == "cuda"
+    return not setting.cuda or values.executor().device.type == "cuda"
 
 
 _forked = False

@@ -14,7 +14,7 @@ import torch
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..devices.lazy_device import npu_device
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record import eager
 from ..npu.moves import index_of as npu_index
 from ..npu.tensor import is_npu
@@ -31,7 +31,7 @@ class Generator(torch.Generator):
     def __new__(cls, device: Any) -> Any:
         tensors.on_device()
         _watch()
-        made = super().__new__(cls, tensors.executor().device)
+        made = super().__new__(cls, values.executor().device)
         eager.generators[made._cdata] = made  # type: ignore[attr-defined]
         made._device = tensors.torch_device(tensors.index_of(device))
         return made
@@ -72,7 +72,7 @@ class NpuGenerator(Generator):
 def where_it_draws(generator: Any) -> torch.device:
     """The device on which torch takes ``generator``, which a creation function was given, or None."""
     recording = isinstance(generator, Generator) and not isinstance(generator, NpuGenerator)
-    return tensors.executor().device if recording else torch.device("cpu")
+    return values.executor().device if recording else torch.device("cpu")
 
 
 def draw(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

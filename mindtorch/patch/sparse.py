@@ -15,7 +15,7 @@ import torch
 
 from .._ext import lazy as _core
 from ..devices.lazy_device import index_of, is_ours, torch_device
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
 
@@ -59,7 +59,7 @@ class SparseTensor(torch.Tensor):
     def _settle(self) -> None:
         """Have written what was recorded as written to parts of it."""
         if self._lent:
-            tensors.materialize(self._lent, "sparse")
+            values.materialize(self._lent, "sparse")
 
     def _copied_to(self, device: Any, dtype: Any) -> Any:
         self._settle()
@@ -77,7 +77,7 @@ class SparseTensor(torch.Tensor):
         there = index_of(target) == self._index
         if there and dtype in (None, self.dtype) and not kwargs.get("copy"):
             return self
-        return label(self._copied_to(tensors.executor().device, dtype), index_of(target))
+        return label(self._copied_to(values.executor().device, dtype), index_of(target))
 
     def cpu(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return self._copied_to("cpu", None)
@@ -89,8 +89,7 @@ class SparseTensor(torch.Tensor):
         """Torch's old constructor, which reads indices and values in C++: optimizers call it."""
         self._settle()
         given = (
-            tensors.to_plain(a, tensors.executor().device, "new") if _core.get_handle(a) is not None else a
-            for a in args
+            tensors.to_plain(a, values.executor().device, "new") if _core.get_handle(a) is not None else a for a in args
         )
         with torch._C.DisableTorchFunctionSubclass():
             return label(_base.new(self, *given, **kwargs), self._index)
@@ -103,7 +102,7 @@ class SparseTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict) -> Any:
         if id(self) not in memo:
             with torch._C.DisableTorchFunctionSubclass():
-                plain = self._copied_to(tensors.executor().device, None)
+                plain = self._copied_to(values.executor().device, None)
                 if not self.is_leaf:
                     copy.deepcopy(plain, memo)  # refuses, in torch's words
                 copied = label(plain.detach().requires_grad_(self.requires_grad), self._index)
@@ -141,12 +140,12 @@ def _on_device(out: Any, source: SparseTensor, part: bool) -> Any:
         return out
     if out.layout is not torch.strided:
         return label(out, source._index, source._lent)
-    if out.device != tensors.executor().device:
+    if out.device != values.executor().device:
         return out
     if out.requires_grad and torch.is_grad_enabled():
         return tensors.from_plain(out, source._index)
     tensors.in_use()
-    held = _core.hold(out.detach(), source._index, None, torch.is_grad_enabled())
+    held = eager.held(out.detach(), source._index, torch.is_grad_enabled())
     if part:
         source._lent.append(held)
     return held

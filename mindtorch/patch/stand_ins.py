@@ -14,7 +14,7 @@ from .. import npu
 from .._ext import lazy as _core
 from .._ext.guards import Unseen
 from ..devices import lazy_device, mode
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.tensor import classes
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
@@ -124,7 +124,7 @@ def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> No
 @functools.wraps(_torch_adjust)
 def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
-    where = tensors.executor().device if device is not None and tensors.is_ours(device) else device
+    where = values.executor().device if device is not None and tensors.is_ours(device) else device
     return _torch_adjust(self, *args, device=where, **kwargs)
 
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ext import intercept as _intercept
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record import eager
 from ..engine.record.inside import index_inside
 from . import wrappers
@@ -50,8 +50,8 @@ def flat_vmap(
         index = next((i for i in map(index_inside, flat_args) if i is not None), None)
     if index is None:
         return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
-    tensors.materialize([], "vmap", generator=index)
-    with tensors.executor().rng(index):
+    values.materialize([], "vmap", generator=index)
+    with values.executor().rng(index):
         _intercept.draw_at_once(True)
         try:
             return _torch_flat_vmap(
@@ -76,8 +76,8 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
 def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
     """What a random creation function makes inside a transform: vmap decides how many are drawn, or refuses."""
     eager.note_fallback(f"aten::{func.__name__}")
-    tensors.materialize([], func.__name__, generator=index)
-    with torch._C.DisableTorchFunction(), tensors.executor().rng(index):
+    values.materialize([], func.__name__, generator=index)
+    with torch._C.DisableTorchFunction(), values.executor().rng(index):
         return _lazy_inside(func(*args, device=_CPU, **kwargs), index)
 
 

@@ -249,8 +249,8 @@ class Program:
                 if stage is not None:
                     stage("warmup" if i < warmup else "main")
                 result = self.model(*args, **kwargs)
-                if (tensors := sys.modules.get("mindtorch.engine.execute.tensors")) is not None:
-                    tensors.flush("end of the call")  # nothing here reads what a recorded one gives
+                if (values := sys.modules.get("mindtorch.engine.execute.values")) is not None:
+                    values.flush("end of the call")  # nothing here reads what a recorded one gives
         if stage is not None:
             stage("init")
         return result

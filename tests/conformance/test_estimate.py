@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from mindtorch._ext import intercept, lazy, ledger
 from mindtorch.devices.lazy_device import place_of
-from mindtorch.engine.execute import tensors
+from mindtorch.engine.execute import values
 from mindtorch.profile.estimate import memory
 from mindtorch.profile.estimate.session import estimating
 
@@ -31,7 +31,7 @@ MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 def estimate() -> Iterator[Callable[[], tuple]]:
     """An estimate, and a function that tells what was logged since the last time, with positions from there on."""
     with estimating():
-        ledger.open(tensors.tape, lambda kind, at: None)
+        ledger.open(values.tape, lambda kind, at: None)
         begun = [0, 0]
 
         def since() -> tuple:

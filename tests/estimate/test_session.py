@@ -138,7 +138,7 @@ def test_C4_a_device_by_number_is_cudas(session: None) -> None:
 def test_C4_memory_is_answered_per_device(session: None) -> None:
     host = torch.zeros(10**6)
     from mindtorch._ext import ledger
-    from mindtorch.engine.execute.tensors import tape
+    from mindtorch.engine.execute.values import tape
 
     ledger.open(tape, lambda kind, at: None)
     try:

@@ -15,7 +15,7 @@ from torch import nn
 import mindtorch
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.collect import Collector, now_ns
-from mindtorch.engine.execute.tensors import tape
+from mindtorch.engine.execute.values import tape
 from mindtorch.profile.measure import collect as profile
 
 LAZY = "remote_accelerator:0"

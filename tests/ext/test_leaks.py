@@ -13,7 +13,7 @@ from torch import nn
 import mindtorch
 from mindtorch import MaterializationError
 from mindtorch._ext import context
-from mindtorch.engine.execute.tensors import tape
+from mindtorch.engine.execute.values import tape
 
 LAZY = "remote_accelerator:0"
 

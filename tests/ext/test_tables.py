@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.execute.tensors import tape
+from mindtorch.engine.execute.values import tape
 from mindtorch.engine.record import predict
 
 LAZY = "remote_accelerator:0"

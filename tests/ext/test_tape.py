@@ -10,7 +10,7 @@ import torch
 
 import mindtorch
 from mindtorch._ext import intern, tape
-from mindtorch.engine.execute.tensors import tape as main
+from mindtorch.engine.execute.values import tape as main
 
 LAZY = "remote_accelerator:0"
 

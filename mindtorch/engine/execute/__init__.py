@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...base import config
-from . import tensors
+from . import tensors, values  # noqa: F401  (tensors hands the extension its classes)
 from .base import Executor
 from .local import LocalExecutor
 
 __all__ = ["Executor", "LocalExecutor"]
 
-tensors.set_default_executor(lambda: LocalExecutor(config.executor_device()))
+values.set_default_executor(lambda: LocalExecutor(config.executor_device()))

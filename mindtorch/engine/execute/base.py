@@ -1,9 +1,9 @@
-"""The executor interface (SPEC R1): what it runs, gives and frees, and its generators."""
+"""The executor interface (SPEC R1): where values are, and everything that is done with them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,30 +11,48 @@ import torch
 
 
 class Executor(ABC):
-    """Runs segments and keeps the values they make until they are freed.
+    """Keeps the values of lazy tensors and runs what was recorded on them.
 
-    ``device`` is where the values live, as a torch.device.
+    What stands for a value here is a plain torch.Tensor with its dtype, sizes, strides, offset and bits; two share
+    storage where the values do. In this process it may be the value itself; elsewhere it is a tensor on the meta
+    device, whose storage's death says that nobody can name the memory there any more.
     """
 
+    #: Where plain tensors that take part in the program's calls are put: the CPU, or a CUDA device of this process.
     device: torch.device
+    #: The device of what stands for values.
+    place: torch.device
 
     @abstractmethod
-    def submit(
-        self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
-    ) -> None:
+    def submit(self, segment: Any) -> None:
         """Run ``segment`` (a ``mindtorch._ext.replay.Segment``) in program order.
 
-        ``blobs``: values by slot that the executor does not hold yet. ``outputs``: slots whose values will be
-        asked for; None keeps every value that a live tensor can still read. Raises MaterializationError.
+        Afterwards its slots have what stands for their values. Raises MaterializationError.
         """
 
     @abstractmethod
-    def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
-        """The values behind the handles. The tensors belong to the executor: callers must not write to them."""
+    def fetch(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values as plain tensors on ``device``. Callers must not write to them."""
 
     @abstractmethod
-    def free(self, ids: Sequence[Any]) -> None:
-        """Values nobody can read any more."""
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Values whose memory is that of plain tensors on ``device`` from now on, which share storage as those do.
+
+        Callers neither write to what they gave nor keep it.
+        """
+
+    @abstractmethod
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a call now, on what stands for values, and give what stands for its results.
+
+        info: the OpInfo. What cannot be a value (a sparse or nested tensor) is torch's own, on ``device``. Whatever
+        torch raises is raised. Where the call changed sizes, strides or storage of an argument, so is what stands for
+        it. The caller sees to torch's modes, and to the generator (`rng`).
+        """
+
+    @abstractmethod
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy of the whole storage of a value, as bytes."""
 
     @abstractmethod
     def sync(self) -> None:

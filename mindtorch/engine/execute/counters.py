@@ -7,14 +7,14 @@ from typing import Any
 from ..._ext import context as _context
 from ..._ext import intercept as _intercept
 from ..record import eager
-from . import tensors, triggers
+from . import triggers, values
 
 more: dict[str, dict[str, int]] = {}  # what layers above count: name of the count -> op -> calls
 _zero: dict[str, Any] = {}
 
 
 def _totals() -> dict[str, Any]:
-    c = tensors.tape.counters()
+    c = values.tape.counters()
     whole, dispatched = _intercept.counts()
     return {
         "ops_recorded": c["recorded"],
@@ -54,7 +54,7 @@ def stats() -> dict[str, Any]:
     for name, counts in _by_key().items():
         then = _zero.get(name, {})
         out[name] = {k: v - then.get(k, 0) for k, v in counts.items() if v > then.get(k, 0)}
-    c = tensors.tape.counters()
+    c = values.tape.counters()
     held = c["bytes_held"] + _context.table_bytes()
     out.update(
         ops_pending=c["pending"],

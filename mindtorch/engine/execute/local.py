@@ -6,7 +6,7 @@ special care: the replay happens in program order on real, aliased storage, belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ...base.warned import without_what_was_said
 from ..record.predict import contiguous, quiet
 from . import cuda, triggers
 from .base import Executor
-from .tensors import tape
+from .values import tape
 
 OpObserver = Callable[[str, int, int, int, int, int], None]
 _observers: list[OpObserver] = []
@@ -64,6 +64,7 @@ class LocalExecutor(Executor):
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
             cuda.register()
+        self.place = self.device
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
 
@@ -84,9 +85,7 @@ class LocalExecutor(Executor):
         self._states.update(kept)
 
     # ---- segments and values -----------------------------------------------------------------------------------------
-    def submit(
-        self, segment: Any, blobs: Mapping[int, torch.Tensor] | None = None, outputs: Sequence[int] | None = None
-    ) -> None:
+    def submit(self, segment: Any) -> None:
         with quiet(), without_what_was_said():
             segment.run(
                 self.device,
@@ -98,14 +97,18 @@ class LocalExecutor(Executor):
                 _op_observer,
             )
 
-    def fetch(self, ids: Sequence[Any]) -> list[torch.Tensor]:
-        values = [_core.value(h) for h in ids]
-        if any(v is None for v in values):
-            raise MaterializationError("a value was asked for that no segment has computed")
-        return values
+    def fetch(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(values)
 
-    def free(self, ids: Sequence[Any]) -> None:
-        """Values are reference-counted by the tape: nothing to do."""
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(tensors)
+
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        return info.call(*args, **kwargs)
+
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        whole = value.untyped_storage().clone()
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(whole)  # type: ignore[call-overload]
 
     def sync(self) -> None:
         if self.device.type == "cuda":

@@ -8,9 +8,7 @@ that ``Module.to`` can keep a parameter's identity).
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,16 +20,14 @@ from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
-from ..._ext import tape as _tape
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config
-from ...base.errors import LazyTensorError, MaterializationError
 from ...base.warned import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, is_ours, torch_device  # noqa: F401
 from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
-from . import triggers
+from . import values
 
 _base = torch._C.TensorBase
 
@@ -51,14 +47,14 @@ class LazyTensor(RecordedTensor):
 
     def materialize(self) -> torch.Tensor:
         """Compute the value now and return it as a plain tensor (the executor's own: do not write to it)."""
-        return materialize([self], "materialize")[0]
+        return values.read([self], "materialize")[0]
 
     # ---- reads -------------------------------------------------------------------------------------------------------
     def item(self) -> Any:  # type: ignore[override]
-        return materialize([self], "item")[0].item()
+        return values.read([self], "item")[0].item()
 
     def tolist(self) -> Any:
-        return materialize([self], "tolist")[0].tolist()
+        return values.read([self], "tolist")[0].tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and torch.is_grad_enabled() and not force:
@@ -78,7 +74,7 @@ class LazyTensor(RecordedTensor):
         return to_plain(self, "cuda" if device is None else device, "cuda")
 
     def __bool__(self) -> bool:
-        return bool(materialize([self], "bool")[0])
+        return bool(values.read([self], "bool")[0])
 
     def __int__(self) -> int:
         return int(self._converted("int"))
@@ -87,17 +83,17 @@ class LazyTensor(RecordedTensor):
         return float(self._converted("float"))
 
     def _converted(self, reason: str) -> torch.Tensor:
-        value = materialize([self], reason)[0]
+        value = values.read([self], reason)[0]
         return value.detach().requires_grad_() if self.requires_grad else value  # of which torch warns
 
     def __complex__(self) -> complex:
-        return complex(materialize([self], "complex")[0].item())
+        return complex(values.read([self], "complex")[0].item())
 
     def __index__(self) -> int:
-        return materialize([self], "index")[0].__index__()
+        return values.read([self], "index")[0].__index__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return formatted(self, materialize([self], "print")[0])
+        return formatted(self, values.read([self], "print")[0])
 
     def __format__(self, spec: str) -> str:
         return format(self.detach().item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
@@ -111,13 +107,13 @@ class LazyTensor(RecordedTensor):
             return torch.empty(0).__dlpack_device__()
 
     def data_ptr(self) -> int:
-        return materialize([self], "data_ptr")[0].data_ptr()
+        return values.read([self], "data_ptr")[0].data_ptr()
 
     def untyped_storage(self) -> Any:
-        return handlers.lend_storage(self, materialize([self], "storage")[0].untyped_storage())
+        return handlers.lend_storage(self, values.read([self], "storage")[0].untyped_storage())
 
     def storage(self) -> Any:
-        storage = materialize([self], "storage")[0].storage()
+        storage = values.read([self], "storage")[0].storage()
         handlers.lend_storage(self, storage._untyped_storage)
         return storage
 
@@ -151,7 +147,7 @@ class LazyTensor(RecordedTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
         with Unseen():
-            value = materialize([self], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
+            value = values.read([self], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
             plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
         return plain.__reduce_ex__(protocol)
 
@@ -165,40 +161,7 @@ _FastLazyTensor: Any = classes.family(LazyTensor, LazyParameter)
 TYPES = (LazyTensor, _FastLazyTensor, LazyParameter)
 
 
-# ---- materialization -------------------------------------------------------------------------------------------------
-lock = threading.RLock()
-# A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
-os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-_executor: Any = None
-_default_executor: Callable[[], Any] | None = None
-
-
-def set_executor(executor: Any) -> Any:
-    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first."""
-    global _executor
-    with lock:
-        if _executor is not None:
-            flush("executor change")
-        previous, _executor = _executor, executor
-    return previous
-
-
-def set_default_executor(make: Callable[[], Any]) -> None:
-    """What to make when the first segment runs and no executor was set."""
-    global _default_executor
-    _default_executor = make
-
-
-def executor() -> Any:
-    """The executor in use."""
-    global _executor
-    if _executor is None:
-        if _default_executor is None:
-            raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
-        _executor = _default_executor()
-    return _executor
-
-
+# ---- whether there are any, and who wants to know --------------------------------------------------------------------
 _tracking: Any = None
 _tracked = False
 
@@ -243,83 +206,10 @@ def out_of_use() -> None:
         _tracking.uninstall()
 
 
-def _run(segment: Any, reason: str) -> None:
-    if len(segment):
-        triggers.run(tape, executor(), segment, reason)
-
-
-def materialize(
-    tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), generator: int | None = None
-) -> list[Any]:
-    """Compute lazy tensors; returns the executor's tensors. ``reason`` is counted in ``stats()["triggers"]``.
-
-    ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
-    """
-    handles = [t._handle for t in tensors]
-    if any(_core.device_index(t) < 0 for t in tensors):
-        meta.refuse(reason)
-    with lock:
-        if _overdue:
-            raise _overdue.pop(0)
-        _run(_core.segment(handles, [t._handle for t in written]), reason)
-        if generator is not None:
-            _run(_core.rng_segment(generator), reason)
-        values = executor().fetch(handles)
-    return values
-
-
-def flush(reason: str) -> None:
-    """Compute everything that a live tensor can see."""
-    with lock:
-        _run(_core.segment_all(), reason)
-        _core.sweep()  # what is left had no visible effect
-
-
-_overdue: list[MaterializationError] = []
-
-
-def settle(reason: str) -> None:
-    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
-
-    What fails here fails where its values are asked for, as it would have without the change; that something was not
-    written is said at the next read of anything.
-    """
-    while len(segment := _core.segment_all()):
-        pending = tape.n_pending
-        try:
-            _run(segment, reason)
-        except MaterializationError as error:
-            if tape.n_pending == pending:  # for want of memory: it stays pending
-                raise
-            if segment.lost_write:
-                _overdue.append(error)
-    _core.sweep()
-
-
-def draw(reason: str) -> None:
-    """Run all pending random draws, so that the generators stand where the program is."""
-    with lock:
-        for index in tape.generators():
-            _run(_core.rng_segment(index), reason)
-
-
-class _Runtime:
-    """What mindtorch.engine.record.intercept needs of this module (imports go one way)."""
-
-    materialize = staticmethod(materialize)
-
-    @staticmethod
-    def device() -> torch.device:
-        return executor().device
-
-    @staticmethod
-    def rng(index: int) -> Any:
-        return executor().rng(index)
-
-
+# ---- moves -----------------------------------------------------------------------------------------------------------
 def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
     """The value as a plain CPU tensor that shares nothing with the engine's."""
-    value = materialize([t], reason)[0]
+    value = values.read([t], reason)[0]
     with Unseen(), NoGrad():
         out = value.to("cpu")
         return out.clone() if out is value else out
@@ -327,13 +217,12 @@ def _copy_out(t: LazyTensor, reason: str) -> torch.Tensor:
 
 def _copy_with_storage(t: LazyTensor, memo: dict) -> Any:
     """A copy of a tensor that shares its storage, or takes part of it: the whole storage is copied, once per memo."""
-    value = materialize([t], "deepcopy")[0]
+    value = values.materialize([t], "deepcopy")[0]
     key = ("mindtorch storage", value.untyped_storage()._cdata)
     index = _core.device_index(t)
     with torch._C.DisableTorchFunction():
         if key not in memo:
-            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage().clone())
-            memo[key] = _core.hold(whole, index, None, True)
+            memo[key] = _core.hold(values.executor().copied_storage(value), index, None, True)
         storage = _core.value(_core.get_handle(memo[key])).untyped_storage()
         made = value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())
         return _core.hold(_core.set_view_bits(made, _core.view_bits(value)), index, memo[key], True)
@@ -393,8 +282,8 @@ def _upload(t: torch.Tensor, index: int) -> Any:
     on_device()
     predict.check_movable(t, DEVICE_TYPE)
     with predict.quiet():
-        value = t.detach().to(executor().device, copy=True)
-    return _core.hold(value, index, None, torch.is_grad_enabled())
+        value = t.detach().to(values.executor().device, copy=True)
+    return eager.held(value, index, torch.is_grad_enabled())
 
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
@@ -453,13 +342,10 @@ _BINARY = {
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
-def _install() -> _tape.Tape:
-    main = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
-    main.on_limit = lambda: flush("limit")
-    main.on_draws = lambda: draw("unread draws")
+def _install() -> None:
     dataless = meta._FastMetaTensor
     offset = _core.init(
-        main_tape=main,
+        main_tape=values.tape,
         base=RecordedTensor,
         fast=_FastLazyTensor,
         dataless=dataless,
@@ -471,7 +357,7 @@ def _install() -> _tape.Tape:
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     _attributes.init(torch, DeviceContext, device_at)
-    eager.set_runtime(_Runtime)
+    eager.set_runtime(values)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]
         _intercept.register(
@@ -494,7 +380,6 @@ def _install() -> _tape.Tape:
     if config.log_intercepts():
         intercept.show_log()
         _intercept.set_logging(True)
-    return main
 
 
-tape = _install()
+_install()

@@ -41,11 +41,11 @@ fallback_counts: dict[str, int] = {}
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _META = torch.device("meta")
-_runtime: Any = None  # set by execute.tensors: materialize(tensors, reason, written, generator), device(), rng(index)
+_runtime: Any = None  # mindtorch.engine.execute.values, which comes later (imports go one way)
 
 
 def set_runtime(runtime: Any) -> None:
-    """Install what materializes values for ops that run eagerly (called once, by mindtorch.engine.execute.tensors)."""
+    """Install what materializes values for ops that run eagerly (called once)."""
     global _runtime
     _runtime = runtime
 
@@ -62,6 +62,11 @@ def set_label(label: Any) -> None:
 def labelled(t: torch.Tensor, place: int) -> Any:
     """``t``, which is on the device ``place`` and torch's own; if it is sparse, it knows."""
     return t if place < 0 else _label(t, place)
+
+
+def held(t: torch.Tensor, place: int, no_grad: bool) -> Any:
+    """The lazy tensor on ``place`` that plain ``t`` becomes, whose memory is the executor's from now on."""
+    return _core.hold(_runtime.executor().adopt([t])[0], place, None, no_grad)
 
 
 def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
@@ -94,8 +99,8 @@ def _turned(a: Any, write: bool, device: int) -> Any:
         if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
             return a
         with quiet():
-            value = a.detach().clone().to(_runtime.device())
-        return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
+            value = a.detach().clone().to(_runtime.executor().device)
+        return held(value, device, not a.requires_grad and torch.is_grad_enabled())
     if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
         items = [_turned(item, write, device) for item in a]
         return a if all(map(operator.is_, items, a)) else type(a)(items)
@@ -144,7 +149,8 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
             check_generator(a)
     note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
-    device = _META if index < 0 else _runtime.device()
+    executor = None if index < 0 else _runtime.executor()
+    device = _META if executor is None else executor.place
     if index < 0:
         named = {**dict(enumerate(args)), **kwargs}
         if not all(t.is_meta or _core.device_index(t) < 0 for t in tensors_in([named.get(w) for w in info.writes])):
@@ -158,8 +164,8 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 v.detach().requires_grad_() if t.requires_grad else v for t, v in zip(inputs, values, strict=True)
             ]
             inside.also(knowing_views())
-        if info.random and index >= 0:
-            inside.also(_runtime.rng(index))
+        if info.random and executor is not None:
+            inside.also(executor.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
@@ -172,7 +178,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         failure: Exception | None = None
         depends = not isinstance(info.func, torch._ops.OpOverload) or data_dependent(info.func)
         try:
-            out = info.call(*cargs, **ckwargs)
+            out = info.call(*cargs, **ckwargs) if executor is None else executor.call(info, cargs, ckwargs)
         except NotImplementedError as error:
             if index < 0 and not depends:
                 text = str(error).splitlines()[0]
@@ -245,7 +251,7 @@ def with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return info.func(*args, **kwargs)
 
-    return on_values(call, _runtime.materialize, info.name)
+    return on_values(call, _runtime, info.name)
 
 
 def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
@@ -253,7 +259,8 @@ def _zeros(info: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
     if spec is None:
         raise UnsupportedOperationError(f"[{info.name}] {error}; its result's shape is unknown too") from error
     log.warning("[%s] %s; returning zeros (GENIE_UNSUPPORTED=zeros)", info.name, error)
-    made = [_core.hold(torch.zeros(o[1], dtype=o[0], device=_runtime.device()), o[4], None, True) for o in spec[0]]
+    device = _runtime.executor().device
+    made = [held(torch.zeros(o[1], dtype=o[0], device=device), o[4], True) for o in spec[0]]
     return made[0] if spec[2] is None else tuple(made)
 
 

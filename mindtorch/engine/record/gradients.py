@@ -14,11 +14,11 @@ import torch
 
 from ..._ext import lazy as _core
 
-Materialize = Callable[..., list[torch.Tensor]]
 
+def on_values(call: Callable[[], Any], runtime: Any, name: str) -> Any:
+    """The result of ``call()``, one differentiable op, whose backward will run on computed values, here.
 
-def on_values(call: Callable[[], Any], materialize: Materialize, name: str) -> Any:
-    """The result of ``call()``, one differentiable op, whose backward will run on computed values.
+    runtime: what reads them, and has the executor that is given the result.
 
     A backward pass that is differentiated itself (``create_graph=True``) keeps lazy tensors: only they carry a graph.
     """
@@ -26,7 +26,7 @@ def on_values(call: Callable[[], Any], materialize: Materialize, name: str) -> A
     def plain(t: Any) -> Any:
         if torch.is_grad_enabled() or _core.get_handle(t) is None:
             return t
-        return materialize([t], f"{name} backward")[0].detach()
+        return runtime.read([t], f"{name} backward")[0].detach()
 
     def pack(t: torch.Tensor) -> Any:
         # A name of its own: the saved result must not hold the node that holds it.
@@ -50,9 +50,11 @@ def on_values(call: Callable[[], Any], materialize: Materialize, name: str) -> A
         return tuple(plain(g) for g in gradients)
 
     def after(made: tuple, _gradients: tuple) -> tuple:
-        return tuple(
-            _core.hold(g, device) if type(g) is torch.Tensor and not torch.is_grad_enabled() else g for g in made
-        )
+        if torch.is_grad_enabled():
+            return made
+        plain = [g for g in made if type(g) is torch.Tensor]
+        held = iter(_core.hold(value, device) for value in runtime.executor().adopt(plain))
+        return tuple(next(held) if type(g) is torch.Tensor else g for g in made)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         out = call()

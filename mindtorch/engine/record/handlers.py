@@ -228,7 +228,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         return eager.labelled(found, index)
     if found.requires_grad or found.is_nested or inside.wrapped(found):
         return found
-    return _core.hold(found, index, None, True)
+    return eager.held(found, index, True) if index >= 0 else _core.hold(found, index, None, True)
 
 
 def _split(args: tuple, kwargs: dict) -> Any:

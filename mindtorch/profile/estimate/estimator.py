@@ -22,7 +22,7 @@ from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.words import counted
 from mindtorch.engine import semantics
-from mindtorch.engine.execute import tensors
+from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.ops.row import FREE_TAGS
@@ -97,7 +97,7 @@ class Estimator(Run):
         modules.add_listener(self._saw_root)
         stack.callback(modules.remove_listener, self._saw_root)
         self._started = time.perf_counter_ns()
-        ledger.open(tensors.tape, self._on_mark)
+        ledger.open(values.tape, self._on_mark)
         stack.callback(self._close)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
@@ -296,7 +296,7 @@ def _bookkeeping(name: str) -> Op:
 
 def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
     """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
-    inputs = tuple(predict.meta_like(tensors.tape.interner.meta(m)) for m in _core.input_metas(sig))
+    inputs = tuple(predict.meta_like(values.tape.interner.meta(m)) for m in _core.input_metas(sig))
     args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
     outs = [predict.meta_like(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
     return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs

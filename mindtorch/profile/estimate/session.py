@@ -14,7 +14,7 @@ from torch.utils._foreach_utils import _device_has_foreach_support
 from ...base.errors import UsageError
 from ...devices import mode
 from ...devices.lazy_device import place_of
-from ...engine.execute import tensors
+from ...engine.execute import tensors, values
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
@@ -34,7 +34,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
     """
     if mode.now.everywhere:
         raise UsageError("[estimate] one is under way already")
-    tensors.flush("estimate")
+    values.flush("estimate")
     enabled = hooks.is_enabled()
     with ExitStack() as stack:
         if not enabled:

@@ -34,7 +34,7 @@ from mindtorch.base.errors import LazyTensorError
 from mindtorch.base.threads import ThreadWatch
 from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
-from mindtorch.engine.execute import local, tensors
+from mindtorch.engine.execute import local, tensors, values
 from mindtorch.engine.semantics import modules, phases, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
@@ -162,7 +162,7 @@ class Profiler(Run):
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.add_op_observer(collector.ran)
-        self._recorded = tensors.tape.n_recorded
+        self._recorded = values.tape.n_recorded
         collector.start(begun)
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
@@ -235,7 +235,7 @@ class Profiler(Run):
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             runs=list(collector.runs.values()),
-            executor=str(tensors.executor().device),
+            executor=str(values.executor().device),
             npu=npu,
             threads=self._thread_work(),
             unseen_threads=collector.other_thread,
@@ -293,11 +293,11 @@ class Profiler(Run):
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
-        if tensors.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
+        if values.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
             return now
-        self._recorded = tensors.tape.n_recorded
+        self._recorded = values.tape.n_recorded
         try:
-            tensors.flush("profile")
+            values.flush("profile")
         except LazyTensorError as error:
             log.debug("the program's own read will raise: %s", error)
         except BaseException as error:  # noqa: BLE001 - the caller is compiled and can't raise: it comes right after

@@ -1,0 +1,124 @@
+"""The values of lazy tensors: the executor that has them, and what makes recorded calls run (SPEC L9, R1)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._ext import intern as _intern
+from ..._ext import lazy as _core
+from ..._ext import tape as _tape
+from ...base import config
+from ...base.errors import LazyTensorError, MaterializationError
+from ..record import meta
+from . import triggers
+
+#: What was recorded and has not run.
+tape = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
+lock = threading.RLock()
+# A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+_executor: Any = None
+_default_executor: Callable[[], Any] | None = None
+
+
+def set_executor(executor: Any) -> Any:
+    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first."""
+    global _executor
+    with lock:
+        if _executor is not None:
+            flush("executor change")
+        previous, _executor = _executor, executor
+    return previous
+
+
+def set_default_executor(make: Callable[[], Any]) -> None:
+    """What to make when the first segment runs and no executor was set."""
+    global _default_executor
+    _default_executor = make
+
+
+def executor() -> Any:
+    """The executor in use."""
+    global _executor
+    if _executor is None:
+        if _default_executor is None:
+            raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
+        _executor = _default_executor()
+    return _executor
+
+
+def _run(segment: Any, reason: str) -> None:
+    if len(segment):
+        triggers.run(tape, executor(), segment, reason)
+
+
+def materialize(
+    tensors: Sequence[Any], reason: str, written: Sequence[Any] = (), generator: int | None = None
+) -> list[Any]:
+    """Compute lazy tensors; returns what stands for their values. ``reason`` is counted in ``stats()["triggers"]``.
+
+    ``written``: tensors whose storage is about to be written; ``generator``: device index that is about to draw.
+    """
+    handles = [t._handle for t in tensors]
+    if any(_core.device_index(t) < 0 for t in tensors):
+        meta.refuse(reason)
+    with lock:
+        if _overdue:
+            raise _overdue.pop(0)
+        _run(_core.segment(handles, [t._handle for t in written]), reason)
+        if generator is not None:
+            _run(_core.rng_segment(generator), reason)
+        values = [_core.value(handle) for handle in handles]
+    if any(value is None for value in values):
+        raise MaterializationError("a value was asked for that no segment has computed")
+    return values
+
+
+def read(tensors: Sequence[Any], reason: str) -> list[torch.Tensor]:
+    """The values of lazy tensors as plain tensors, not to be written to."""
+    with lock:
+        return executor().fetch(materialize(tensors, reason))
+
+
+def flush(reason: str) -> None:
+    """Compute everything that a live tensor can see."""
+    with lock:
+        _run(_core.segment_all(), reason)
+        _core.sweep()  # what is left had no visible effect
+
+
+_overdue: list[MaterializationError] = []
+
+
+def settle(reason: str) -> None:
+    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
+
+    What fails here fails where its values are asked for, as it would have without the change; that something was not
+    written is said at the next read of anything.
+    """
+    while len(segment := _core.segment_all()):
+        pending = tape.n_pending
+        try:
+            _run(segment, reason)
+        except MaterializationError as error:
+            if tape.n_pending == pending:  # for want of memory: it stays pending
+                raise
+            if segment.lost_write:
+                _overdue.append(error)
+    _core.sweep()
+
+
+def draw(reason: str) -> None:
+    """Run all pending random draws, so that the generators stand where the program is."""
+    with lock:
+        for index in tape.generators():
+            _run(_core.rng_segment(index), reason)
+
+
+tape.on_limit = lambda: flush("limit")
+tape.on_draws = lambda: draw("unread draws")
