@@ -10,12 +10,12 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
-from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta
+from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig_written as sig_writes
 from .ledger cimport listening, note_memory
 from .replay cimport again, plan_segment
 from .structs cimport (
-    MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, MetaS, Record, SigS,
-    Slot,
+    MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, SLOT_USED,
+    MetaS, Record, SigS, Slot,
 )
 from .tape cimport Handle, Tape, new_handle
 from .template cimport decode_call, hole_metas
@@ -337,6 +337,30 @@ def value(Handle h):
     return <object>s.concrete
 
 
+def computed():
+    """(slot, what stands for its value) of all values that are computed."""
+    cdef list out = []
+    cdef Slot *s
+    cdef uint32_t i
+    for i in range(1, tape.n_slots):
+        s = tape.slot(i)
+        if s.flags & SLOT_USED and not s.flags & (SLOT_PENDING | SLOT_FAILED) and s.concrete:
+            if <object>s.concrete is not None:
+                out.append((i, <object>s.concrete))
+    return out
+
+
+def exchange(uint32_t slot, value):
+    """Let something else stand for a computed value; an exception: it has failed."""
+    cdef Slot *s = tape.slot(slot)
+    cdef PyObject *old = s.concrete
+    Py_INCREF(value)
+    s.concrete = <PyObject *>value
+    if isinstance(value, BaseException):
+        s.flags |= SLOT_FAILED
+    Py_DECREF(<object>old)
+
+
 # ---- what estimates know of tensors without data ---------------------------------------------------------------------
 cdef bint has_kept(uint32_t slot) noexcept:
     """Is there a real storage beside the tensor without data?"""
@@ -489,6 +513,25 @@ def sig_outputs(uint32_t sig):
 def sig_is_view(uint32_t sig):
     """True when the call's outputs alias its inputs."""
     return bool(_sig(sig).flags & SIG_VIEW)
+
+
+def sig_returns(uint32_t sig):
+    """Which of a call's results are its outputs: None for a single one that is; else a tuple whose first entry says how
+    they are returned, then for each the output's number, less than 0 for an input, None for what is no tensor.
+    """
+    cdef SigS *s = _sig(sig)
+    return <object>s.ret if s.ret else None
+
+
+def sig_written(uint32_t sig):
+    """Which of a call's holes are tensors that it writes."""
+    cdef SigS *s = _sig(sig)
+    cdef list out = []
+    cdef uint32_t k
+    for k in range(s.n_in):
+        if sig_writes(s)[k]:
+            out.append(k)
+    return tuple(out)
 
 
 def sig_info(uint32_t sig):

@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_written
+from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_out_meta, sig_written
 from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
@@ -425,6 +425,84 @@ cdef class Segment:
             if r and (r.state == REC_RUNNING or r.state == REC_PENDING):
                 return self.seqs.data[k]
         return None
+
+    def take(self):
+        """Claim the records, for an executor that runs them elsewhere; `settle` must follow.
+
+        Returns (records, given, kept). A record is (call's id, was grad mode on, input slots, output slots); given:
+        (what stands for its value, slot of its storage) of each input slot that no record of these makes; kept: (slot,
+        slot of its storage, metadata, MetaBits) of the outputs that something will name when all have run.
+        """
+        cdef Tape tape = self.tape
+        cdef Record *r
+        cdef SigS *s
+        cdef Slot *slot
+        cdef dict users = {}, metas = {}, given = {}
+        cdef list records = [], ins, outs, dead, kept = []
+        cdef size_t k
+        cdef uint32_t i, n
+        self._claim()
+        for k in range(self.done, self.seqs.n):
+            r = tape.record(self.seqs.data[k])
+            s = tape.interner.sigs[r.sig]
+            ins, outs = [], []
+            for i in range(s.n_in):
+                n = rec_ins(r)[i]
+                ins.append(n)
+                if n in users:
+                    users[n] -= 1
+                elif n not in given:
+                    slot = tape.slot(n)
+                    if slot.flags & SLOT_FAILED:
+                        raise again(<object>slot.concrete)
+                    given[n] = (<object>slot.concrete, slot.root)
+            for i in range(s.n_out):
+                n = rec_outs(r, s)[i]
+                outs.append(n)
+                users[n] = tape.slot(n).users
+                metas[n] = sig_out_meta(s)[i]
+            records.append((r.sig, r.flags & REC_GRAD != 0, tuple(ins), tuple(outs)))
+        dead = []
+        for made in users:
+            if not users[made] and not tape.slot(made).handles:
+                dead.append(made)
+        while dead:
+            n = dead.pop()
+            del metas[n]
+            i = tape.slot(n).root
+            if i != n and i in users:
+                users[i] -= 1
+                if not users[i] and not tape.slot(i).handles:
+                    dead.append(i)
+        for made in metas:
+            i = metas[made]
+            kept.append((made, tape.slot(made).root, tape.interner.meta(i), tape.interner.metas[i].bits))
+        return records, given, kept
+
+    def settle(self, dict values):
+        """What stands for the values that are kept, by slot: the records have run, or will before anybody looks."""
+        cdef Tape tape = self.tape
+        cdef Record *r
+        cdef SigS *s
+        cdef uint64_t seq
+        cdef uint32_t i, n
+        try:
+            while self.done < self.seqs.n and not self.closed:
+                seq = self.seqs.data[self.done]
+                r = tape.record(seq)
+                s = tape.interner.sigs[r.sig]
+                for i in range(s.n_out):
+                    n = rec_outs(r, s)[i]
+                    self._put(n, values.get(n))
+                self._finish(seq, r)
+        finally:
+            self._give_back()
+            tape._advance_head()
+            tape.rearm()
+
+    def origin(self, size_t index):
+        """describe() of the record that take() gave at this place; to be asked before settle()."""
+        return self.tape.describe(self.seqs.data[index])
 
     def instructions(self):
         """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""

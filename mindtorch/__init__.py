@@ -105,11 +105,12 @@ def _bootstrap(wait: bool = False) -> None:
     _ready = True
     from . import graph
     from .base import config
-    from .engine import execute, semantics  # noqa: F401  (execute installs the executor)
-    from .engine.execute import tensors
+    from .engine import semantics
+    from .engine.execute import tensors, values
     from .patch import hooks
 
     config.check()
+    values.set_default_executor(_executor)
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
     if not config.auto_enable():
@@ -118,6 +119,18 @@ def _bootstrap(wait: bool = False) -> None:
         __spec__.__class__ = _Awaited
     else:
         hooks.enable()
+
+
+def _executor() -> Executor:
+    """The executor that the environment asks for."""
+    from .base import config
+    from .engine.execute import LocalExecutor
+
+    if config.executor() == "local":
+        return LocalExecutor(config.executor_device())
+    from .engine.remote.loopback import LoopbackExecutor
+
+    return LoopbackExecutor(config.executor_device())
 
 
 class _Awaited(ModuleSpec):

@@ -85,8 +85,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)",
     )
     parser.addoption(
+        "--executor", choices=("local", "loopback"), default="local", help="what runs recordings (GENIE_EXECUTOR)"
+    )
+    parser.addoption(
         "--shuffle", type=int, default=None, metavar="SEED", help="run the files of tests in another order"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--executor") != "local":
+        os.environ["GENIE_EXECUTOR"] = config.getoption("--executor")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -279,9 +279,9 @@ class Recording(mindtorch.LocalExecutor):
         self.segments.append([name for name, *_ in segment.instructions()])
         super().submit(segment)
 
-    def fetch(self, values) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+    def fetch(self, values, whole=False) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
         self.fetched += len(values)
-        return super().fetch(values)
+        return super().fetch(values, whole)
 
 
 @pytest.fixture

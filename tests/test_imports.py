@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"ops", "devices"},
     {"engine.tensor", "engine.record"},
     {"engine.execute", "engine.semantics"},
+    {"engine.remote"},
     {"npu"},
     {"patch", "graph"},
     {"npu.compat"},

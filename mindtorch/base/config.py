@@ -14,7 +14,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        _check_executor_device, npu_native,
+        executor, _check_executor_device, npu_native,
     ):  # fmt: skip
         read()
 
@@ -80,6 +80,16 @@ def unsupported() -> str:
     value = os.environ.get("GENIE_UNSUPPORTED", "error").strip().lower()
     if value not in ("error", "zeros"):
         raise UsageError(f"GENIE_UNSUPPORTED: expected error or zeros, got {value!r}")
+    return value
+
+
+def executor() -> str:
+    """``GENIE_EXECUTOR`` (``local``): what runs recordings. ``local``: torch, here; ``loopback``: the same behind
+    messages, which become bytes on the way.
+    """
+    value = os.environ.get("GENIE_EXECUTOR", "local").strip().lower()
+    if value not in ("local", "loopback"):
+        raise UsageError(f"GENIE_EXECUTOR: expected local or loopback, got {value!r}")
     return value
 
 

@@ -31,8 +31,15 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def fetch(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The values as plain tensors on ``device``. Callers must not write to them."""
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        """The values as plain tensors on ``device``. Callers must not write to them.
+
+        whole: on their whole storages, which they share as the values do.
+        """
+
+    @abstractmethod
+    def address(self, value: torch.Tensor) -> int:
+        """Where a value's first element is: the same for what shares it, another for what is elsewhere."""
 
     @abstractmethod
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -42,17 +49,20 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def call(self, info: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         """Run a call now, on what stands for values, and give what stands for its results.
 
-        info: the OpInfo. What cannot be a value (a sparse or nested tensor) is torch's own, on ``device``. Whatever
-        torch raises is raised. Where the call changed sizes, strides or storage of an argument, so is what stands for
-        it. The caller sees to torch's modes, and to the generator (`rng`).
+        info: the OpInfo; draws: the index whose generator it draws from. What cannot be a value (a sparse or nested
+        tensor) is torch's own, on ``device``. Whatever torch raises is raised. Where the call changed sizes, strides or
+        storage of an argument, so is what stands for it. The caller sees to torch's modes.
         """
 
     @abstractmethod
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of the whole storage of a value, as bytes."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Return when what was submitted has been run. Raises MaterializationError."""
 
     @abstractmethod
     def sync(self) -> None:

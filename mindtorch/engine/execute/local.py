@@ -46,7 +46,16 @@ def remove_op_observer(observer: OpObserver) -> None:
 
 def _report(seq: int, start: int, end: int) -> None:
     sig, module, location, phase, _ins, _outs = tape.describe(seq)
-    name = _core.sig_info(sig).name
+    report(_core.sig_info(sig).name, module, phase, location, start, end)
+
+
+def is_observed() -> bool:
+    """Does anybody want to know of each op?"""
+    return bool(_observers)
+
+
+def report(name: str, module: int, phase: int, location: int, start: int, end: int) -> None:
+    """Tell all observers of an op that has run."""
     for observer in tuple(_observers):
         observer(name, module, phase, location, start, end)
 
@@ -84,6 +93,13 @@ class LocalExecutor(Executor):
         self._states.seed = seed
         self._states.update(kept)
 
+    def state(self, index: int) -> torch.Tensor:
+        """State of the generator of ``remote_accelerator:index``."""
+        return self._states[index]
+
+    def set_state(self, index: int, state: torch.Tensor) -> None:
+        self._states[index] = state
+
     # ---- segments and values -----------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         with quiet(), without_what_was_said():
@@ -97,14 +113,20 @@ class LocalExecutor(Executor):
                 _op_observer,
             )
 
-    def fetch(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         return list(values)
+
+    def address(self, value: torch.Tensor) -> int:
+        return value.data_ptr()
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(tensors)
 
-    def call(self, info: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        return info.call(*args, **kwargs)
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
+        if draws is None:
+            return info.call(*args, **kwargs)
+        with self.rng(draws):
+            return info.call(*args, **kwargs)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         whole = value.untyped_storage().clone()

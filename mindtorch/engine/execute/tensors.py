@@ -42,8 +42,9 @@ class LazyTensor(RecordedTensor):
 
     @property
     def concrete_value(self) -> torch.Tensor | None:
-        """The executor's tensor, None while pending. Not a copy: do not write to it."""
-        return _core.value(self._handle)
+        """The executor's tensor, None while pending. It may not be a copy: do not write to it."""
+        value = _core.value(self._handle)
+        return None if value is None else values.executor().fetch([value])[0]
 
     def materialize(self) -> torch.Tensor:
         """Compute the value now and return it as a plain tensor (the executor's own: do not write to it)."""
@@ -107,13 +108,13 @@ class LazyTensor(RecordedTensor):
             return torch.empty(0).__dlpack_device__()
 
     def data_ptr(self) -> int:
-        return values.read([self], "data_ptr")[0].data_ptr()
+        return values.executor().address(values.materialize([self], "data_ptr")[0])
 
     def untyped_storage(self) -> Any:
-        return handlers.lend_storage(self, values.read([self], "storage")[0].untyped_storage())
+        return handlers.lend_storage(self, values.read([self], "storage", whole=True)[0].untyped_storage())
 
     def storage(self) -> Any:
-        storage = values.read([self], "storage")[0].storage()
+        storage = values.read([self], "storage", whole=True)[0].storage()
         handlers.lend_storage(self, storage._untyped_storage)
         return storage
 
@@ -147,7 +148,9 @@ class LazyTensor(RecordedTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
         with Unseen():
-            value = values.read([self], "pickle")[0]  # not a copy: what shares memory is saved as sharing it
+            value = values.read([self], "pickle", whole=True)[
+                0
+            ]  # not a copy: what shares memory is saved as sharing it
             plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
         return plain.__reduce_ex__(protocol)
 

@@ -59,15 +59,17 @@ def lines() -> dict[str, int]:
 
 def failure(tape: Any, seq: int, error: Exception) -> MaterializationError:
     """The error of a materialization, naming op, module path and the user's line that recorded it."""
-    if isinstance(error, MaterializationError):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    sig, module, loc, _phase, _ins, _outs = tape.describe(seq)
+    sig, module, loc, *_ = tape.describe(seq)
+    return told(_core.sig_info(sig).name, module, loc, error)
+
+
+def told(name: str, module: int, location: int, error: Exception) -> MaterializationError:
+    """The same of an op's name, and the ids of its module path and line."""
+    text = str(error) if isinstance(error, MaterializationError) else f"{type(error).__name__}: {error}"
     path = _context.module_path(module) or "(no module)"
-    place = _context.location(loc)
+    place = _context.location(location)
     line = f"{place[0]}:{place[1]} in {place[2]}" if place else "(unknown line)"
-    failed = MaterializationError(f"[{_core.sig_info(sig).name}] recorded in {path} at {line}: {text}")
+    failed = MaterializationError(f"[{name}] recorded in {path} at {line}: {text}")
     failed.__cause__ = error
     return failed
 

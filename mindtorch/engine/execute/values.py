@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ tape = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_wa
 lock = threading.RLock()
 # A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+_META = torch.device("meta")  # the place of values that are elsewhere
 _executor: Any = None
 _default_executor: Callable[[], Any] | None = None
 
@@ -33,7 +35,22 @@ def set_executor(executor: Any) -> Any:
         if _executor is not None:
             flush("executor change")
         previous, _executor = _executor, executor
+        if previous is not None and executor is not None and (_META in (previous.place, executor.place)):
+            _hand_over(previous, executor)
     return previous
+
+
+def _hand_over(previous: Any, executor: Any) -> None:
+    """What was computed goes with the tensors that name it; what failed there has failed here."""
+    held = _core.computed()
+    plain: list[tuple[int, torch.Tensor]] = []
+    for slot, value in held:
+        try:
+            plain.append((slot, previous.fetch([value], whole=True)[0]))
+        except MaterializationError as error:
+            _core.exchange(slot, error)
+    for (slot, _), value in zip(plain, executor.adopt([t for _, t in plain]), strict=True):
+        _core.exchange(slot, value)
 
 
 def set_default_executor(make: Callable[[], Any]) -> None:
@@ -79,16 +96,17 @@ def materialize(
     return values
 
 
-def read(tensors: Sequence[Any], reason: str) -> list[torch.Tensor]:
-    """The values of lazy tensors as plain tensors, not to be written to."""
+def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch.Tensor]:
+    """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
     with lock:
-        return executor().fetch(materialize(tensors, reason))
+        return executor().fetch(materialize(tensors, reason), whole)
 
 
 def flush(reason: str) -> None:
     """Compute everything that a live tensor can see."""
     with lock:
         _run(_core.segment_all(), reason)
+        executor().finish()
         _core.sweep()  # what is left had no visible effect
 
 
@@ -110,6 +128,8 @@ def settle(reason: str) -> None:
                 raise
             if segment.lost_write:
                 _overdue.append(error)
+    with suppress(MaterializationError):  # it is kept, and told where its values are asked for
+        executor().finish()
     _core.sweep()
 
 

@@ -164,8 +164,6 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 v.detach().requires_grad_() if t.requires_grad else v for t, v in zip(inputs, values, strict=True)
             ]
             inside.also(knowing_views())
-        if info.random and executor is not None:
-            inside.also(executor.rng(index))
         if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
@@ -178,7 +176,10 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         failure: Exception | None = None
         depends = not isinstance(info.func, torch._ops.OpOverload) or data_dependent(info.func)
         try:
-            out = info.call(*cargs, **ckwargs) if executor is None else executor.call(info, cargs, ckwargs)
+            if executor is None:
+                out = info.call(*cargs, **ckwargs)
+            else:
+                out = executor.call(info, cargs, ckwargs, index if info.random else None)
         except NotImplementedError as error:
             if index < 0 and not depends:
                 text = str(error).splitlines()[0]
@@ -208,7 +209,8 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         finally:
             failure = None  # it knows this frame, and this frame it: what both hold would wait for the collector
     if info.name == "aten::_pack_padded_sequence":
-        return wrapper.wrap(out[0]), out[1]  # torch wants the batch sizes on the CPU
+        sizes = out[1] if executor is None else executor.fetch([out[1]])[0]
+        return wrapper.wrap(out[0]), sizes  # torch wants them on the CPU
     return wrapper.wrap(out)
 
 

@@ -314,15 +314,21 @@ def shape_only() -> list[Any]:
     return found
 
 
+def made_like(
+    overload: Any, size: Any, stride: Any, of: torch.dtype, /, *args: Any, device: torch.device, **kwargs: Any
+) -> Any:
+    """What ``overload`` makes from a tensor of this size, these strides and dtype, which need not be there."""
+    # Torch's meta functions predict other strides for sizes of 1 than its kernels give: ask the kernels.
+    at = _CPU if device.type == "meta" and _core.canonical(size, stride) is not None else device
+    return overload(torch.empty_strided(size, stride, dtype=of, device=at), *args, device=device, **kwargs)
+
+
 def _shape_only(overload: Any, name: str) -> Any:
     random = name.startswith("rand")
 
-    def make(size: Any, stride: Any, of: torch.dtype, /, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        # Torch's meta functions predict other strides for sizes of 1 than its kernels give: ask the kernels.
-        at = _CPU if device.type == "meta" and _core.canonical(size, stride) is not None else device
-        return overload(torch.empty_strided(size, stride, dtype=of, device=at), *args, device=device, **kwargs)
-
-    made = _intern.OpInfo(overload, f"aten::{name}", _intern.RECORD, call=make, random=random)
+    made = _intern.OpInfo(
+        overload, f"aten::{name}", _intern.RECORD, call=functools.partial(made_like, overload), random=random
+    )
 
     def handler(args: tuple, kwargs: dict) -> Any:
         handle, device = _core.get_handle(args[0]), kwargs.get("device")

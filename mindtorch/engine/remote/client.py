@@ -1,0 +1,437 @@
+"""The program's side of an executor elsewhere: what stands for values, and messages about them (SPEC R1).
+
+A value is known here by a tensor on the meta device (a **mirror**) of its dtype, sizes, strides, offset and bits, whose
+storage stands for one of the worker's. Storages have numbers that are never used twice; one that dies here is freed
+there with the next message, after everything else that the message asks for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ..._ext import intern as _intern
+from ..._ext import lazy as _core
+from ...base.errors import MaterializationError
+from ..execute import local, triggers
+from ..execute.base import Executor
+from ..record.arguments import contiguous, quiet, tensors_in
+from . import functions
+from .mirrors import META, Mirrors, last, view
+from .wire import HERE, Reference, WireError, dumps, loads
+from .worker import ERRORS
+
+__all__ = ["RemoteExecutor"]
+
+_CPU = torch.device("cpu")
+_WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
+
+
+class RemoteExecutor(Executor):
+    """Runs recordings where ``send(message) -> reply`` leads to a `Worker`.
+
+    ``stats``: messages, and bytes up and down.
+    """
+
+    def __init__(self, send: Callable[[bytearray], bytes | bytearray]) -> None:
+        self.device, self.place = _CPU, META
+        self._send = send
+        self._mirrors = Mirrors()
+        self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
+        self._requests: list[tuple] = []
+        self._waiting = 0  # bytes of those, roughly
+        self._answers: list[Callable[[Any], None] | None] = []  # who wants to know, for each request
+        self._definitions: dict[bytes, int] = {}
+        self._failures: dict[int, MaterializationError] = {}
+        self.stats = {"messages": 0, "bytes_up": 0, "bytes_down": 0}
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+    def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
+        """Put a request into the next message."""
+        self._requests.append(request)
+        self._answers.append(answer)
+        self._waiting += nbytes
+        if self._waiting > _WAITING:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Send what waits, and hand out the answers. Raises the first failure that came."""
+        if self._mirrors.dead:
+            self._requests.append(("free", self._mirrors.dead[:]))
+            self._answers.append(None)
+            self._mirrors.dead.clear()
+        requests, answers = self._requests, self._answers
+        if not requests:
+            return
+        self._requests, self._answers, self._waiting = [], [], 0
+        message = dumps(requests)
+        reply = self._send(message)
+        self.stats["messages"] += 1
+        self.stats["bytes_up"] += len(message)
+        self.stats["bytes_down"] += len(reply)
+        failed: Exception | None = None
+        for answer, given in zip(answers, loads(reply), strict=True):
+            try:
+                if answer is not None:
+                    answer(given)
+            except MaterializationError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _question(self, *request: Any) -> Any:
+        """The answer to a request, which is the last of its message."""
+        found: list[Any] = []
+        self._ask(*request, answer=found.append)
+        if not found:
+            self._exchange()
+        return found[0]
+
+    def finish(self) -> None:
+        self._exchange()
+
+    def sync(self) -> None:
+        self._ask("sync")
+        self._exchange()
+
+    # ---- storages ----------------------------------------------------------------------------------------------------
+    def address(self, value: torch.Tensor) -> int:
+        return self._mirrors.address(value)
+
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made = []
+        for t in tensors:
+            home = t.untyped_storage()
+            storage = self._homes.get(home._cdata)
+            if storage is None:
+                storage = self._upload(home)
+            made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
+        return made
+
+    def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
+        number = self._mirrors.fresh()
+        data = bytes(_bytes_of(home))
+        storage = self._mirrors.whole(len(data), number).untyped_storage()
+        self._ask("upload", number, data, nbytes=len(data))
+        # As long as the plain storage is there: what shares it is to share this one.
+        self._homes[home._cdata] = storage
+        weakref.finalize(home, self._homes.pop, home._cdata, None).atexit = False
+        return storage
+
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        number = self._mirrors.fresh()
+        self._ask("copy", number, self._mirrors.describe(value)[0])
+        return self._mirrors.whole(value.untyped_storage().nbytes(), number)
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def submit(self, segment: Any) -> None:
+        records, given, kept = segment.take()
+        index = {slot: k for k, slot in enumerate(given)}
+        n_given = len(given)
+        described = [self._mirrors.describe(mirror) for mirror, _root in given.values()]
+        sent: list[tuple] = []
+        sigs: list[int] = []
+        new: list[tuple] = []
+        outputs: dict[int, int] = {}
+        for sig, grad, ins, outs in records:
+            sent.append((self._defined(sig, new), grad, *(index[slot] for slot in ins)))
+            sigs.append(sig)
+            for slot in outs:
+                outputs[slot] = len(outputs)
+                index[slot] = n_given + outputs[slot]
+        base = self._mirrors.fresh(len(outputs))
+        mirrors: dict[int, torch.Tensor] = {}
+        storages = {root: mirror.untyped_storage() for mirror, root in given.values()}
+        own = sorted(kept, key=lambda each: each[0] != each[1])  # those with storages of their own first
+        staying = []
+        with quiet():
+            for slot, root, (dtype, sizes, strides, offset, _place), bits in own:
+                if strides is None:
+                    strides = contiguous(sizes)
+                if root in storages:
+                    made = torch.empty(0, dtype=dtype, device=META).set_(storages[root], offset, sizes, strides)
+                else:
+                    made = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
+                    if offset:
+                        nbytes = (last(sizes, strides, offset) + 1) * dtype.itemsize
+                        whole = torch.empty(nbytes, dtype=torch.uint8, device=META)
+                        made.set_(whole.untyped_storage(), offset, sizes, strides)
+                    self._mirrors.number(made, base + outputs[slot])
+                    storages[slot] = made.untyped_storage()
+                    staying.append(outputs[slot])
+                mirrors[slot] = _core.set_view_bits(made, bits)
+        origins = [segment.origin(k)[1:4] for k in range(len(records))]
+        names = [_core.sig_info(sig).name for sig in sigs]
+        if any(map(_core.sig_written, sigs)):
+            self._mirrors.copies.clear()
+        segment.settle(mirrors)
+        if new:
+            self._ask("define", new)
+
+        def answer(given: tuple) -> None:
+            failures, corrections, times = given
+            for name, (module, location, phase), time in zip(names, origins, times):
+                if time is not None:
+                    local.report(name, module, phase, location, *time)
+            for k, output, strides, offset in corrections:
+                dtype, sizes, _strides, _offset, _place = _core.sig_output_meta(sigs[k], output)
+                with quiet():
+                    like = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
+                    like.set_(like.untyped_storage(), offset, sizes, strides)
+                _core.correct_output(sigs[k], output, like)
+            for k, number, kind, text in failures:
+                error = _error(kind, text)
+                module, location, _phase = origins[k]
+                self._failures[number] = triggers.told(names[k], module, location, error)
+            if failures:
+                raise again(self._failures[failures[0][1]])
+
+        timed = local.is_observed()
+        self._ask("run", base, described, sent, staying, timed, answer=answer, nbytes=32 * len(sent))
+        if timed:
+            self._exchange()
+
+    def _defined(self, sig: int, new: list[tuple]) -> int:
+        """The number under which the worker knows a call; its definition goes into ``new`` where it does not yet."""
+        definition = _definition(sig)
+        key = bytes(dumps(definition))
+        number = self._definitions.get(key)
+        if number is None:
+            number = self._definitions[key] = len(self._definitions)
+            new.append(definition)
+        return number
+
+    # ---- calls that cannot wait --------------------------------------------------------------------------------------
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
+        given: list[torch.Tensor] = []
+        try:
+            name = functions.name_of(info)
+            sent = tuple(_sendable(a, given) for a in args)
+            named = {key: _sendable(a, given) for key, a in kwargs.items()}
+            dumps((sent, named))
+            described = [self._mirrors.describe(mirror) for mirror in given]
+        except WireError:
+            return self._call_here(info, args, kwargs, draws)
+        base = self._mirrors.fresh(1 << 16)
+        self._mirrors.copies.clear()
+        kind, *found = self._question(
+            "call", base, described, name, sent, named, torch.is_grad_enabled(), -1 if draws is None else draws
+        )
+        if kind == "failed":
+            raise again(self._failures[found[0]])
+        if kind == "cannot":
+            return self._call_here(info, args, kwargs, draws)
+        if kind == "raised":
+            raise _error(*found)
+        results, changed, raised = found
+        storages = {d[0]: mirror.untyped_storage() for d, mirror in zip(described, given, strict=True)}
+        with quiet():
+            for k, now in changed:
+                like = self._mirrors.made(now, storages)
+                given[k].set_(like.untyped_storage(), like.storage_offset(), like.shape, like.stride())
+                if _core.view_bits(like) != _core.view_bits(given[k]):
+                    torch._C._set_conj(given[k], like.is_conj())
+                    torch._C._set_neg(given[k], like.is_neg())
+        if raised is not None:
+            raise _error(*raised[1:])
+        return self._taken(results, given, storages)
+
+    def _taken(self, result: tuple, given: list[torch.Tensor], storages: dict[int, Any]) -> Any:
+        kind, *found = result
+        if kind == "given":
+            return given[found[0]]
+        if kind == "value":
+            return self._mirrors.made(found[0], storages)
+        if kind == "plain":
+            return _put_together(*found[0])
+        if kind == "constant":
+            return found[0]
+        name, items = found
+        items = [self._taken(item, given, storages) for item in items]
+        if name:
+            return getattr(torch.return_types, name)(items)
+        return items if kind == "list" else tuple(items)
+
+    def _call_here(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
+        """Run what has no form on the wire (a Python function, a nested tensor) in this process, on the values."""
+        found = {id(t): t for t in tensors_in([*args, *kwargs.values()]) if t in self._mirrors}
+        mirrors = list(found.values())
+        here = dict(zip(map(id, mirrors), self.fetch(mirrors, whole=True)))
+        homes = {plain.untyped_storage()._cdata: mirror for mirror, plain in zip(mirrors, here.values())}
+        before = {key: bytes(_bytes_of(plain.untyped_storage())) for key, plain in zip(homes, here.values())}
+        back = {id(plain): mirror for mirror, plain in zip(mirrors, here.values())}
+
+        def swap(a: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                plain = here.get(id(a), a)
+                return plain.detach().requires_grad_() if a.requires_grad and plain is not a else plain
+            if type(a) in (tuple, list):
+                return type(a)(swap(item) for item in a)
+            return _CPU if isinstance(a, torch.device) and a.type == "meta" else a
+
+        with nullcontext() if draws is None else self.rng(draws):
+            out = info.call(*map(swap, args), **{key: swap(a) for key, a in kwargs.items()})
+        for mirror, plain in zip(mirrors, here.values(), strict=True):
+            key = plain.untyped_storage()._cdata
+            now = bytes(_bytes_of(plain.untyped_storage()))
+            if (plain.shape, plain.stride(), plain.storage_offset()) != (
+                mirror.shape, mirror.stride(), mirror.storage_offset(),
+            ):  # fmt: skip
+                (moved,) = self.adopt([plain.detach()])
+                mirror.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
+            elif key in before and now != before[key]:
+                self._ask("write", self._mirrors.describe(homes[key])[0], now, nbytes=len(now))
+                before[key] = now
+
+        def mirrored(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                if id(item) in back:
+                    return back[id(item)]
+                if item.layout is not torch.strided or item.is_nested or item.is_quantized:
+                    return item
+                home = homes.get(item.untyped_storage()._cdata)
+                if home is None:
+                    return self.adopt([item.detach()])[0]
+                with quiet():
+                    made = torch.empty(0, dtype=item.dtype, device=META)
+                    return made.set_(home.untyped_storage(), item.storage_offset(), item.shape, item.stride())
+            if isinstance(item, (tuple, list)):
+                items = [mirrored(each) for each in item]
+                return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
+            return item
+
+        return mirrored(out)
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        described = [self._mirrors.describe(mirror) for mirror in values]
+        if whole:
+            return [self._view_here(each) for each in described]
+        answers: list[Any] = []
+        for each in described:
+            self._ask("fetch", each, answer=answers.append)
+        self._exchange()
+        return [self._plain(each, *answer) for each, answer in zip(described, answers, strict=True)]
+
+    def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
+        if kind == "failed":
+            raise again(self._failures[found[0]])
+        _number, dtype, sizes, _strides, _offset, bits = described
+        strides, data = found
+        with quiet():
+            made = torch.empty(0, dtype=dtype).set_(_plain_bytes(data).untyped_storage(), 0, sizes, strides)
+            return _core.set_view_bits(made, bits)
+
+    def _view_here(self, described: tuple) -> torch.Tensor:
+        """The tensor on a copy of its storage, which is the same copy for all that share it while one of them lives."""
+        number, dtype, sizes, strides, offset, bits = described
+        reference = self._mirrors.copies.get(number)
+        storage = None if reference is None else reference()
+        if storage is None:
+            kind, found = self._question("storage", number)
+            if kind == "failed":
+                raise again(self._failures[found])
+            with quiet():
+                storage = _plain_bytes(found).clone().untyped_storage()  # which a call may resize
+            self._mirrors.copies[number] = weakref.ref(storage)
+        with quiet():
+            return _core.set_view_bits(torch.empty(0, dtype=dtype).set_(storage, offset, sizes, strides), bits)
+
+    # ---- generators --------------------------------------------------------------------------------------------------
+    _drawing = -1
+
+    @contextmanager
+    def rng(self, index: int) -> Iterator[None]:
+        if self._drawing == index:
+            yield
+            return
+        before, self._drawing = self._drawing, index
+        with quiet():
+            outside = torch.default_generator.get_state()
+            state = self._question("get_state", index)
+            torch.default_generator.set_state(_plain_bytes(state))
+        try:
+            yield
+        finally:
+            with quiet():
+                now = torch.default_generator.get_state().numpy().tobytes()
+                torch.default_generator.set_state(outside)
+            self._drawing = before
+            if now != state:
+                self._ask("set_state", index, now)
+
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        self._ask("seed", seed, list(besides))
+
+
+def again(failure: MaterializationError) -> MaterializationError:
+    """A kept failure, to be raised once more: a new object, so that tracebacks do not pile up."""
+    fresh = type(failure)(*failure.args)
+    fresh.__cause__ = failure.__cause__
+    return fresh
+
+
+def _plain_bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    with quiet():
+        return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())  # type: ignore[call-overload]
+
+
+def _error(kind: str, text: str) -> Exception:
+    known = ERRORS.get(kind)
+    return RuntimeError(f"{kind}: {text}") if known is None else known(text)
+
+
+def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
+    """An argument of a call as it goes into a message; its tensors go into ``given``."""
+    if isinstance(a, torch.Tensor):
+        if a.device != META:
+            raise WireError(f"expected what stands for a value, got a tensor on {a.device}")
+        given.append(a)
+        return Reference(len(given) - 1, a.requires_grad)
+    if isinstance(a, torch.device):
+        return HERE if a == META else a
+    if type(a) in (tuple, list):
+        return type(a)(_sendable(item, given) for item in a)
+    if isinstance(a, slice):
+        return slice(*(_sendable(part, given) for part in (a.start, a.stop, a.step)))
+    return a
+
+
+def _put_together(kind: str, layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]) -> Any:
+    """A sparse tensor of its parts."""
+    with quiet():
+        plain = [_plain_bytes(data).view(dtype).reshape(shape) for dtype, shape, data in parts]
+        if layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
+        return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
+
+
+def _definition(sig: int) -> tuple:
+    """What the worker has to know of an interned call; see `worker.Definition`."""
+    info = _core.sig_info(sig)
+    n_in = len(_core.input_metas(sig))
+    holes = tuple(Reference(k) for k in range(n_in))
+    args, kwargs = _core.call_template(sig, holes, HERE)
+    returns = _core.sig_returns(sig)
+    single, outputs = _results(returns)
+    predicted = tuple(_core.sig_output_meta(sig, k)[:4] for k in range(_core.sig_outputs(sig)))
+    return (
+        functions.name_of(info), args, kwargs, _core.sig_generator(sig), _core.sig_is_view(sig), _core.sig_written(sig),
+        single, outputs, predicted,
+    )  # fmt: skip
+
+
+def _results(returns: tuple | None) -> tuple[bool, tuple[int | None, ...]]:
+    if returns is None:
+        return True, (0,)
+    if returns[0] == _intern.NOTHING:
+        return True, ()
+    return returns[0] == _intern.TENSOR, tuple(returns[1:])

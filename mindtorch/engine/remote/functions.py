@@ -1,0 +1,107 @@
+"""Functions by name: what a message may call, and under which name it goes (SPEC R3).
+
+Names are looked up in tables, made once from torch, of what has an ATen operation behind it; no attribute is asked for
+by a name that came in. Operators of other libraries go where they are registered, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import ops
+from ..record.handlers import made_like
+from .wire import WireError
+
+__all__ = ["called", "name_of"]
+SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
+
+_OWNERS: tuple[tuple[str, Any], ...] = (
+    ("torch", torch),
+    ("torch", torch._C._VariableFunctions),
+    ("Tensor", torch.Tensor),
+    ("Tensor", torch._C.TensorBase),
+    ("nn", torch._C._nn),
+    ("functional", torch.nn.functional),
+    ("fft", torch._C._fft),
+    ("linalg", torch._C._linalg),
+    ("special", torch._C._special),
+    ("sparse", torch._C._sparse),
+    ("nested", torch._C._nested),
+)
+
+
+@functools.cache
+def _table() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for prefix, owner in _OWNERS:
+        for name in sorted(vars(owner)) if isinstance(owner, type) else sorted(dir(owner)):
+            function = getattr(owner, name)
+            if callable(function) and not isinstance(function, type) and _is_operation(function):
+                found.setdefault(f"{prefix}.{name}", function)
+    return found
+
+
+def _is_operation(function: Any) -> bool:
+    try:
+        name = ops.op_name(function)
+    except (TypeError, ValueError, LookupError):
+        return False
+    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+@functools.cache
+def _names() -> dict[Any, str]:
+    return {_identity(function): name for name, function in _table().items()}
+
+
+def _identity(function: Any) -> Any:
+    """The same for a function of torch's C++ and for what stands behind it where the program has it hooked."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return id(function.__self__), function.__name__
+    return id(function)
+
+
+def _qualified(overload: Any) -> str:
+    return f"{overload._schema.name}.{overload._overloadname}"
+
+
+def name_of(info: Any) -> str:
+    """The name under which an OpInfo's function goes; WireError where it cannot."""
+    call = info.call
+    if isinstance(call, functools.partial) and call.func is made_like:
+        return f"like {_qualified(call.args[0])}"
+    if isinstance(info.func, torch._ops.OpOverload) and call in (info.func, info.func._op):
+        return f"op {_qualified(info.func)}"
+    name = SEED if info.name == SEED else _names().get(_identity(call))
+    if name is None:
+        raise WireError(f"[{info.name}] expected a function of torch's, got {call!r}")
+    return name
+
+
+@functools.lru_cache(maxsize=4096)
+def called(name: str) -> Callable[..., Any]:
+    """The function that goes under a name; WireError where there is none."""
+    kind, _, rest = name.partition(" ")
+    if kind in ("op", "like") and rest:
+        overload = _overload(rest)
+        return functools.partial(made_like, overload) if kind == "like" else overload._op
+    found = torch.default_generator.manual_seed if name == SEED else _table().get(name)
+    if found is None:
+        raise WireError(f"expected the name of an operation, got {name[:80]!r}")
+    return found
+
+
+def _overload(name: str) -> Any:
+    qualified, _, overload = name.rpartition(".")
+    namespace, _, base = qualified.partition("::")
+    if not torch._C._jit_get_schemas_for_operator(qualified) or not namespace.isidentifier() or not base.isidentifier():
+        raise WireError(f"expected the name of an operator, got {name[:80]!r}")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    if overload not in packet.overloads():
+        raise WireError(f"expected an overload of {qualified}, got {overload[:80]!r}")
+    return getattr(packet, overload)

@@ -1,0 +1,104 @@
+"""What stands for values that are elsewhere: tensors on the meta device, and the numbers of their storages (SPEC R1).
+
+A **mirror** has the dtype, sizes, strides, offset and bits of a value; its storage stands for one of the worker's. A
+storage's number is never used twice; where the storage dies here, nobody can name the one there any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ..record.arguments import quiet
+from .wire import WireError
+
+__all__ = ["META", "Mirrors"]
+
+META = torch.device("meta")
+_GRAIN = 512  # bytes
+
+
+class Mirrors:
+    """The mirrors of one executor. ``dead``: numbers of storages that are to be freed.
+
+    ``copies``: number → weak reference to a storage's contents here, good until something is written there.
+    """
+
+    def __init__(self) -> None:
+        self.dead: list[int] = []
+        self.copies: dict[int, Any] = {}
+        self._next = 1
+        self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
+        self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
+        self._end = _GRAIN  # of all those
+
+    def fresh(self, count: int = 1) -> int:
+        """The first of so many numbers that were never used."""
+        first = self._next
+        self._next += count
+        return first
+
+    def __contains__(self, t: torch.Tensor) -> bool:
+        """Is it a mirror?"""
+        return t.is_meta and t.layout is torch.strided and t.untyped_storage()._cdata in self._numbers
+
+    def number(self, mirror: torch.Tensor, number: int) -> torch.Tensor:
+        """``mirror``, whose new storage stands for that of this number from now on."""
+        storage = mirror.untyped_storage()
+        self._numbers[storage._cdata] = number
+        weakref.finalize(storage, self._gone, storage._cdata, number).atexit = False
+        return mirror
+
+    def _gone(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:  # the address may be another's by now
+            del self._numbers[key]
+        self.copies.pop(number, None)
+        self._addresses.pop(number, None)
+        self.dead.append(number)
+
+    def whole(self, nbytes: int, number: int) -> torch.Tensor:
+        """What stands for a new storage of so many bytes."""
+        with quiet():
+            return self.number(torch.empty(nbytes, dtype=torch.uint8, device=META), number)
+
+    def describe(self, mirror: torch.Tensor) -> tuple:
+        """A value as a message names it: (number, dtype, sizes, strides, offset, bits). WireError if it is none."""
+        number = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
+        if number is None:
+            raise WireError(f"expected what stands for a value, got a tensor on {mirror.device}")
+        sizes, strides = tuple(mirror.shape), tuple(mirror.stride())
+        return number, mirror.dtype, sizes, strides, mirror.storage_offset(), _core.view_bits(mirror)
+
+    def made(self, described: tuple, storages: dict[int, Any]) -> torch.Tensor:
+        """The mirror of a value that the worker describes. ``storages``: number → storage of those at hand."""
+        number, dtype, sizes, strides, offset, bits = described
+        storage = storages.get(number)
+        if storage is None:
+            nbytes = (last(sizes, strides, offset) + 1) * dtype.itemsize
+            storage = storages[number] = self.whole(nbytes, number).untyped_storage()
+        return view(storage, dtype, sizes, strides, offset, bits)
+
+    def address(self, mirror: torch.Tensor) -> int:
+        """A number that tells storages apart, and places in one, as addresses do."""
+        number, dtype, sizes, _strides, offset, _bits = self.describe(mirror)
+        if 0 in sizes:
+            return 0
+        if number not in self._addresses:
+            self._addresses[number] = self._end
+            self._end += (mirror.untyped_storage().nbytes() + _GRAIN) // _GRAIN * _GRAIN
+        return self._addresses[number] + offset * dtype.itemsize
+
+
+def view(storage: Any, dtype: torch.dtype, sizes: Any, strides: Any, offset: int, bits: int = 0) -> torch.Tensor:
+    """A tensor on a storage, wherever that is."""
+    with quiet():
+        made = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, sizes, strides)
+        return _core.set_view_bits(made, bits)
+
+
+def last(sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
+    """Index of the last element in its storage; -1 where there is none."""
+    return -1 if 0 in sizes else offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

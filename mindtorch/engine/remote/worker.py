@@ -1,0 +1,404 @@
+"""The side that has the values: takes a message, does what it asks for in order, and replies (SPEC R1, R3).
+
+A message is a list of requests, the reply a list of their answers. Storages have the numbers that the client gave them;
+a tensor is a storage's number and its metadata. What could not be computed is remembered by the number of the failure,
+and so is all that depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._ext import lazy as _core
+from ...base.warned import without_what_was_said
+from ..execute.local import LocalExecutor
+from ..record.arguments import contiguous, extent, overlapping, quiet
+from ..record.predict import knowing_views
+from . import functions
+from .wire import Here, Reference, WireError, dumps, loads
+
+__all__ = ["Worker"]
+
+#: Of torch's and Python's own exceptions, those that are told apart.
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, IndexError, KeyError, LookupError,
+        MemoryError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, SystemError, TypeError,
+        ValueError, ZeroDivisionError, torch.OutOfMemoryError, torch.linalg.LinAlgError,
+    )
+}  # fmt: skip
+
+
+class Failed(NamedTuple):
+    """In place of a value that could not be computed."""
+
+    number: int
+
+
+class Definition(NamedTuple):
+    """A call without its tensors: which function, the arguments with holes, which results are outputs, as predicted."""
+
+    function: str
+    args: tuple
+    kwargs: dict[str, Any]
+    random: int  # index of the device whose generator it draws from; -1: none
+    view: bool
+    writes: tuple[int, ...]  # holes
+    single: bool  # it returns one tensor, not several
+    outputs: tuple[int | None, ...]  # for each result the output's number, less than 0: an input, None: no tensor
+    predicted: tuple[tuple, ...]  # dtype, sizes, strides or None when contiguous, offset of each output
+
+
+class Poisoned(Exception):
+    """A value was asked for that could not be computed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Worker:
+    """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._local = LocalExecutor(device)
+        self._device = self._local.device
+        self._storages: dict[int, torch.Tensor | Failed] = {}  # as bytes
+        self._definitions: list[Definition] = []
+        self._failures = 0
+
+    def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
+        """The reply to a message. WireError where that is no message; then nothing was done."""
+        requests = loads(message)
+        if not isinstance(requests, list) or not all(
+            isinstance(r, tuple) and r and r[0] in _REQUESTS for r in requests
+        ):
+            raise WireError("expected a list of requests")
+        with quiet():
+            return dumps([_REQUESTS[name](self, *given) for name, *given in requests])
+
+    # ---- storages ----------------------------------------------------------------------------------------------------
+    def upload(self, number: int, data: bytes) -> None:
+        """A new storage."""
+        held = torch.empty(len(data), dtype=torch.uint8)
+        if data:
+            held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._storages[number] = held.to(self._device)
+
+    def write(self, number: int, data: bytes) -> None:
+        """Other contents for a storage, as many bytes as it has."""
+        held = self._bytes(number)
+        if held.numel() != len(data):
+            raise WireError(f"expected {held.numel()} bytes for storage {number}, got {len(data)}")
+        if data:
+            held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def copy(self, number: int, source: int) -> None:
+        """A new storage with the contents of another."""
+        found = self._storages.get(source)
+        self._storages[number] = found if isinstance(found, Failed) else self._bytes(source).clone()
+
+    def storage(self, number: int) -> tuple:
+        """A storage's contents."""
+        try:
+            return "bytes", _contents(self._bytes(number))
+        except Poisoned as error:
+            return "failed", error.number
+
+    def free(self, numbers: list[int]) -> None:
+        """Nobody names these any more."""
+        for number in numbers:
+            self._storages.pop(number, None)
+
+    def _bytes(self, number: int) -> torch.Tensor:
+        found = self._storages.get(number)
+        if found is None:
+            raise WireError(f"expected the number of a storage, got {number}")
+        if isinstance(found, Failed):
+            raise Poisoned(found.number)
+        if found.numel() != found.untyped_storage().nbytes():  # a call has resized it
+            found = self._storages[number] = _as_bytes(found)
+        return found
+
+    def _tensor(self, described: tuple) -> torch.Tensor:
+        number, dtype, sizes, strides, offset, bits = described
+        held = self._bytes(number)
+        if (
+            extent(sizes, strides, offset) * dtype.itemsize > held.numel()
+            or min((*sizes, *strides, offset), default=0) < 0
+        ):
+            raise WireError(
+                f"expected a tensor within the {held.numel()} bytes of storage {number}, got {described[1:]}"
+            )
+        made = torch.empty(0, dtype=dtype, device=self._device)
+        return _core.set_view_bits(made.set_(held.untyped_storage(), offset, sizes, strides), bits)
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def define(self, definitions: list[tuple]) -> None:
+        """Calls that records name by number from now on, in this order."""
+        for given in definitions:
+            made = Definition(*given)
+            functions.called(made.function)  # refuses an unknown one
+            self._definitions.append(made)
+
+    def run(self, base: int, given: list[tuple], records: list[tuple], kept: list[int], timed: bool) -> tuple:
+        """Run records: (definition, was grad mode on, inputs …), each an index into ``given`` or, after those, into
+        the outputs so far. Outputs in ``kept`` get storages, numbered from ``base`` by the output's index.
+
+        Answers (failures, corrections, times): (record, number, kind of error, text), what came otherwise than
+        predicted, and where ``timed`` (start, end) of each record in ns, None for those that did not run.
+        """
+        times: list[tuple[int, int] | None] = []
+        values: list[Any] = [self._or_failed(described) for described in given]
+        n_given = len(values)
+        last: dict[int, int] = {}
+        for k, (_definition, _grad, *inputs) in enumerate(records):
+            for i in inputs:
+                last[i] = k
+        staying = {n_given + k for k in kept}
+        failures: list[tuple] = []
+        corrections: list[tuple] = []
+        overwritten: dict[int, int] = {}  # storage's address -> failure of what should have written it
+        drawing, stack = -1, ExitStack()
+        with quiet(), without_what_was_said(), stack:
+            for k, (number, grad, *inputs) in enumerate(records):
+                definition = self._definitions[number]
+                tensors = [values[i] for i in inputs]
+                begin = len(values)
+                failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
+                if failed is None and overwritten:
+                    failed = next((overwritten[a] for t in tensors if (a := _address(t)) in overwritten), None)
+                if failed is None:
+                    if definition.random >= 0 and drawing != definition.random:
+                        stack.close()
+                        stack.enter_context(self._local.rng(definition.random))
+                        drawing = definition.random
+                    torch._C._set_grad_enabled(grad)
+                    try:
+                        started = perf_counter_ns()
+                        values += self._results(definition, tensors, k, corrections)
+                        if timed:
+                            times.append((started, perf_counter_ns()))
+                    except Exception as error:  # noqa: BLE001 - told to the client, who raises it
+                        self._failures += 1
+                        failed = self._failures
+                        failures.append((k, failed, type(error).__name__, str(error)))
+                if failed is not None:
+                    if timed:
+                        times.append(None)
+                    del values[begin:]
+                    values += [Failed(failed)] * len(definition.predicted)
+                    for i in definition.writes:
+                        if isinstance(tensors[i], torch.Tensor):
+                            overwritten.setdefault(_address(tensors[i]), failed)
+                tensors.clear()
+                for i in {*inputs, *range(begin, len(values))}:
+                    if last.get(i, -1) <= k and i not in staying:
+                        values[i] = None
+        for k in kept:
+            value = values[n_given + k]
+            self._storages[base + k] = value if isinstance(value, Failed) else _as_bytes(value)
+        return failures, corrections, times
+
+    def _or_failed(self, described: tuple) -> Any:
+        try:
+            return self._tensor(described)
+        except Poisoned as error:
+            return Failed(error.number)
+
+    def _results(self, definition: Definition, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
+        args = tuple(self._filled(a, tensors) for a in definition.args)
+        kwargs = {name: self._filled(a, tensors) for name, a in definition.kwargs.items()}
+        out = functions.called(definition.function)(*args, **kwargs)
+        results = (out,) if definition.single else out
+        found: list[Any] = [None] * len(definition.predicted)
+        for position, output in enumerate(definition.outputs):
+            if output is not None and output >= 0:
+                found[output] = self._checked(definition, k, output, results[position], corrections)
+        return found
+
+    def _checked(self, definition: Definition, k: int, output: int, value: Any, corrections: list[tuple]) -> Any:
+        """The output in the layout that the program was told."""
+        dtype, sizes, strides, offset = definition.predicted[output]
+        if value is None and 0 in sizes:
+            return torch.empty(sizes, dtype=dtype, device=self._device)
+        if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
+            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
+        if _core.canonical(value.shape, value.stride()) == strides and value.storage_offset() == offset:
+            return value
+        if definition.view:
+            raise RuntimeError(f"predicted a view with strides {strides}, the kernel gave {value.stride()}")
+        corrections.append((k, output, tuple(value.stride()), value.storage_offset()))
+        promised = contiguous(sizes) if strides is None else strides
+        return torch.empty_strided(sizes, promised, dtype=dtype, device=value.device).copy_(value)
+
+    def _filled(self, a: Any, tensors: Sequence[Any]) -> Any:
+        if isinstance(a, Reference):
+            t = tensors[a.index]
+            return t.detach().requires_grad_() if a.tracked else t
+        if isinstance(a, Here):
+            return self._device
+        if isinstance(a, list):
+            return [self._filled(item, tensors) for item in a]
+        if type(a) is tuple:
+            return tuple(self._filled(item, tensors) for item in a)
+        if isinstance(a, slice):
+            return slice(*(self._filled(part, tensors) for part in (a.start, a.stop, a.step)))
+        return a
+
+    # ---- calls that cannot wait --------------------------------------------------------------------------------------
+    def call(
+        self, base: int, given: list[tuple], function: str, args: tuple, kwargs: dict[str, Any], grad: bool, random: int
+    ) -> tuple:
+        """Run one call now. New storages are numbered from ``base``.
+
+        Answers ("gave", results, changed): a tensor among the results is ("value", description) or ("given", index);
+        changed: (index, description) of those among ``given`` that are another storage, or other sizes, now. Or
+        ("raised", kind, text), or ("failed", number) of what was given, or ("cannot", why) for results that no message
+        can hold: the call is the client's to run then.
+        """
+        try:
+            tensors = [self._tensor(described) for described in given]
+        except Poisoned as error:
+            return "failed", error.number
+        known = {t.untyped_storage()._cdata: described[0] for t, described in zip(tensors, given, strict=True)}
+        made = functions.called(function)
+        cargs = tuple(self._filled(a, tensors) for a in args)
+        ckwargs = {name: self._filled(a, tensors) for name, a in kwargs.items()}
+        raised: tuple | None = None
+        out = None
+        with quiet(grad=True) as inside:
+            if any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*cargs, *ckwargs.values())):
+                inside.also(knowing_views())
+            if random >= 0:
+                inside.also(self._local.rng(random))
+            torch._C._set_grad_enabled(grad)
+            try:
+                out = made(*cargs, **ckwargs)
+            except Exception as error:  # noqa: BLE001 - told to the client, who raises it
+                raised = ("raised", type(error).__name__, str(error))
+        numbers = iter(range(base, base + (1 << 30)))
+        same = {id(t): k for k, t in enumerate(tensors)}
+        try:
+            results = None if raised is not None else self._given(out, known, same, numbers)
+        except WireError as error:
+            return "cannot", str(error)
+        changed = []
+        for k, (t, described) in enumerate(zip(tensors, given, strict=True)):
+            now = self._described(t, known, numbers)
+            if now != described:
+                changed.append((k, now))
+        return raised if raised is not None and not changed else ("gave", results, changed, raised)
+
+    def _given(self, out: Any, known: dict[int, int], same: dict[int, int], numbers: Iterator[int]) -> Any:
+        if isinstance(out, torch.Tensor):
+            if id(out) in same:
+                return "given", same[id(out)]
+            if out.layout is not torch.strided or out.is_nested or out.is_quantized:
+                return "plain", _taken_apart(out)
+            return "value", self._described(out, known, numbers)
+        if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
+            kind = type(out).__name__ if hasattr(out, "_fields") or type(out) not in (tuple, list) else ""
+            return (
+                "list" if isinstance(out, list) else "tuple",
+                kind,
+                [self._given(item, known, same, numbers) for item in out],
+            )
+        return "constant", out
+
+    def _described(self, t: torch.Tensor, known: dict[int, int], numbers: Iterator[int]) -> tuple:
+        key = t.untyped_storage()._cdata
+        if key not in known:
+            known[key] = next(numbers)
+            self._storages[known[key]] = _as_bytes(t)
+        return known[key], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), _core.view_bits(t)
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+    def fetch(self, described: tuple) -> tuple:
+        """A tensor's elements: ("values", strides, bytes) of memory laid out so, or ("failed", number)."""
+        try:
+            t = self._tensor(described)
+        except Poisoned as error:
+            return "failed", error.number
+        with quiet():
+            plain = t
+            if _core.view_bits(t):
+                plain = torch.empty(0, dtype=t.dtype, device=t.device).set_(
+                    t.untyped_storage(), t.storage_offset(), t.shape, t.stride()
+                )
+            if not _is_dense(plain):
+                plain = plain.contiguous()
+            span = torch.empty(0, dtype=plain.dtype, device=plain.device).set_(
+                plain.untyped_storage(), plain.storage_offset(), (plain.numel(),), (1,)
+            )
+            return "values", tuple(plain.stride()), _contents(_as_bytes(span.clone()))
+
+    # ---- generators and the rest -------------------------------------------------------------------------------------
+    def get_state(self, index: int) -> bytes:
+        """State of the generator of ``remote_accelerator:index``."""
+        return _contents(self._local.state(index))
+
+    def set_state(self, index: int, state: bytes) -> None:
+        self._local.set_state(index, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    def seed(self, seed: int, besides: list[int]) -> None:
+        """Seed all generators but these."""
+        self._local.seed(seed, besides)
+
+    def sync(self) -> None:
+        """Return when all is done."""
+        self._local.sync()
+
+
+def _address(t: Any) -> int:
+    return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else 0
+
+
+def _as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's whole storage as bytes, not a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+
+
+def _contents(t: torch.Tensor) -> bytes:
+    return t.cpu().numpy().tobytes()
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Do the elements fill a stretch of memory, each once?"""
+    return not overlapping(tuple(t.shape), t.stride()) and extent(t.shape, t.stride(), 0) == math.prod(t.shape)
+
+
+def _taken_apart(t: torch.Tensor) -> tuple:
+    """A sparse tensor as its layout, sizes and parts."""
+    if t.layout is torch.sparse_coo:
+        parts: tuple[torch.Tensor, ...] = (t._indices(), t._values())
+        return "sparse", t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part) for part in parts]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (t.crow_indices(), t.col_indices(), t.values())
+    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (t.ccol_indices(), t.row_indices(), t.values())
+    else:
+        raise WireError("expected dense or sparse results, got a nested or quantized tensor")
+    return "sparse", t.layout, tuple(t.shape), None, [_sent(part) for part in parts]
+
+
+def _sent(t: torch.Tensor) -> tuple:
+    t = t.detach().contiguous()
+    return t.dtype, tuple(t.shape), _contents(_as_bytes(t.clone()))
+
+
+_REQUESTS: dict[str, Callable[..., Any]] = {
+    name: getattr(Worker, name)
+    for name in (
+        "call", "copy", "define", "fetch", "free", "get_state", "run", "seed", "set_state", "storage", "sync", "upload",
+        "write",
+    )
+}  # fmt: skip

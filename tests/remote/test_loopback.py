@@ -1,0 +1,190 @@
+"""R1: values that are not tensors of this process: programs give on them what eager gives, in few messages."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.engine.execute import values
+from mindtorch.engine.remote.loopback import LoopbackExecutor
+
+LAZY = "remote_accelerator:0"
+Same = Callable[..., None]
+
+
+def test_R1_a_deep_copy_shares_what_the_original_shares(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.arange(4.0, device=device)
+        b = copy.deepcopy([a, a[1:3]])
+        b[1].fill_(9)
+        return a, b
+
+    same_as_eager(program)
+
+
+def test_R1_an_optimizer_that_cannot_be_recorded_writes_the_values(
+    loopback: LoopbackExecutor, same_as_eager: Same
+) -> None:
+    def program(device: str) -> object:
+        p = torch.zeros(3).to(device).requires_grad_()
+        optimizer = torch.optim.SGD([p], lr=0.5, momentum=0.9, fused=True)
+        for step in range(3):
+            p.grad = torch.full((3,), 1.0 + step).to(device)
+            optimizer.step()
+        return p, optimizer.state[p]["momentum_buffer"]
+
+    same_as_eager(program)
+
+
+def test_R1_a_python_function_over_the_elements_writes_the_values(
+    loopback: LoopbackExecutor, same_as_eager: Same
+) -> None:
+    def program(device: str) -> object:
+        a = torch.arange(4.0, device=device)
+        view = a.view(2, 2)
+        a.apply_(lambda x: x + 1)
+        return a, view.sum()
+
+    same_as_eager(program)
+
+
+def test_R1_tensors_loaded_onto_the_device_share_as_they_did(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.arange(3.0)
+        file = io.BytesIO()
+        torch.save([a, a[1:]], file)
+        file.seek(0)
+        whole, part = torch.load(file, map_location=device)
+        part.fill_(5)
+        return whole, part
+
+    same_as_eager(program)
+
+
+def test_R1_what_is_saved_shares_as_the_values_do(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.arange(6.0).to(device)
+        file = io.BytesIO()
+        torch.save([a, a[2:4], a.view(2, 3).t()], file)
+        a.zero_()
+        file.seek(0)
+        first, view, turned = torch.load(file)
+        first[3] = 9
+        return first, view, turned, view.untyped_storage().nbytes()
+
+    same_as_eager(program)
+
+
+def test_R1_training_equals_eager(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+        )
+        net.to(device)
+        torch.manual_seed(3)  # on the device, only dropout draws from here on
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        losses = []
+        for _ in range(3):
+            x, y = torch.linspace(-1, 1, 32).view(4, 8).to(device), torch.tensor([0, 1, 1, 0]).to(device)
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, list(net.parameters())
+
+    same_as_eager(program)
+
+
+def test_R1_calls_that_depend_on_values_run_where_those_are(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.tensor([3.0, 1.0, 3.0, 2.0]).to(device)
+        return x.unique(return_counts=True), x.nonzero(), x[x > 1], torch.ones(2, device=device).resize_(3).shape
+
+    before = loopback.stats["bytes_down"]
+    same_as_eager(program)
+    assert loopback.stats["bytes_down"] - before < 4000
+
+
+def test_R1_storages_that_nothing_names_are_freed(loopback: LoopbackExecutor) -> None:
+    worker = loopback._send.__self__  # type: ignore[attr-defined]
+    kept = torch.ones(4, device=LAZY) * 2
+    for _ in range(10):
+        assert (kept + 1).sum().item() == 12.0
+    gc.collect()
+    values.executor().sync()
+    assert len(worker._storages) == 1
+
+
+def test_R1_values_go_with_the_tensors_when_the_executor_changes() -> None:
+    before = torch.arange(4.0, device=LAZY) + 1
+    view = before[1:3]
+    assert view.tolist() == [2.0, 3.0]
+    previous = mindtorch.set_executor(LoopbackExecutor())
+    try:
+        view.mul_(10)
+        assert before.tolist() == [1.0, 20.0, 30.0, 4.0]
+        there = before * 2
+        assert there[0].item() == 2.0
+    finally:
+        mindtorch.set_executor(previous)
+    view.zero_()
+    assert before.tolist() == [1.0, 0.0, 0.0, 4.0] and there.tolist() == [2.0, 40.0, 60.0, 8.0]
+
+
+def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(loopback: LoopbackExecutor) -> None:
+    x = torch.ones(3, device=LAZY)
+    index = torch.tensor([7]).to(LAZY)
+    bad = x[index]
+    after = bad + 1
+    good = x + 1
+    for _ in range(2):
+        with pytest.raises(mindtorch.MaterializationError, match=r"aten::index.*test_loopback\.py:\d+") as failure:
+            after.tolist()
+        assert isinstance(failure.value.__cause__, IndexError)
+    assert good.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_R1_draws_are_the_devices_and_its_state_can_be_read(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        torch.manual_seed(5)
+        first = torch.randn(3, device=device)
+        picked = torch.randperm(5, device=device)
+        return first, picked, torch.multinomial(torch.ones(4).to(device), 2), torch.rand(2, device=device)
+
+    same_as_eager(program)
+    torch.manual_seed(5)
+    state = torch.remote_accelerator.get_rng_state()  # type: ignore[attr-defined]
+    first = torch.rand(2, device=LAZY).tolist()
+    torch.remote_accelerator.set_rng_state(state)  # type: ignore[attr-defined]
+    assert torch.rand(2, device=LAZY).tolist() == first
+
+
+def test_R1_one_message_for_a_step_that_reads_its_loss(loopback: LoopbackExecutor) -> None:
+    net = torch.nn.Linear(4, 2).to(LAZY)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(4):
+        before = loopback.stats["messages"]
+        loss = net(torch.ones(3, 4).to(LAZY)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+        assert loopback.stats["messages"] - before == 1, step
+
+
+def test_R1_the_variable_chooses(after_torch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    code = """
+        import torch, mindtorch
+        from mindtorch.engine.execute import values
+        print((torch.ones(2, device="remote_accelerator:0") * 3).tolist(), type(values.executor()).__name__)
+    """
+    assert after_torch(code, GENIE_EXECUTOR="loopback").stdout.split("]")[1].split() == ["LoopbackExecutor"]

@@ -1,0 +1,104 @@
+"""R3: messages: what goes in comes out, and nothing but a message is taken."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from mindtorch.engine.remote import functions
+from mindtorch.engine.remote.wire import HERE, Reference, WireError, dumps, loads
+from mindtorch.engine.remote.worker import Worker
+
+VALUES = [
+    None, True, False, 0, -1, 1, 127, 128, -129, 1 << 40, -(1 << 70), 0.0, -0.0, 1.5, math.inf, 2 + 3j, "", "aéß", b"",
+    b"\x00\xff", (), (1, "a", None), [1, [2, (3,)]], torch.Size([2, 3]), {"a": 1, "b": [2]}, Ellipsis,
+    torch.float32, torch.strided, torch.channels_last, HERE, Reference(3), Reference(200, True), torch.device("cpu"),
+    slice(1, None, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_R3_values_come_out_as_they_went_in(value: object) -> None:
+    found = loads(dumps(value))
+    assert type(found) is type(value) and repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("value", [object(), len, torch.ones(1), {1, 2}, torch.Generator(), lambda: 1], ids=repr)
+def test_R3_what_has_no_form_is_refused(value: object) -> None:
+    with pytest.raises(WireError, match=f"got {type(value).__name__}"):
+        dumps([value])
+
+
+def message() -> bytes:
+    """A message with one of each request that has tensors."""
+    described = (1, torch.float32, (2,), (1,), 0, 0)
+    definition = (
+        "op aten::add.Tensor", (Reference(0), Reference(1)), {}, -1, False, (), True, (0,),
+        ((torch.float32, torch.Size([2]), None, 0),),
+    )  # fmt: skip
+    return bytes(
+        dumps(
+            [
+                ("upload", 1, torch.ones(2).numpy().tobytes()),
+                ("define", [definition]),
+                ("run", 2, [described], [(0, True, 0, 0)], [0], False),
+                ("fetch", (2, torch.float32, (2,), (1,), 0, 0)),
+                ("free", [1]),
+            ]
+        )
+    )
+
+
+def test_R3_a_worker_answers_a_message() -> None:
+    answers = loads(Worker().handle(message()))
+    assert answers[2] == ([], [], []) and answers[3][0] == "values"
+    assert torch.frombuffer(bytearray(answers[3][2]), dtype=torch.float32).tolist() == [2.0, 2.0]
+
+
+def test_R3_bytes_that_are_no_message_are_refused_and_nothing_else_happens() -> None:
+    good = message()
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(20_000):
+        data = bytearray(good)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            how = draw.randrange(3)
+            at = draw.randrange(len(data))
+            if how == 0:
+                data[at] = draw.randrange(256)
+            elif how == 1:
+                del data[at : at + draw.randrange(1, 9)]
+            else:
+                data[at:at] = draw.randbytes(draw.randrange(1, 9))
+        try:
+            loads(data)
+        except WireError:
+            refused += 1
+    assert refused > 10_000
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"),
+    [
+        ([("open", "/etc/passwd")], "a list of requests"),
+        ({"a": 1}, "a list of requests"),
+        ([("fetch", (9, torch.float32, (2,), (1,), 0, 0))], "the number of a storage, got 9"),
+        ([("upload", 1, b"abcd"), ("fetch", (1, torch.float32, (2,), (1,), 0, 0))], "within the 4 bytes"),
+        ([("upload", 1, b"abcd"), ("fetch", (1, torch.float32, (1,), (1,), -1, 0))], "within the 4 bytes"),
+        ([("define", [("os.system", (), {}, -1, False, (), True, (), ())])], "the name of an operation"),
+    ],
+)
+def test_R3_a_worker_refuses(requests: object, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        Worker().handle(dumps(requests))
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.load", "torch.hub", "functional.importlib", "Tensor.__reduce_ex__", "op os::x."]
+)
+def test_R3_only_operations_have_names(name: str) -> None:
+    with pytest.raises(WireError):
+        functions.called(name)
