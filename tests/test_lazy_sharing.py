@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,33 @@ def test_L7_deepcopy_keeps_sharing_strides_and_offsets(same_as_eager: Same) -> N
         made[4].fill_(-1)
         layout = [(t.stride(), t.storage_offset()) for t in made]
         return made, layout, base
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter])
+def test_L7_copies_have_gradients_each_time(cls: Any, same_as_eager: Same) -> None:
+    """What gives the first copy is asked for by name, what gives the second is known: both go by autograd."""
+
+    def program(device: str) -> object:
+        seen = []
+        given: Any = torch.arange(3.0).to(device)
+        x = given.requires_grad_() if cls is torch.Tensor else cls(given)
+        made = [
+            lambda: copy.deepcopy(x),
+            lambda: copy.deepcopy([x])[0],
+            lambda: copy.copy(x),
+            lambda: torch.Tensor._make_subclass(cls, x.detach().clone(), True),
+            lambda: torch.Tensor._make_subclass(cls, torch.ones(3, device=device) * 2, True),
+            lambda: cls(x.detach().clone() * 3).requires_grad_(),
+        ]
+        for make in made:
+            for _ in range(3):
+                y = make()
+                z = y.clone()
+                torch.relu_(z).square().sum().backward()
+                seen.append((y.requires_grad, (y * 2).requires_grad, z, y.grad))
+        return seen
 
     same_as_eager(program)
 

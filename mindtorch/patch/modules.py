@@ -135,7 +135,7 @@ def _twin(source: torch.Tensor, target: Any, requires_grad: bool) -> Any:
     with Unseen():
         if not ours:
             return torch.Tensor._make_subclass(cls, source, requires_grad)  # type: ignore[attr-defined]
-        return classes.twin(source.detach(), cls).requires_grad_(requires_grad)
+        return classes.requiring(classes.twin(source.detach(), cls), requires_grad)
 
 
 def _class_of(t: Any, parameter: bool) -> type:

@@ -288,8 +288,7 @@ def make_subclass(cls: type, data: torch.Tensor, require_grad: bool = False, **o
     if _core.get_handle(data) is None:
         return _torch_make_subclass(plain_class(cls), data, require_grad, **options)
     with Unseen(), NoGrad():
-        made = _dressed(data.detach(), plain_class(cls))
-        return made.requires_grad_(require_grad) if require_grad else made
+        return requiring(_dressed(data.detach(), plain_class(cls)), require_grad)
 
 
 @functools.wraps(_torch_new_parameter)
@@ -311,8 +310,17 @@ def patches() -> list[tuple[Any, str, Any]]:
 def as_parameter(cls: type, data: Any, requires_grad: bool) -> Any:
     """``cls(data, requires_grad)`` for a class of parameters, and data of ours."""
     with Unseen(), NoGrad():
-        made = twin(data.detach(), class_for(plain_class(cls), type(data)._family, False))
-        return made.requires_grad_(requires_grad)
+        return requiring(twin(data.detach(), class_for(plain_class(cls), type(data)._family, False)), requires_grad)
+
+
+def requiring(t: Any, requires_grad: bool) -> Any:
+    """``t.requires_grad_(requires_grad)``, which modes of the program do not see, and recording hears of."""
+    with Unseen():
+        t.requires_grad_(requires_grad)
+    if requires_grad and (handle := _core.get_handle(t)) is not None:
+        handle.no_grad = False
+        _core.may_require_grad(handle)
+    return t
 
 
 def _dressed(t: Any, plain: type) -> Any:

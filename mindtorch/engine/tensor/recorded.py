@@ -111,8 +111,7 @@ def _of_the_class(t: Any, copied: Any) -> Any:
     plain = classes.plain_class(type(t))
     if plain is not torch.Tensor and _core.get_handle(copied) is not None:
         return classes.make_subclass(plain, copied, t.requires_grad)
-    with Unseen():
-        return copied.requires_grad_(t.requires_grad)
+    return classes.requiring(copied, t.requires_grad)
 
 
 def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
