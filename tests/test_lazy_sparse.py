@@ -252,3 +252,170 @@ def test_L7_gradients_that_are_not_recorded_come_back_to_sparse_inputs() -> None
             (gradient,) = torch.autograd.grad(s.to_dense(), s, incoming)
             assert gradient.device == torch.device(d)
             assert torch.equal(gradient.to_dense().cpu() != 0, (coo("cpu").to_dense() != 0) & (incoming.is_sparse))
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+
+
+def of_layout(layout: torch.layout, d: str, requires_grad: bool = False) -> Any:
+    blocks = {"blocksize": (1, 1)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
+    matrix = torch.tensor([[0.0, 2.0], [1.0, 3.0]])
+    return matrix.to_sparse(layout=layout, **blocks).to(d).requires_grad_(requires_grad)  # type: ignore[arg-type]
+
+
+def write(part: torch.Tensor) -> None:
+    with torch.no_grad():
+        part[0] = 5
+        part.mul_(2)
+
+
+def of_two(s: Any) -> object:
+    a, b = s.values(), s.values()
+    b += 1
+    a *= 2
+    return b * 1, s.to_dense()
+
+
+def read_before(s: Any) -> object:
+    doubled = s.values() * 2
+    s.mul_(3)
+    return doubled
+
+
+#: What writes to a sparse tensor by way of its parts, and is seen in it.
+WRITES: dict[str, Callable[[Any], object]] = {
+    "values": lambda s: write(s.values()),
+    "values of the data": lambda s: write(s.data.values()),
+    "values of what is detached": lambda s: write(s.detach().values()),
+    "data of the values": lambda s: write(s.values().data),
+    "detached values": lambda s: write(s.values().detach()),
+    "in grad mode": lambda s: s.values().mul_(2),
+    "a view, in grad mode": lambda s: s.values()[:1].mul_(2),
+    "values of a result": lambda s: ((t := s * 2).values().mul_(2), t.to_dense()),
+    "a view of those": lambda s: ((t := s * 2).values()[:1].mul_(2), t.detach().to_dense()),
+    "twice": of_two,
+    "a reader comes first": read_before,
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["data", "leaf"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout).removeprefix("torch.sparse_"))
+@pytest.mark.parametrize("name", WRITES)
+def test_L7_parts_of_a_sparse_tensor_are_its_own_memory(
+    name: str, layout: torch.layout, requires_grad: bool, same_as_eager: Same
+) -> None:
+    def program(d: str) -> object:
+        s = of_layout(layout, d, requires_grad)
+        before, refused = s._version, ""
+        try:
+            seen = WRITES[name](s)
+        except RuntimeError as error:
+            seen, refused = None, str(error)
+        if s.layout is torch.sparse_coo and not s.is_coalesced():
+            return seen, refused, s.detach().to_dense(), s._version - before
+        return seen, refused, s.detach().to_dense(), s._version - before, s.values()._is_view(), s.values()._base is s
+
+    same_as_eager(program, False)
+
+
+def saved_and_written(s: Any, x: Any) -> None:
+    y = s @ x
+    write(s.values())
+    y.sum().backward()
+
+
+def saved_and_written_unseen(s: Any, x: Any) -> None:
+    y = s @ x
+    s.values().data.mul_(2)
+    y.sum().backward()
+
+
+def values_saved(s: Any, x: Any) -> None:
+    y = s.values() * x[0, 0]
+    write(s.values())
+    y.sum().backward()
+
+
+def gradient_of_values(s: Any, x: Any) -> Any:
+    (s.values() * x[0, 0]).square().sum().backward()
+    return s.grad.to_dense()
+
+
+def gradient_of_a_view(s: Any, x: Any) -> Any:
+    (s.values()[1:] * x[0, 0]).square().sum().backward()
+    return s.grad.to_dense()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["coo", "csr"])
+@pytest.mark.parametrize(
+    "call", [saved_and_written, saved_and_written_unseen, values_saved, gradient_of_values, gradient_of_a_view]
+)
+def test_L7_backward_sees_what_was_written_to_parts(
+    call: Callable[..., Any], layout: torch.layout, same_as_eager: Same
+) -> None:
+    def program(d: str) -> object:
+        s, x = of_layout(layout, d, True), torch.eye(2).to(d).requires_grad_()
+        try:
+            found = call(s, x)
+        except RuntimeError:  # torch does not always find the words: it looks for strides of a compressed tensor
+            return "refused"
+        return found, x.grad
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["coo", "csr"])
+def test_L7_a_sparse_tensor_shares_memory_with_what_it_is_made_of(layout: torch.layout, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        seen = []
+        for where in ({}, {"device": d}):
+            values, rows, ends = torch.tensor([1.0, 2.0]).to(d), torch.tensor([0, 1]).to(d), torch.arange(3).to(d)
+            if layout is torch.sparse_coo:
+                made: Any = torch.sparse_coo_tensor(torch.stack([rows, rows]), values, (2, 2), **where)  # type: ignore[arg-type]
+            else:
+                made = torch.sparse_csr_tensor(ends, rows, values, (2, 2), **where)  # type: ignore[arg-type]
+            values.mul_(2)
+            seen.append(made.to_dense())
+            made._values().add_(1) if layout is torch.sparse_coo else made.values().add_(1)
+            seen.append(values * 1)
+        return seen
+
+    same_as_eager(program)
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["", "checked"])
+def test_L7_a_sparse_tensor_is_made_of_indices_on_the_device(check: bool, same_as_eager: Same) -> None:
+    """Which torch reads for the size, and where it checks them."""
+
+    def program(d: str) -> object:
+        at, values, seen = torch.tensor([[0, 1], [1, 0]]).to(d), torch.tensor([1.0, 2.0]).to(d), []
+        for where in ({}, {"device": d}):
+            for size in ((), ((2, 2),)):
+                made: Any = torch.sparse_coo_tensor(at * 1, values * 1, *size, check_invariants=check, **where)  # type: ignore[call-overload]
+                seen.append((made.shape == (2, 2), made.to_dense()))
+        return seen
+
+    same_as_eager(program)
+
+
+def test_L8_results_of_sparse_tensors_do_not_keep_each_others_memory() -> None:
+    s = of_layout(torch.sparse_csr, LAZY)
+    first = s._lent
+    for _ in range(5):
+        s = s * 2
+        s.values().mul_(1)
+        s.detach().values()
+    assert len(s._lent) == 1 and s._lent is not first and not first
+    assert s.detach()._lent is s._lent
+
+
+def test_L7_undefined_gradients_stay_undefined_across_devices() -> None:
+    for d in ("cpu", LAZY):
+        s, x = of_layout(torch.sparse_coo, d, True), torch.ones(2, requires_grad=True)
+        for leaf, result in (
+            (s, s.to_dense() * 2),
+            (x, x.to(d) * 2),
+            (y := x.detach().to(d).requires_grad_(), y.cpu()),
+        ):
+            undefined = torch._C._functions.UndefinedGrad()(result)  # type: ignore[attr-defined]
+            assert torch.autograd.grad(undefined, leaf, torch.zeros_like(undefined), allow_unused=True) == (None,)

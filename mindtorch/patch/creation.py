@@ -18,7 +18,7 @@ from ..base.errors import UnsupportedOperationError
 from ..devices import mode
 from ..devices.lazy_device import device_at, holds_no_data, is_ours, place_of
 from ..engine.execute import tensors, values
-from ..engine.record import eager, inside, meta, predict
+from ..engine.record import arguments, eager, inside, meta, predict
 from . import generators, transforms
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
@@ -127,6 +127,12 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         return func(like, *args[1:], **kwargs)
     if index >= 0:
         eager.check_generator(kwargs.get("generator"))
+    if index >= 0 and func.__name__.startswith("sparse_"):
+        parts = list(arguments.tensors_in([*args, *kwargs.values()]))
+        if parts and all(_core.get_handle(t) is not None and _core.device_index(t) == index for t in parts):
+            if func.__name__ == "sparse_coo_tensor":
+                args, kwargs = read_indices(args, kwargs)
+            return func(*args, **kwargs)  # of what is there already: it shares their memory
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False) and not mode.now.everywhere:
         raise RuntimeError("Only dense CPU tensors can be pinned")

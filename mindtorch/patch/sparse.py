@@ -3,21 +3,30 @@
 Calls with them run at once, on the values. What comes out is on the device: dense results are lazy tensors, sparse ones
 are of this class again. A sparse tensor of torch's becomes one of these by its class: it stays the same object, in its
 graph, to C++ a sparse tensor where recordings run.
+
+Its parts (``values()``, ``indices()`` …) are lazy tensors on its own memory. They are put in below autograd, which
+makes them views of it as on the CPU: gradients, version counters and refused writes are torch's.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _force_original_view_tracking
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ext import lazy as _core
+from .._ext.guards import NoGrad, Unseen
 from ..devices.lazy_device import index_of, is_ours, torch_device
 from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
+from ..engine.semantics import phases
 
 __all__ = ["SparseTensor", "label"]
 _base: Any = torch.Tensor
@@ -28,12 +37,60 @@ _PARTS = frozenset({"_values", "_indices", "values", "indices", "crow_indices", 
                     "row_indices"})  # fmt: skip
 
 
+class _Lent(dict[int, Any]):
+    """Memory that sparse tensors share with lazy ones: by storage, a lazy tensor on it."""
+
+    def lend(self, part: torch.Tensor, index: int) -> Any:
+        """A lazy tensor that is on the memory of ``part``."""
+        tensors.in_use()
+        value = part.data  # versions are counted where writes are recorded, not where they run
+        if _storage(value) not in self:
+            self.share(value, index, None)
+        return _core.hold(values.executor().adopt([value])[0], index, self[_storage(value)], False)
+
+    def share(self, part: torch.Tensor, index: int, made_of: Any) -> None:
+        """``part`` is memory of the lazy tensor ``made_of`` (None: of no other)."""
+        self[_storage(part)] = _core.hold(values.executor().adopt([part.data])[0], index, made_of, True)
+        _lenders[id(self)] = self
+
+    def settle(self) -> None:
+        """Run what was recorded as written to the memory, and what reads it before it is written here."""
+        if self:
+            roots = list(self.values())
+            values.materialize(roots, "sparse", roots)
+
+
+_lenders: weakref.WeakValueDictionary[int, _Lent] = weakref.WeakValueDictionary()
+
+
+def _settle_all() -> None:
+    """Autograd's kernels read what it saved of sparse tensors, below every call that could be seen here."""
+    for lent in list(_lenders.values()):
+        lent.settle()
+
+
+phases.before_backward(_settle_all)
+
+
+class _Lending(TorchDispatchMode):
+    """Lets what an operation gives be a lazy tensor on the memory of ``source``, of which it is a part."""
+
+    def __init__(self, source: SparseTensor) -> None:
+        super().__init__()
+        self.source = source
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        lends = isinstance(out, torch.Tensor) and _core.get_handle(out) is None and out.layout is torch.strided
+        return self.source._lent.lend(out, self.source._index) if lends else out
+
+
 class SparseTensor(torch.Tensor):
     """A sparse tensor on ``remote_accelerator``."""
 
     _is_mindtorchs = True
     _index: int
-    _lent: list[Any]  # lazy tensors that share memory with it, or with what it shares memory with
+    _lent: _Lent  # the same one in all sparse tensors that share memory
 
     @property
     def device(self) -> Any:  # type: ignore[override]
@@ -53,13 +110,15 @@ class SparseTensor(torch.Tensor):
         ours = [t for t in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(t, SparseTensor)]
         for t in ours:
             t._settle()
-        out = _below(func, types, args, kwargs or {})
-        return _on_device(out, ours[0], getattr(func, "__name__", "") in _PARTS)
+        if getattr(func, "__name__", "").partition(".")[0] in _PARTS:
+            # Autograd must know parts by what made them: below them, views of lazy tensors build on that.
+            with _force_original_view_tracking(True), _Lending(ours[0]):
+                return _below(func, types, args, kwargs or {})
+        return _on_device(_below(func, types, args, kwargs or {}), ours)
 
     def _settle(self) -> None:
         """Have written what was recorded as written to parts of it."""
-        if self._lent:
-            values.materialize(self._lent, "sparse")
+        self._lent.settle()
 
     def _copied_to(self, device: Any, dtype: Any) -> Any:
         self._settle()
@@ -123,32 +182,56 @@ class SparseTensor(torch.Tensor):
         return "tensor(" + super().__repr__(tensor_contents=tensor_contents).removeprefix(f"{type(self).__name__}(")
 
 
-def label(t: Any, index: int, lent: list[Any] | None = None) -> Any:
-    """Let ``t``, a result on device ``index``, know that it is there, if it is a sparse tensor of torch's own."""
+def label(t: Any, index: int, lent: _Lent | None = None, given: Mapping[int, Any] | None = None) -> Any:
+    """Let ``t``, a result on device ``index``, know that it is there, if it is a sparse tensor of torch's own.
+
+    given: by storage, the lazy tensors that it may have been made of.
+    """
     if type(t) is torch.Tensor and t.layout in mixing.SPARSE:
         t.__class__ = SparseTensor  # type: ignore[assignment]
-        t._index, t._lent = index, [] if lent is None else lent
+        t._index, t._lent = index, _Lent() if lent is None else lent
+        for part in _parts(t) if given else ():
+            if (made_of := (given or {}).get(_storage(part))) is not None:
+                t._lent.share(part, index, made_of)
     return t
 
 
-def _on_device(out: Any, source: SparseTensor, part: bool) -> Any:
-    """What a call gave, where its sparse operand is."""
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _parts(t: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of."""
+    with Unseen(), NoGrad(), torch._C.DisableTorchFunctionSubclass():
+        if t.layout is torch.sparse_coo:
+            return [t._indices(), t._values()]
+        if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [t.crow_indices(), t.col_indices(), t.values()]
+        return [t.ccol_indices(), t.row_indices(), t.values()]
+
+
+def _sharing(t: torch.Tensor, sources: list[SparseTensor]) -> _Lent | None:
+    """What those of ``sources`` lend whose memory a result has, if there is one."""
+    memory = set(map(_storage, _parts(t)))
+    return next((s._lent for s in sources if not memory.isdisjoint(map(_storage, _parts(s)))), None)
+
+
+def _on_device(out: Any, sources: list[SparseTensor]) -> Any:
+    """What a call gave, where its sparse operands are."""
     if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
-        items = [_on_device(item, source, part) for item in out]
+        items = [_on_device(item, sources) for item in out]
         return type(out)(items) if type(out) in (tuple, list) or not hasattr(out, "_fields") else type(out)(*items)
     if type(out) is not torch.Tensor or out.is_nested or out.is_quantized:
         return out
+    index = sources[0]._index
     if out.layout is not torch.strided:
-        return label(out, source._index, source._lent)
+        return label(out, index, _sharing(out, sources)) if out.layout in mixing.SPARSE else out
     if out.device != values.executor().device:
         return out
     if out.requires_grad and torch.is_grad_enabled():
-        return tensors.from_plain(out, source._index)
+        return tensors.from_plain(out, index)
     tensors.in_use()
-    held = eager.held(out.detach(), source._index, torch.is_grad_enabled())
-    if part:
-        source._lent.append(held)
-    return held
+    return eager.held(out.detach(), index, torch.is_grad_enabled())
 
 
 eager.set_label(label)

@@ -240,11 +240,12 @@ class _ToPlain(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.set_materialize_grads(False)  # as torch's own moves: what is undefined stays that
         ctx.index, ctx.reason = inside.index_inside(inputs[0]), inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return from_plain(grad, ctx.index), None
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return None if grad is None else from_plain(grad, ctx.index), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, _reason: None) -> Any:  # type: ignore[override]
@@ -264,12 +265,14 @@ class _FromPlain(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.set_materialize_grads(False)
         ctx.device, ctx.index = inputs[0].device, inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: LazyTensor) -> Any:  # type: ignore[override]
-        made_by_torch = _core.get_handle(grad) is None and not inside.wrapped(grad)
-        return grad.to(ctx.device) if made_by_torch else to_plain(grad, ctx.device, "backward"), None
+    def backward(ctx: Any, grad: LazyTensor | None) -> Any:  # type: ignore[override]
+        if grad is not None and (_core.get_handle(grad) is not None or inside.wrapped(grad)):
+            return to_plain(grad, ctx.device, "backward"), None
+        return None if grad is None else grad.to(ctx.device), None  # made by torch
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, _index: None) -> Any:  # type: ignore[override]
@@ -327,17 +330,8 @@ def to_plain(
 
 # ---- wiring ----------------------------------------------------------------------------------------------------------
 _BINARY = {
-    "__add__": torch.Tensor.add,
-    "__sub__": torch.Tensor.sub,
-    "__mul__": torch.Tensor.mul,
+    **{f"__{name}__": getattr(torch.Tensor, name) for name in "add sub mul matmul lt le gt ge eq ne".split()},
     "__truediv__": torch.Tensor.div,
-    "__matmul__": torch.Tensor.matmul,
-    "__lt__": torch.Tensor.lt,
-    "__le__": torch.Tensor.le,
-    "__gt__": torch.Tensor.gt,
-    "__ge__": torch.Tensor.ge,
-    "__eq__": torch.Tensor.eq,
-    "__ne__": torch.Tensor.ne,
     "__and__": torch.Tensor.bitwise_and,
     "__or__": torch.Tensor.bitwise_or,
     "__xor__": torch.Tensor.bitwise_xor,

@@ -59,9 +59,9 @@ def set_label(label: Any) -> None:
     _label = label
 
 
-def labelled(t: torch.Tensor, place: int) -> Any:
-    """``t``, which is on the device ``place`` and torch's own; if it is sparse, it knows."""
-    return t if place < 0 else _label(t, place)
+def labelled(t: torch.Tensor, place: int, given: dict[int, Any] | None = None) -> Any:
+    """``t``, which is on the device ``place`` and torch's own; if it is sparse, it knows, and what it was made of."""
+    return t if place < 0 else _label(t, place, given=given)
 
 
 def held(t: torch.Tensor, place: int, no_grad: bool) -> Any:
@@ -285,7 +285,7 @@ class _Wrapper:
                 return self.same[id(out)]
             if out.device != self.device or out.layout is not torch.strided or out.is_nested or out.is_quantized:
                 # Meta, another device, nested, quantized: stays torch's own. So does what is sparse, with its place.
-                return labelled(out, self.place)
+                return labelled(out, self.place, self.roots)
             key = _storage_key(out)
             lazy = _core.hold(out, self.place, self.roots.get(key), False)
             self.roots.setdefault(key, lazy)

@@ -28,6 +28,7 @@ _original: Callable[..., Any] | None = None
 _handles: list[RemovableHandle] = []
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
+_before: list[Callable[[], None]] = []
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
@@ -46,6 +47,8 @@ def patch() -> None:
 
 def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one."""
+    for call in _before:
+        call()
     found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
     if not found:
         return found  # accumulated in the leaves: see handlers.py
@@ -55,6 +58,11 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(target, torch.Tensor) and isinstance(gradient, torch.Tensor) else gradient
         for target, gradient in zip(inputs, found, strict=True)
     )  # fmt: skip
+
+
+def before_backward(call: Callable[[], None]) -> None:
+    """Call this before autograd's engine runs."""
+    _before.append(call)
 
 
 _torch_apply = vars(torch.autograd.Function)["apply"]

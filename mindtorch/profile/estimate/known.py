@@ -146,11 +146,12 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, place: int) -> Any:  # type: ignore[override]
         ctx.place = _core.device_index(t)
+        ctx.set_materialize_grads(False)
         return _moved(t, place)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        if _core.get_handle(grad) is None or _core.device_index(grad) == ctx.place:
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        if grad is None or _core.get_handle(grad) is None or _core.device_index(grad) == ctx.place:
             return grad, None
         return _moved(grad, ctx.place), None
 
