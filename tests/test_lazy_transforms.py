@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._vmap_internals import _vmap
+from torch.autograd import forward_ad as fw
 from torch.func import (
     functional_call,
     grad,
@@ -23,6 +24,7 @@ from torch.func import (
     vmap,
 )  # fmt: skip
 from torch.nn import functional as F
+from torch.testing._internal.logging_tensor import LoggingTensor
 
 import mindtorch
 
@@ -333,5 +335,68 @@ def test_L7_batches_of_gradients_cross_devices(same_as_eager: Same) -> None:
             functional.jacobian(lambda x: (x * x).cpu(), there.detach(), vectorize=True),
             functional.hessian(lambda x: up(x, d).sum(), x.detach(), vectorize=True),
         )
+
+    same_as_eager(program)
+
+
+def test_L7_batches_of_gradients_through_a_class_around_tensors(same_as_eager: Same) -> None:
+    """C++ makes the zeros of a slice's gradient itself, where it takes the class to be."""
+
+    def program(d: str) -> object:
+        x = torch.arange(8.0).view(4, 2).to(d).requires_grad_()
+        around, plain = LoggingTensor(x.detach(), requires_grad=True), LoggingTensor(x.detach())
+        batch = LoggingTensor(torch.ones(2, device=d))
+        found = (
+            torch.autograd.grad(around.narrow(0, 0, 3).exp().sum(), around, batch, is_grads_batched=True)[0],
+            torch.autograd.grad(x.narrow(0, 0, 3).exp().sum(), x, batch, is_grads_batched=True)[0],
+            torch.autograd.grad((x[:3] * plain[:3]).sum(), x, batch, is_grads_batched=True)[0],
+        )
+        assert {str(t.device) for t in found} == {d}
+        return found
+
+    same_as_eager(program)
+
+
+def complex_numbers(d: str) -> torch.Tensor:
+    return torch.complex(torch.arange(6.0), torch.arange(1.0, 7.0)).view(2, 3).to(d)
+
+
+BITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "neither": lambda x: x,
+    "conjugated": lambda x: x.conj(),
+    "negated": lambda x: x._neg_view(),
+    "both": lambda x: x.conj()._neg_view(),
+}
+
+
+@pytest.mark.parametrize("of_the_tangent", BITS)
+@pytest.mark.parametrize("of_the_primal", BITS)
+def test_L7_tangents_of_conjugated_and_negated_primals(
+    of_the_primal: str, of_the_tangent: str, same_as_eager: Same
+) -> None:
+    def program(d: str) -> object:
+        seen = []
+        primal, tangent = BITS[of_the_primal](complex_numbers(d)), BITS[of_the_tangent](complex_numbers(d) * 2)
+        with fw.dual_level():
+            dual = fw.make_dual(primal, tangent)
+            seen.append(fw.unpack_dual(dual).tangent is tangent)
+            for out in (dual, dual[1:], torch.view_as_real(dual.resolve_conj().resolve_neg()), dual * 2, dual.abs()):
+                t = fw.unpack_dual(out).tangent
+                seen.append((t.is_conj(), t.is_neg(), t.stride(), t.resolve_conj().resolve_neg()))
+        return seen
+
+    same_as_eager(program)
+
+
+def test_L7_dual_tensors_in_inference_mode(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        normal, seen = torch.arange(3.0).to(d), []
+        with torch.inference_mode(), fw.dual_level():
+            for x, tangent in ((normal * 1, normal * 2), (normal, normal * 2), (normal * 3, normal)):
+                dual = fw.make_dual(x, tangent)
+                dual += 1
+                primal, found = fw.unpack_dual(dual)
+                seen.append((dual._is_view(), dual.is_inference(), found is None, x * 1, primal * 2))
+        return [(*facts, x.clone(), y.clone()) for *facts, x, y in seen]
 
     same_as_eager(program)

@@ -220,13 +220,19 @@ def _gradient(args: tuple, kwargs: dict) -> Any:
 
 def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The gradient of a tensor on a device of ours as one there: a lazy tensor, when it is a dense plain one."""
-    sparse = target.layout is not torch.strided and getattr(target, "_is_mindtorchs", False)
-    if not (sparse or _core.get_handle(target) is not None) or _core.get_handle(found) is not None:
+    if _core.get_handle(found) is not None:
         return found
-    index: int = target._index if sparse else _core.device_index(target)  # type: ignore[attr-defined]
+    around = not getattr(target, "_is_mindtorchs", False)  # of a class of the program's, around tensors of ours
+    if around and not (type(found) is torch.Tensor and is_ours(target.device)):
+        return found
+    index = _core.device_index(target) if _core.get_handle(target) is not None else place_of(target.device)
     if found.layout is not torch.strided:
         return eager.labelled(found, index)
-    if found.requires_grad or found.is_nested or inside.wrapped(found):
+    if found.requires_grad or found.is_nested:
+        return found
+    if inside.in_older_vmap(found):
+        return inside.below_older_vmap(lambda t: lazy_gradient(target, t), found)
+    if inside.wrapped(found):
         return found
     return eager.held(found, index, True) if index >= 0 else _core.hold(found, index, None, True)
 

@@ -139,7 +139,23 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = functools.partial(_with_parameters, info)
     elif name == "aten::masked_scatter":
         info.at_dispatch = _scattered_gradient
+    elif name == "aten::_new_zeros_with_same_feature_meta":
+        info.at_dispatch = _zeros_for_a_tangent
+    elif name in ("aten::_make_dual", "aten::_fw_primal"):  # come here in inference mode only: torch knows no tangents
+        info.at_dispatch = lambda args, kwargs: torch.ops.aten.alias(args[0])
     return info
+
+
+def _zeros_for_a_tangent(args: tuple, kwargs: dict) -> Any:
+    """Autograd conjugates or negates these as the primal is, by a mark in C++ of which nothing is heard here."""
+    tangent, primal, *rest = args
+    if not (primal.is_conj() or primal.is_neg()):
+        return NotImplemented
+    plain = primal.conj() if primal.is_conj() else primal
+    plain = plain._neg_view() if plain.is_neg() else plain
+    zeros = torch.ops.aten._new_zeros_with_same_feature_meta(tangent, plain, *rest, **kwargs)
+    zeros = zeros.conj() if primal.is_conj() else zeros
+    return zeros._neg_view() if primal.is_neg() else zeros
 
 
 def _take_apart(func: Any, args: tuple, kwargs: dict) -> Any:
