@@ -322,6 +322,14 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
     if npu_moves.names_npu(target):
         return npu_moves.to(self, args, kwargs)
+    if wrappers.crosses(self, target):
+        device: Any = (
+            tensors.torch_device(tensors.index_of(target)) if tensors.is_ours(target) else _plain_device(target)
+        )
+        if self.device == device:
+            return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
+        dtype, non_blocking, memory_format = to_options(args, kwargs)
+        return wrappers.moved(self, device, dtype, non_blocking, memory_format)
     knowing = mode.now.known is not None
     if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
         if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
