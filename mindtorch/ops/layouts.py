@@ -255,7 +255,7 @@ RULES: dict[str, Rule] = {
         _as_suggested_by(1),
         "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward",
     ),
-    **_rows(_like(0), "binary_cross_entropy sort"),
+    **_rows(_like(0), "_prelu_kernel binary_cross_entropy prelu sort"),
     **_rows(_like(1), "binary_cross_entropy_backward"),
     **_rows(
         _element_wise,

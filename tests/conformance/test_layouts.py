@@ -23,7 +23,8 @@ ONCE_WRONG = """
     native_group_norm nn.functional.binary_cross_entropy nn.functional.conv1d nn.functional.conv_transpose1d
     nn.functional.conv_transpose2d nn.functional.conv_transpose3d nn.functional.cross_entropy nn.functional.glu
     nn.functional.huber_loss nn.functional.logsigmoid nn.functional.mse_loss nn.functional.nll_loss
-    nn.functional.pad.reflect nn.functional.pad.replicate nn.functional.pixel_shuffle nn.functional.rrelu
+    nn.functional.pad.reflect nn.functional.pad.replicate nn.functional.pixel_shuffle nn.functional.prelu
+    nn.functional.rrelu
     nn.functional.smooth_l1_loss normal roll select_scatter sort xlogy
 """.split()
 #: Where eager itself cannot be followed, with the reason.
