@@ -341,24 +341,32 @@ def computed():
     """(slot, what stands for its value) of all values that are computed."""
     cdef list out = []
     cdef Slot *s
-    cdef uint32_t i
-    for i in range(1, tape.n_slots):
+    cdef uint32_t i = 1
+    cdef object value
+    while i < tape.n_slots:
         s = tape.slot(i)
         if s.flags & SLOT_USED and not s.flags & (SLOT_PENDING | SLOT_FAILED) and s.concrete:
-            if <object>s.concrete is not None:
-                out.append((i, <object>s.concrete))
+            value = <object>s.concrete     # first: what follows makes objects, and slots may die then
+            if value is not None:
+                out.append((i, value))
+        i += 1
     return out
 
 
-def exchange(uint32_t slot, value):
-    """Let something else stand for a computed value; an exception: it has failed."""
-    cdef Slot *s = tape.slot(slot)
-    cdef PyObject *old = s.concrete
+def exchange(uint32_t slot, old, value):
+    """Let `value` stand for what `old` stood for; an exception: it has failed. Not where the slot is another's by now.
+    """
+    cdef Slot *s
+    if slot >= tape.n_slots:
+        return
+    s = tape.slot(slot)
+    if not s.flags & SLOT_USED or s.flags & (SLOT_PENDING | SLOT_FAILED) or s.concrete != <PyObject *>old:
+        return
     Py_INCREF(value)
     s.concrete = <PyObject *>value
     if isinstance(value, BaseException):
         s.flags |= SLOT_FAILED
-    Py_DECREF(<object>old)
+    Py_DECREF(old)
 
 
 # ---- what estimates know of tensors without data ---------------------------------------------------------------------

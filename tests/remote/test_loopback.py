@@ -142,6 +142,30 @@ def test_R1_values_go_with_the_tensors_when_the_executor_changes() -> None:
     assert before.tolist() == [1.0, 0.0, 0.0, 4.0] and there.tolist() == [2.0, 40.0, 60.0, 8.0]
 
 
+def test_R1_values_that_die_while_the_executor_changes_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = [torch.ones(2, device=LAZY) * i for i in range(50)]
+    staying = torch.ones(3, device=LAZY) * 7
+    for t in (*dying, staying):
+        t.tolist()
+    executor = LoopbackExecutor()
+    adopt = executor.adopt
+
+    def adopting(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        made = adopt(tensors)
+        dying.clear()
+        for _ in range(20):
+            torch.ones(1, device=LAZY)  # which take the slots that have become free
+        return made
+
+    monkeypatch.setattr(executor, "adopt", adopting)
+    previous = mindtorch.set_executor(executor)
+    try:
+        assert staying.tolist() == [7.0] * 3
+    finally:
+        mindtorch.set_executor(previous)
+    assert (staying + 1).tolist() == [8.0] * 3
+
+
 def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(loopback: LoopbackExecutor) -> None:
     x = torch.ones(3, device=LAZY)
     index = torch.tensor([7]).to(LAZY)

@@ -43,14 +43,14 @@ def set_executor(executor: Any) -> Any:
 def _hand_over(previous: Any, executor: Any) -> None:
     """What was computed goes with the tensors that name it; what failed there has failed here."""
     held = _core.computed()
-    plain: list[tuple[int, torch.Tensor]] = []
+    plain: list[tuple[int, torch.Tensor, torch.Tensor]] = []
     for slot, value in held:
         try:
-            plain.append((slot, previous.fetch([value], whole=True)[0]))
+            plain.append((slot, value, previous.fetch([value], whole=True)[0]))
         except MaterializationError as error:
-            _core.exchange(slot, error)
-    for (slot, _), value in zip(plain, executor.adopt([t for _, t in plain]), strict=True):
-        _core.exchange(slot, value)
+            _core.exchange(slot, value, error)
+    for (slot, old, _), value in zip(plain, executor.adopt([t for _, _, t in plain]), strict=True):
+        _core.exchange(slot, old, value)
 
 
 def set_default_executor(make: Callable[[], Any]) -> None:

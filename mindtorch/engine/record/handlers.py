@@ -220,12 +220,13 @@ def _gradient(args: tuple, kwargs: dict) -> Any:
 
 def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The gradient of a tensor on a device of ours as one there: a lazy tensor, when it is a dense plain one."""
+    own = _core.get_handle(target) is not None
+    sparse = target.layout is not torch.strided and getattr(target, "_is_mindtorchs", False)
     if _core.get_handle(found) is not None:
         return found
-    around = not getattr(target, "_is_mindtorchs", False)  # of a class of the program's, around tensors of ours
-    if around and not (type(found) is torch.Tensor and is_ours(target.device)):
-        return found
-    index = _core.device_index(target) if _core.get_handle(target) is not None else place_of(target.device)
+    if not (own or sparse) and not (type(found) is torch.Tensor and is_ours(target.device)):
+        return found  # the third: a class of the program's, around tensors of ours
+    index = _core.device_index(target) if own else place_of(target.device)
     if found.layout is not torch.strided:
         return eager.labelled(found, index)
     if found.requires_grad or found.is_nested:
