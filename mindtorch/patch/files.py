@@ -12,9 +12,9 @@ import torch
 import torch.serialization
 
 from .._ext import blocks as _blocks
-from .._ext import lazy as _core
 from ..devices.lazy_device import index_of, is_ours
 from ..engine.execute import tensors, values
+from ..engine.record import eager
 from ..npu import moves as _moves
 from ..npu import tensor as _npu
 
@@ -78,8 +78,7 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
             return _on_npu(target, original(storage, storage_offset, size, stride))
         tensors.in_use()
         tensors.on_device()
-        (value,) = values.executor().adopt([original(storage, storage_offset, size, stride)])
-        lazy = _core.hold(value, target.index, target.last(), True)
+        lazy = eager.held(original(storage, storage_offset, size, stride), target.index, True, target.last())
         target.last = weakref.ref(lazy)
         return lazy
 

@@ -46,11 +46,11 @@ class _Lent(dict[int, Any]):
         value = part.data  # versions are counted where writes are recorded, not where they run
         if _storage(value) not in self:
             self.share(value, index, None)
-        return _core.hold(values.executor().adopt([value])[0], index, self[_storage(value)], False)
+        return eager.held(value, index, False, self[_storage(value)])
 
     def share(self, part: torch.Tensor, index: int, made_of: Any) -> None:
         """``part`` is memory of the lazy tensor ``made_of`` (None: of no other)."""
-        self[_storage(part)] = _core.hold(values.executor().adopt([part.data])[0], index, made_of, True)
+        self[_storage(part)] = eager.held(part.data, index, True, made_of)
         _lenders[id(self)] = self
 
     def settle(self) -> None:

@@ -148,9 +148,7 @@ class LazyTensor(RecordedTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
         with Unseen():
-            value = values.read([self], "pickle", whole=True)[
-                0
-            ]  # not a copy: what shares memory is saved as sharing it
+            (value,) = values.read([self], "pickle", whole=True)  # what shares memory is saved as sharing it
             plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
         return plain.__reduce_ex__(protocol)
 

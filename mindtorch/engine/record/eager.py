@@ -64,9 +64,11 @@ def labelled(t: torch.Tensor, place: int, given: dict[int, Any] | None = None) -
     return t if place < 0 else _label(t, place, given=given)
 
 
-def held(t: torch.Tensor, place: int, no_grad: bool) -> Any:
-    """The lazy tensor on ``place`` that plain ``t`` becomes, whose memory is the executor's from now on."""
-    return _core.hold(_runtime.executor().adopt([t])[0], place, None, no_grad)
+def held(t: torch.Tensor, place: int, no_grad: bool, root: Any = None) -> Any:
+    """The tensor of ours on ``place`` that plain ``t`` becomes: where it has data, its memory is the executor's from
+    now on. ``root``: the one of ours whose storage it shares.
+    """
+    return _core.hold(_runtime.executor().adopt([t])[0] if place >= 0 else t, place, root, no_grad)
 
 
 def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:

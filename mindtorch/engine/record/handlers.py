@@ -235,7 +235,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         return inside.below_older_vmap(lambda t: lazy_gradient(target, t), found)
     if inside.wrapped(found):
         return found
-    return eager.held(found, index, True) if index >= 0 else _core.hold(found, index, None, True)
+    return eager.held(found, index, True)
 
 
 def _split(args: tuple, kwargs: dict) -> Any:

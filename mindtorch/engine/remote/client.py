@@ -19,9 +19,9 @@ from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
 from ..execute import local, triggers
 from ..execute.base import Executor
-from ..record.arguments import contiguous, quiet, tensors_in
+from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
-from .mirrors import META, Mirrors, last, view
+from .mirrors import META, Mirrors, view
 from .wire import HERE, Reference, WireError, dumps, loads
 from .worker import ERRORS
 
@@ -153,11 +153,11 @@ class RemoteExecutor(Executor):
                 if strides is None:
                     strides = contiguous(sizes)
                 if root in storages:
-                    made = torch.empty(0, dtype=dtype, device=META).set_(storages[root], offset, sizes, strides)
+                    made = view(storages[root], dtype, sizes, strides, offset)
                 else:
                     made = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
                     if offset:
-                        nbytes = (last(sizes, strides, offset) + 1) * dtype.itemsize
+                        nbytes = extent(sizes, strides, offset) * dtype.itemsize
                         whole = torch.empty(nbytes, dtype=torch.uint8, device=META)
                         made.set_(whole.untyped_storage(), offset, sizes, strides)
                     self._mirrors.number(made, base + outputs[slot])
@@ -296,9 +296,7 @@ class RemoteExecutor(Executor):
                 home = homes.get(item.untyped_storage()._cdata)
                 if home is None:
                     return self.adopt([item.detach()])[0]
-                with quiet():
-                    made = torch.empty(0, dtype=item.dtype, device=META)
-                    return made.set_(home.untyped_storage(), item.storage_offset(), item.shape, item.stride())
+                return view(home.untyped_storage(), item.dtype, item.shape, item.stride(), item.storage_offset())
             if isinstance(item, (tuple, list)):
                 items = [mirrored(each) for each in item]
                 return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
@@ -323,8 +321,8 @@ class RemoteExecutor(Executor):
         _number, dtype, sizes, _strides, _offset, bits = described
         strides, data = found
         with quiet():
-            made = torch.empty(0, dtype=dtype).set_(_plain_bytes(data).untyped_storage(), 0, sizes, strides)
-            return _core.set_view_bits(made, bits)
+            storage = _plain_bytes(data).untyped_storage()
+        return view(storage, dtype, sizes, strides, 0, bits)
 
     def _view_here(self, described: tuple) -> torch.Tensor:
         """The tensor on a copy of its storage, which is the same copy for all that share it while one of them lives."""
@@ -338,8 +336,7 @@ class RemoteExecutor(Executor):
             with quiet():
                 storage = _plain_bytes(found).clone().untyped_storage()  # which a call may resize
             self._mirrors.copies[number] = weakref.ref(storage)
-        with quiet():
-            return _core.set_view_bits(torch.empty(0, dtype=dtype).set_(storage, offset, sizes, strides), bits)
+        return view(storage, dtype, sizes, strides, offset, bits)
 
     # ---- generators --------------------------------------------------------------------------------------------------
     _drawing = -1

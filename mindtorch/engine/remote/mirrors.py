@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ..record.arguments import quiet
+from ..record.arguments import extent, quiet
 from .wire import WireError
 
 __all__ = ["META", "Mirrors"]
@@ -77,7 +77,7 @@ class Mirrors:
         number, dtype, sizes, strides, offset, bits = described
         storage = storages.get(number)
         if storage is None:
-            nbytes = (last(sizes, strides, offset) + 1) * dtype.itemsize
+            nbytes = extent(sizes, strides, offset) * dtype.itemsize
             storage = storages[number] = self.whole(nbytes, number).untyped_storage()
         return view(storage, dtype, sizes, strides, offset, bits)
 
@@ -97,8 +97,3 @@ def view(storage: Any, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
     with quiet():
         made = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, sizes, strides)
         return _core.set_view_bits(made, bits)
-
-
-def last(sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
-    """Index of the last element in its storage; -1 where there is none."""
-    return -1 if 0 in sizes else offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

@@ -21,6 +21,7 @@ from ..execute.local import LocalExecutor
 from ..record.arguments import contiguous, extent, overlapping, quiet
 from ..record.predict import knowing_views
 from . import functions
+from .mirrors import view
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -137,8 +138,7 @@ class Worker:
             raise WireError(
                 f"expected a tensor within the {held.numel()} bytes of storage {number}, got {described[1:]}"
             )
-        made = torch.empty(0, dtype=dtype, device=self._device)
-        return _core.set_view_bits(made.set_(held.untyped_storage(), offset, sizes, strides), bits)
+        return view(held.untyped_storage(), dtype, sizes, strides, offset, bits)
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def define(self, definitions: list[tuple]) -> None:
@@ -329,16 +329,10 @@ class Worker:
         except Poisoned as error:
             return "failed", error.number
         with quiet():
-            plain = t
-            if _core.view_bits(t):
-                plain = torch.empty(0, dtype=t.dtype, device=t.device).set_(
-                    t.untyped_storage(), t.storage_offset(), t.shape, t.stride()
-                )
+            plain = view(t.untyped_storage(), t.dtype, t.shape, t.stride(), t.storage_offset())  # without its bits
             if not _is_dense(plain):
                 plain = plain.contiguous()
-            span = torch.empty(0, dtype=plain.dtype, device=plain.device).set_(
-                plain.untyped_storage(), plain.storage_offset(), (plain.numel(),), (1,)
-            )
+            span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
             return "values", tuple(plain.stride()), _contents(_as_bytes(span.clone()))
 
     # ---- generators and the rest -------------------------------------------------------------------------------------
