@@ -21,6 +21,7 @@ cdef class Segment:
     cdef readonly bint random         # some record draws from the device's generator
     cdef int _plan(self) except -1
     cdef int _claim(self) except -1
+    cdef int take(self) except -1
     cdef void _finish(self, uint64_t seq, Record *r) noexcept
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept
     cdef object _failed_input(self, Record *r, SigS *s)

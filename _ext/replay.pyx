@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_out_meta, sig_written
+from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_written
 from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
@@ -175,6 +175,7 @@ cdef class Segment:
                     failure = self._failed_input(r, s)
                     if failure is None:
                         raise SystemError(f"record {seq}: an input was never computed")
+                    self.done += 1
                     if self._fail(seq, failure):
                         raise again(failure)   # else nobody would hear that something was not written
                     continue                   # whoever asks for these values is told
@@ -203,6 +204,7 @@ cdef class Segment:
                         raise
                     failure = _words(seq, e, on_error)
                 if failure is not None:
+                    self.done += 1
                     self._fail(seq, failure)
                     raise again(failure)
                 # The op has run, so its record is finished whatever is raised from here on: it must not run twice,
@@ -362,7 +364,6 @@ cdef class Segment:
                 writes |= self._fail_one(k, r, failure)
         for i in range(1, tape.n_slots):
             tape.slot(i).flags &= ~SLOT_OVERWRITTEN
-        self.done += 1
         tape._drain()
         self.lost_write |= writes
         return writes
@@ -426,58 +427,23 @@ cdef class Segment:
                 return self.seqs.data[k]
         return None
 
-    def take(self):
-        """Claim the records, for an executor that runs them elsewhere; `settle` must follow.
+    cdef int take(self) except -1:
+        """Claim the records, for an executor that runs them elsewhere; settle() must follow.
 
-        Returns (records, given, kept). A record is (call's id, was grad mode on, input slots, output slots); given:
-        (what stands for its value, slot of its storage) of each input slot that no record of these makes; kept: (slot,
-        slot of its storage, metadata, MetaBits) of the outputs that something will name when all have run.
+        Those that take what failed fail, too, as they do in run(). What is to be run is REC_RUNNING now.
         """
         cdef Tape tape = self.tape
         cdef Record *r
-        cdef SigS *s
-        cdef Slot *slot
-        cdef dict users = {}, metas = {}, given = {}
-        cdef list records = [], ins, outs, dead, kept = []
+        cdef object failure
         cdef size_t k
-        cdef uint32_t i, n
         self._claim()
-        for k in range(self.done, self.seqs.n):
+        for k in range(self.seqs.n):
             r = tape.record(self.seqs.data[k])
-            s = tape.interner.sigs[r.sig]
-            ins, outs = [], []
-            for i in range(s.n_in):
-                n = rec_ins(r)[i]
-                ins.append(n)
-                if n in users:
-                    users[n] -= 1
-                elif n not in given:
-                    slot = tape.slot(n)
-                    if slot.flags & SLOT_FAILED:
-                        raise again(<object>slot.concrete)
-                    given[n] = (<object>slot.concrete, slot.root)
-            for i in range(s.n_out):
-                n = rec_outs(r, s)[i]
-                outs.append(n)
-                users[n] = tape.slot(n).users
-                metas[n] = sig_out_meta(s)[i]
-            records.append((r.sig, r.flags & REC_GRAD != 0, tuple(ins), tuple(outs)))
-        dead = []
-        for made in users:
-            if not users[made] and not tape.slot(made).handles:
-                dead.append(made)
-        while dead:
-            n = dead.pop()
-            del metas[n]
-            i = tape.slot(n).root
-            if i != n and i in users:
-                users[i] -= 1
-                if not users[i] and not tape.slot(i).handles:
-                    dead.append(i)
-        for made in metas:
-            i = metas[made]
-            kept.append((made, tape.slot(made).root, tape.interner.meta(i), tape.interner.metas[i].bits))
-        return records, given, kept
+            if r and r.state == REC_RUNNING:
+                failure = self._failed_input(r, tape.interner.sigs[r.sig])
+                if failure is not None and self._fail(self.seqs.data[k], failure):
+                    raise again(failure)       # else nobody would hear that something was not written
+        return 0
 
     def settle(self, dict values):
         """What stands for the values that are kept, by slot: the records have run, or will before anybody looks."""
@@ -490,6 +456,9 @@ cdef class Segment:
             while self.done < self.seqs.n and not self.closed:
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
+                if not r or r.state != REC_RUNNING:
+                    self.done += 1             # it failed with what it depends on
+                    continue
                 s = tape.interner.sigs[r.sig]
                 for i in range(s.n_out):
                     n = rec_outs(r, s)[i]
@@ -499,10 +468,6 @@ cdef class Segment:
             self._give_back()
             tape._advance_head()
             tape.rearm()
-
-    def origin(self, size_t index):
-        """describe() of the record that take() gave at this place; to be asked before settle()."""
-        return self.tape.describe(self.seqs.data[index])
 
     def instructions(self):
         """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""

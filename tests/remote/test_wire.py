@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 
 import pytest
 import torch
 
 from mindtorch.engine.remote import functions
-from mindtorch.engine.remote.wire import HERE, Reference, WireError, dumps, loads
+from mindtorch.engine.remote.wire import HERE, Hole, Reference, WireError, dumps, loads
 from mindtorch.engine.remote.worker import Worker
 
 VALUES = [
     None, True, False, 0, -1, 1, 127, 128, -129, 1 << 40, -(1 << 70), 0.0, -0.0, 1.5, math.inf, 2 + 3j, "", "aéß", b"",
     b"\x00\xff", (), (1, "a", None), [1, [2, (3,)]], torch.Size([2, 3]), {"a": 1, "b": [2]}, Ellipsis,
     torch.float32, torch.strided, torch.channels_last, HERE, Reference(3), Reference(200, True), torch.device("cpu"),
-    slice(1, None, 2),
+    slice(1, None, 2), Hole.INT, Hole.COMPLEX,
 ]  # fmt: skip
 
 
@@ -36,17 +37,20 @@ def test_R3_what_has_no_form_is_refused(value: object) -> None:
 
 def message() -> bytes:
     """A message with one of each request that has tensors."""
-    described = (1, torch.float32, (2,), (1,), 0, 0)
+    numbers = struct.pack(
+        "<qdqqqq", 1, 2.0, 2, 0, 2, 0
+    )  # storage, alpha; sizes and offsets: of the sum, of what is there
     definition = (
-        "op aten::add.Tensor", (Reference(0), Reference(1)), {}, -1, False, (), True, (0,),
-        ((torch.float32, torch.Size([2]), None, 0),),
+        "op aten::add.Tensor", (Reference(0), Reference(1)), {"alpha": Hole.FLOAT}, -1, False, (), True, (0,),
+        ((torch.float32, 1, False),),
     )  # fmt: skip
     return bytes(
         dumps(
             [
                 ("upload", 1, torch.ones(2).numpy().tobytes()),
                 ("define", [definition]),
-                ("run", 2, [described], [(0, True, 0, 0)], [0], False),
+                ("plan", [(0, True, 0, 0)], [(torch.float32, 1, False, 0)], [0]),
+                ("run", 0, 2, struct.pack("<6I", *range(6)), numbers, False),
                 ("fetch", (2, torch.float32, (2,), (1,), 0, 0)),
                 ("free", [1]),
             ]
@@ -56,8 +60,8 @@ def message() -> bytes:
 
 def test_R3_a_worker_answers_a_message() -> None:
     answers = loads(Worker().handle(message()))
-    assert answers[2] == ([], [], []) and answers[3][0] == "values"
-    assert torch.frombuffer(bytearray(answers[3][2]), dtype=torch.float32).tolist() == [2.0, 2.0]
+    assert answers[3] == ([], [], []) and answers[4][0] == "values"
+    assert torch.frombuffer(bytearray(answers[4][2]), dtype=torch.float32).tolist() == [3.0, 3.0]
 
 
 def test_R3_bytes_that_are_no_message_are_refused_and_nothing_else_happens() -> None:

@@ -27,6 +27,7 @@ OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is
 MOST = 1 << 18  # … where the row says `probe`, or no copy will do; of the former, larger ones run at once, not twice
 COPIES = True  # are larger ones tried on a copy?
 _CPU = torch.device("cpu")
+_RELAID = object()
 Predict = Callable[[tuple, dict, "list[tuple]"], Any]
 
 
@@ -57,7 +58,7 @@ def forget() -> None:
 
 # ---- on the kernel ---------------------------------------------------------------------------------------------------
 def _run(info: Any, args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
-    """What the kernel gives for such arguments, or the error that it raises. None: it changes its inputs' layouts."""
+    """What the kernel gives for such arguments, or the error that it raises. _RELAID: it changes inputs' layouts."""
     for integer in (0, 1):  # indices may have to be 0, divisors must not be
         with quiet(grad=True):
             values = []
@@ -73,7 +74,7 @@ def _run(info: Any, args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
             try:
                 out = info.call(*cargs, **ckwargs)
                 after = [(v.shape, v.stride(), v.is_conj()) for v in values]  # out= may be resized, or conjugated
-                return out if after == before else None
+                return out if after == before else _RELAID
             except TORCH_ERRORS as e:
                 if by_signal_handler(e):
                     raise
@@ -91,7 +92,7 @@ def _passes_as_it_is(info: Any, args: tuple, kwargs: dict, facts: list[tuple], s
     out = _run(info, args, kwargs, facts)
     if isinstance(out, torch.linalg.LinAlgError):
         return not asked
-    if out is None or isinstance(out, Exception):
+    if out is _RELAID or isinstance(out, Exception):
         return False
     for code, item in _results(out, spec):
         dtype, size, _stride, offset, device, *_bits = spec[0][code]
@@ -176,7 +177,7 @@ def _judge(info: Any, args: tuple, kwargs: dict, facts: list[tuple], predict: Pr
     out = _run(info, args, kwargs, facts)
     if isinstance(out, torch.linalg.LinAlgError):
         return _AS_PREDICTED
-    if out is None or isinstance(out, Exception):
+    if out is _RELAID or isinstance(out, Exception):
         return _REFUSED
     other: dict[int, tuple] = {}
     for code, item in _results(out, spec):

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..._ext import intern as _intern
 from ..._ext import lazy as _core
+from ..._ext.encoder import Encoded, encode
 from ...base.errors import MaterializationError
 from ..execute import local, triggers
 from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
+from .definitions import definition
 from .mirrors import META, Mirrors, view
 from .wire import HERE, Reference, WireError, dumps, loads
 from .worker import ERRORS
@@ -29,12 +31,20 @@ __all__ = ["RemoteExecutor"]
 
 _CPU = torch.device("cpu")
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
+_PLANNED = 64 << 20  # bytes of plans beyond which they are all forgotten
+
+
+class _Plan:
+    """A segment that the worker knows by ``number``, and the numbers that it had when it last ran."""
+
+    def __init__(self, number: int, numbers: Any) -> None:
+        self.number, self.numbers = number, numbers
 
 
 class RemoteExecutor(Executor):
     """Runs recordings where ``send(message) -> reply`` leads to a `Worker`.
 
-    ``stats``: messages, and bytes up and down.
+    ``stats``: messages, plans that were told, and bytes up and down.
     """
 
     def __init__(self, send: Callable[[bytearray], bytes | bytearray]) -> None:
@@ -45,9 +55,11 @@ class RemoteExecutor(Executor):
         self._requests: list[tuple] = []
         self._waiting = 0  # bytes of those, roughly
         self._answers: list[Callable[[Any], None] | None] = []  # who wants to know, for each request
-        self._definitions: dict[bytes, int] = {}
+        self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
+        self._planned = 0  # bytes of those
+        self._definitions: dict[bytes, int] = {}  # calls in them, by their part of it
         self._failures: dict[int, MaterializationError] = {}
-        self.stats = {"messages": 0, "bytes_up": 0, "bytes_down": 0}
+        self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
@@ -129,27 +141,81 @@ class RemoteExecutor(Executor):
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
-        records, given, kept = segment.take()
-        index = {slot: k for k, slot in enumerate(given)}
-        n_given = len(given)
-        described = [self._mirrors.describe(mirror) for mirror, _root in given.values()]
-        sent: list[tuple] = []
-        sigs: list[int] = []
+        encoded = encode(segment)
+        if encoded.writes:
+            self._mirrors.copies.clear()
+        if self._planned > _PLANNED:
+            self._ask("forget")
+            self._plans.clear()
+            self._definitions.clear()
+            self._planned = 0
+        plan = self._plans.get(encoded.structure)
+        if plan is None:
+            plan = self._plan(encoded)
+        base = self._mirrors.fresh(encoded.n_outputs)
+        numbers = memoryview(encoded.numbers).cast("q")
+        for k, (mirror, _root) in enumerate(encoded.given):
+            numbers[k] = self._mirrors.number_of(mirror)
+        now = np.frombuffer(encoded.numbers, np.int64)
+        changed = np.flatnonzero(now != plan.numbers)
+        values = now[changed].tobytes()
+        plan.numbers = now
+        segment.settle(self._made(encoded, base))
+
+        def answer(given: tuple) -> None:
+            failures, corrections, times = given
+            for k, time in enumerate(times):
+                if time is not None:
+                    name, _sig, *where = encoded.origin(k)
+                    local.report(name, *where, *time)
+            for k, output, strides, offset in corrections:
+                sig = encoded.origin(k)[1]
+                dtype, sizes, _strides, _offset, _place = _core.sig_output_meta(sig, output)
+                with quiet():
+                    like = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
+                    like.set_(like.untyped_storage(), offset, sizes, strides)
+                _core.correct_output(sig, output, like)
+            for k, number, kind, text in failures:
+                name, _sig, module, location, _phase = encoded.origin(k)
+                self._failures[number] = triggers.told(name, module, location, _error(kind, text))
+            if failures:
+                raise again(self._failures[failures[0][1]])
+
+        timed = local.is_observed()
+        positions = changed.astype(np.uint32).tobytes()
+        nbytes = 32 + len(positions) + len(values)
+        self._ask("run", plan.number, base, positions, values, timed, answer=answer, nbytes=nbytes)
+        if timed:
+            self._exchange()
+
+    def _plan(self, encoded: Encoded) -> _Plan:
+        """Tell the worker of a segment of a new kind."""
         new: list[tuple] = []
-        outputs: dict[int, int] = {}
-        for sig, grad, ins, outs in records:
-            sent.append((self._defined(sig, new), grad, *(index[slot] for slot in ins)))
-            sigs.append(sig)
-            for slot in outs:
-                outputs[slot] = len(outputs)
-                index[slot] = n_given + outputs[slot]
-        base = self._mirrors.fresh(len(outputs))
+        records = []
+        for k in range(len(encoded)):
+            call = encoded.call(k)
+            number = self._definitions.get(call)
+            if number is None:
+                number = self._definitions[call] = len(self._definitions)
+                new.append(definition(encoded.origin(k)[1]))
+            records.append((number, bool(call[10] & 1), *encoded.inputs(k)))
+        given = encoded.begins()
+        staying = [ordinal for _slot, _root, ordinal, _meta, _bits in encoded.kept[: encoded.n_own]]
+        if new:
+            self._ask("define", new)
+        self._ask("plan", records, given, staying, nbytes=32 * len(records))
+        self.stats["plans"] += 1
+        self._planned += len(encoded.structure) + len(encoded.numbers)
+        made = _Plan(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64))
+        self._plans[encoded.structure] = made
+        return made
+
+    def _made(self, encoded: Encoded, base: int) -> dict[int, torch.Tensor]:
+        """The mirrors of the outputs that stay, by slot."""
+        storages = {root: mirror.untyped_storage() for mirror, root in encoded.given}
         mirrors: dict[int, torch.Tensor] = {}
-        storages = {root: mirror.untyped_storage() for mirror, root in given.values()}
-        own = sorted(kept, key=lambda each: each[0] != each[1])  # those with storages of their own first
-        staying = []
         with quiet():
-            for slot, root, (dtype, sizes, strides, offset, _place), bits in own:
+            for slot, root, ordinal, (dtype, sizes, strides, offset, _place), bits in encoded.kept:
                 if strides is None:
                     strides = contiguous(sizes)
                 if root in storages:
@@ -160,50 +226,10 @@ class RemoteExecutor(Executor):
                         nbytes = extent(sizes, strides, offset) * dtype.itemsize
                         whole = torch.empty(nbytes, dtype=torch.uint8, device=META)
                         made.set_(whole.untyped_storage(), offset, sizes, strides)
-                    self._mirrors.number(made, base + outputs[slot])
+                    self._mirrors.number(made, base + ordinal)
                     storages[slot] = made.untyped_storage()
-                    staying.append(outputs[slot])
                 mirrors[slot] = _core.set_view_bits(made, bits)
-        origins = [segment.origin(k)[1:4] for k in range(len(records))]
-        names = [_core.sig_info(sig).name for sig in sigs]
-        if any(map(_core.sig_written, sigs)):
-            self._mirrors.copies.clear()
-        segment.settle(mirrors)
-        if new:
-            self._ask("define", new)
-
-        def answer(given: tuple) -> None:
-            failures, corrections, times = given
-            for name, (module, location, phase), time in zip(names, origins, times):
-                if time is not None:
-                    local.report(name, module, phase, location, *time)
-            for k, output, strides, offset in corrections:
-                dtype, sizes, _strides, _offset, _place = _core.sig_output_meta(sigs[k], output)
-                with quiet():
-                    like = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
-                    like.set_(like.untyped_storage(), offset, sizes, strides)
-                _core.correct_output(sigs[k], output, like)
-            for k, number, kind, text in failures:
-                error = _error(kind, text)
-                module, location, _phase = origins[k]
-                self._failures[number] = triggers.told(names[k], module, location, error)
-            if failures:
-                raise again(self._failures[failures[0][1]])
-
-        timed = local.is_observed()
-        self._ask("run", base, described, sent, staying, timed, answer=answer, nbytes=32 * len(sent))
-        if timed:
-            self._exchange()
-
-    def _defined(self, sig: int, new: list[tuple]) -> int:
-        """The number under which the worker knows a call; its definition goes into ``new`` where it does not yet."""
-        definition = _definition(sig)
-        key = bytes(dumps(definition))
-        number = self._definitions.get(key)
-        if number is None:
-            number = self._definitions[key] = len(self._definitions)
-            new.append(definition)
-        return number
+        return mirrors
 
     # ---- calls that cannot wait --------------------------------------------------------------------------------------
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
@@ -409,26 +435,3 @@ def _put_together(kind: str, layout: torch.layout, sizes: tuple, coalesced: bool
         if layout is torch.sparse_coo:
             return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
         return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
-
-
-def _definition(sig: int) -> tuple:
-    """What the worker has to know of an interned call; see `worker.Definition`."""
-    info = _core.sig_info(sig)
-    n_in = len(_core.input_metas(sig))
-    holes = tuple(Reference(k) for k in range(n_in))
-    args, kwargs = _core.call_template(sig, holes, HERE)
-    returns = _core.sig_returns(sig)
-    single, outputs = _results(returns)
-    predicted = tuple(_core.sig_output_meta(sig, k)[:4] for k in range(_core.sig_outputs(sig)))
-    return (
-        functions.name_of(info), args, kwargs, _core.sig_generator(sig), _core.sig_is_view(sig), _core.sig_written(sig),
-        single, outputs, predicted,
-    )  # fmt: skip
-
-
-def _results(returns: tuple | None) -> tuple[bool, tuple[int | None, ...]]:
-    if returns is None:
-        return True, (0,)
-    if returns[0] == _intern.NOTHING:
-        return True, ()
-    return returns[0] == _intern.TENSOR, tuple(returns[1:])

@@ -64,11 +64,16 @@ class Mirrors:
         with quiet():
             return self.number(torch.empty(nbytes, dtype=torch.uint8, device=META), number)
 
-    def describe(self, mirror: torch.Tensor) -> tuple:
-        """A value as a message names it: (number, dtype, sizes, strides, offset, bits). WireError if it is none."""
+    def number_of(self, mirror: torch.Tensor) -> int:
+        """The number of its storage. WireError if it is no mirror."""
         number = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
         if number is None:
             raise WireError(f"expected what stands for a value, got a tensor on {mirror.device}")
+        return number
+
+    def describe(self, mirror: torch.Tensor) -> tuple:
+        """A value as a message names it: (number, dtype, sizes, strides, offset, bits). WireError if it is none."""
+        number = self.number_of(mirror)
         sizes, strides = tuple(mirror.shape), tuple(mirror.stride())
         return number, mirror.dtype, sizes, strides, mirror.storage_offset(), _core.view_bits(mirror)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 
-__all__ = ["HERE", "Reference", "WireError", "dumps", "loads"]
+__all__ = ["HERE", "Hole", "Reference", "WireError", "dumps", "loads"]
 
 
 class WireError(ValueError):
@@ -34,6 +35,15 @@ class Here:
 
 
 HERE = Here()
+
+
+class Hole(Enum):
+    """In place of a number, in a call that is defined: those that belong there come with each run."""
+
+    INT = "i"
+    FLOAT = "f"
+    COMPLEX = "c"  # two floats
+
 
 #: Torch's constants by name.
 CONSTANTS: dict[str, Any] = {
@@ -162,6 +172,7 @@ _WRITERS: dict[type, Callable[[bytearray, Any], None]] = {
     type(Ellipsis): lambda out, _: out.extend(b"."),
     Here: lambda out, _: out.extend(b"h"),
     Reference: _reference,
+    Hole: lambda out, value: out.extend(b"#" + value.value.encode()),
     torch.dtype: _constant,
     torch.layout: _constant,
     torch.memory_format: _constant,
@@ -258,6 +269,14 @@ def _read_device(r: _Reader, _depth: int) -> torch.device:
     return torch.device(name)
 
 
+def _read_hole(r: _Reader, _depth: int) -> Hole:
+    kind = bytes(r.take(1)).decode("latin-1")
+    if kind not in _HOLES:
+        raise WireError(f"expected the kind of a number at byte {r.at - 1}, got {kind!r}")
+    return _HOLES[kind]
+
+
+_HOLES = {hole.value: hole for hole in Hole}
 _READERS: dict[int, Callable[[_Reader, int], Any]] = {
     ord("n"): lambda r, d: None,
     ord("t"): lambda r, d: True,
@@ -276,6 +295,7 @@ _READERS: dict[int, Callable[[_Reader, int], Any]] = {
     ord("h"): lambda r, d: HERE,
     ord("r"): lambda r, d: Reference(r.size()),
     ord("R"): lambda r, d: Reference(r.size(), True),
+    ord("#"): _read_hole,
     ord("k"): _read_constant,
     ord("d"): _read_device,
 }

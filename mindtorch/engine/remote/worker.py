@@ -21,7 +21,9 @@ from ..execute.local import LocalExecutor
 from ..record.arguments import contiguous, extent, overlapping, quiet
 from ..record.predict import knowing_views
 from . import functions
+from .definitions import Definition
 from .mirrors import view
+from .plans import Plan, Step
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -43,20 +45,6 @@ class Failed(NamedTuple):
     number: int
 
 
-class Definition(NamedTuple):
-    """A call without its tensors: which function, the arguments with holes, which results are outputs, as predicted."""
-
-    function: str
-    args: tuple
-    kwargs: dict[str, Any]
-    random: int  # index of the device whose generator it draws from; -1: none
-    view: bool
-    writes: tuple[int, ...]  # holes
-    single: bool  # it returns one tensor, not several
-    outputs: tuple[int | None, ...]  # for each result the output's number, less than 0: an input, None: no tensor
-    predicted: tuple[tuple, ...]  # dtype, sizes, strides or None when contiguous, offset of each output
-
-
 class Poisoned(Exception):
     """A value was asked for that could not be computed."""
 
@@ -73,6 +61,7 @@ class Worker:
         self._device = self._local.device
         self._storages: dict[int, torch.Tensor | Failed] = {}  # as bytes
         self._definitions: list[Definition] = []
+        self._plans: list[Plan] = []
         self._failures = 0
 
     def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
@@ -142,35 +131,43 @@ class Worker:
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def define(self, definitions: list[tuple]) -> None:
-        """Calls that records name by number from now on, in this order."""
+        """Calls that plans name by number from now on, in this order."""
         for given in definitions:
             made = Definition(*given)
             functions.called(made.function)  # refuses an unknown one
             self._definitions.append(made)
 
-    def run(self, base: int, given: list[tuple], records: list[tuple], kept: list[int], timed: bool) -> tuple:
-        """Run records: (definition, was grad mode on, inputs …), each an index into ``given`` or, after those, into
-        the outputs so far. Outputs in ``kept`` get storages, numbered from ``base`` by the output's index.
+    def plan(self, records: list[tuple], given: list[tuple], kept: list[int]) -> None:
+        """Segments that ``run`` names by number from now on, in this order; see `plans.Plan`."""
+        self._plans.append(Plan(self._definitions, records, given, kept))
+
+    def forget(self) -> None:
+        """Neither definitions nor plans have a number any more."""
+        self._definitions.clear()
+        self._plans.clear()
+
+    def run(self, number: int, base: int, positions: bytes, changed: bytes, timed: bool) -> tuple:
+        """Run a plan with other numbers at some positions (see `plans.Plan.change`). Outputs that it keeps get
+        storages, numbered from ``base`` by the output's index.
 
         Answers (failures, corrections, times): (record, number, kind of error, text), what came otherwise than
         predicted, and where ``timed`` (start, end) of each record in ns, None for those that did not run.
         """
-        times: list[tuple[int, int] | None] = []
-        values: list[Any] = [self._or_failed(described) for described in given]
+        plan = self._plans[number]
+        plan.change(positions, changed)
+        values: list[Any] = [self._or_failed(described) for described in plan.described()]
         n_given = len(values)
-        last: dict[int, int] = {}
-        for k, (_definition, _grad, *inputs) in enumerate(records):
-            for i in inputs:
-                last[i] = k
-        staying = {n_given + k for k in kept}
+        times: list[tuple[int, int] | None] = []
         failures: list[tuple] = []
         corrections: list[tuple] = []
         overwritten: dict[int, int] = {}  # storage's address -> failure of what should have written it
         drawing, stack = -1, ExitStack()
         with quiet(), without_what_was_said(), stack:
-            for k, (number, grad, *inputs) in enumerate(records):
-                definition = self._definitions[number]
-                tensors = [values[i] for i in inputs]
+            for k, step in enumerate(plan.steps):
+                if step.stale:
+                    step.fill(plan.ints, plan.floats)
+                definition = step.definition
+                tensors = [values[i] for i in step.inputs]
                 begin = len(values)
                 failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
                 if failed is None and overwritten:
@@ -180,10 +177,10 @@ class Worker:
                         stack.close()
                         stack.enter_context(self._local.rng(definition.random))
                         drawing = definition.random
-                    torch._C._set_grad_enabled(grad)
+                    torch._C._set_grad_enabled(step.grad)
                     try:
                         started = perf_counter_ns()
-                        values += self._results(definition, tensors, k, corrections)
+                        values += self._results(step, tensors, k, corrections)
                         if timed:
                             times.append((started, perf_counter_ns()))
                     except Exception as error:  # noqa: BLE001 - told to the client, who raises it
@@ -199,10 +196,9 @@ class Worker:
                         if isinstance(tensors[i], torch.Tensor):
                             overwritten.setdefault(_address(tensors[i]), failed)
                 tensors.clear()
-                for i in {*inputs, *range(begin, len(values))}:
-                    if last.get(i, -1) <= k and i not in staying:
-                        values[i] = None
-        for k in kept:
+                for i in step.dying:
+                    values[i] = None
+        for k in plan.kept:
             value = values[n_given + k]
             self._storages[base + k] = value if isinstance(value, Failed) else _as_bytes(value)
         return failures, corrections, times
@@ -213,20 +209,21 @@ class Worker:
         except Poisoned as error:
             return Failed(error.number)
 
-    def _results(self, definition: Definition, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
-        args = tuple(self._filled(a, tensors) for a in definition.args)
-        kwargs = {name: self._filled(a, tensors) for name, a in definition.kwargs.items()}
+    def _results(self, step: Step, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
+        definition = step.definition
+        args = tuple(self._filled(a, tensors) for a in step.args)
+        kwargs = {name: self._filled(a, tensors) for name, a in step.kwargs.items()}
         out = functions.called(definition.function)(*args, **kwargs)
         results = (out,) if definition.single else out
         found: list[Any] = [None] * len(definition.predicted)
         for position, output in enumerate(definition.outputs):
             if output is not None and output >= 0:
-                found[output] = self._checked(definition, k, output, results[position], corrections)
+                found[output] = self._checked(step, k, output, results[position], corrections)
         return found
 
-    def _checked(self, definition: Definition, k: int, output: int, value: Any, corrections: list[tuple]) -> Any:
+    def _checked(self, step: Step, k: int, output: int, value: Any, corrections: list[tuple]) -> Any:
         """The output in the layout that the program was told."""
-        dtype, sizes, strides, offset = definition.predicted[output]
+        dtype, sizes, strides, offset = step.predicted[output]
         if value is None and 0 in sizes:
             return torch.empty(sizes, dtype=dtype, device=self._device)
         if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
@@ -234,7 +231,7 @@ class Worker:
             raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
         if _core.canonical(value.shape, value.stride()) == strides and value.storage_offset() == offset:
             return value
-        if definition.view:
+        if step.definition.view:
             raise RuntimeError(f"predicted a view with strides {strides}, the kernel gave {value.stride()}")
         corrections.append((k, output, tuple(value.stride()), value.storage_offset()))
         promised = contiguous(sizes) if strides is None else strides
@@ -392,7 +389,7 @@ def _sent(t: torch.Tensor) -> tuple:
 _REQUESTS: dict[str, Callable[..., Any]] = {
     name: getattr(Worker, name)
     for name in (
-        "call", "copy", "define", "fetch", "free", "get_state", "run", "seed", "set_state", "storage", "sync", "upload",
-        "write",
+        "call", "copy", "define", "fetch", "forget", "free", "get_state", "plan", "run", "seed", "set_state", "storage",
+        "sync", "upload", "write",
     )
 }  # fmt: skip

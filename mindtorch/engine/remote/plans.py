@@ -1,0 +1,115 @@
+"""A segment as the worker knows it: calls in order, and the numbers that they had last (SPEC R1, R3)."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..record.arguments import contiguous
+from .definitions import Definition, Numbers, numbers_in
+from .wire import WireError
+
+__all__ = ["Plan", "Step"]
+
+
+class Step:
+    """One call of a plan.
+
+    inputs: indices into the tensors that the plan begins with and, after those, the outputs so far; dying: of all
+    those, the ones that nothing needs after it. ``args``, ``kwargs``, ``predicted`` (dtype, sizes, strides or None when
+    contiguous, offset of each output) have the numbers of the run in them, and References for tensors.
+    """
+
+    __slots__ = ("args", "begin", "definition", "dying", "grad", "inputs", "kwargs", "predicted", "stale")
+
+    def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int) -> None:
+        self.definition, self.grad, self.inputs, self.begin = definition, grad, inputs, begin
+        self.dying: tuple[int, ...] = ()
+        self.stale = True
+        self.args: tuple = ()
+        self.kwargs: dict[str, Any] = {}
+        self.predicted: list[tuple] = []
+
+    def fill(self, ints: memoryview[int], floats: memoryview[float]) -> None:
+        """Put in the numbers of this run."""
+        numbers = Numbers(ints, floats, self.begin)
+        made = self.definition
+        self.args = numbers.fill(made.args)
+        self.kwargs = {name: numbers.fill(a) for name, a in made.kwargs.items()}
+        self.predicted = []
+        for dtype, ndim, told in made.predicted:
+            sizes = numbers.several(ndim)
+            strides = numbers.several(ndim) if told else None
+            self.predicted.append((dtype, sizes, strides, *numbers.several(1)))
+        self.stale = False
+
+
+class Plan:
+    """Records: (definition, was grad mode on, inputs …), an input being 2 i for tensor i of ``given``, 2 i + 1 for
+    output i. given: (dtype, dimensions, are its strides told, MetaBits) of the tensors to begin with; kept: the outputs
+    that get storages.
+    """
+
+    def __init__(
+        self,
+        definitions: Sequence[Definition],
+        records: Sequence[tuple],
+        given: Sequence[tuple[torch.dtype, int, bool, int]],
+        kept: Sequence[int],
+    ) -> None:
+        self.given, self.kept = given, kept
+        self.steps: list[Step] = []
+        at, outputs = len(given), 0
+        last: dict[int, int] = {}
+        for k, (number, grad, *inputs) in enumerate(records):
+            if not 0 <= number < len(definitions):
+                raise WireError(f"expected a definition in 0..{len(definitions) - 1}, got {number}")
+            indices = tuple(len(given) + (i >> 1) if i & 1 else i >> 1 for i in inputs)
+            if any(not 0 <= i >> 1 < (outputs if i & 1 else len(given)) for i in inputs):
+                raise WireError(f"expected inputs among {len(given)} tensors and {outputs} outputs, got {inputs}")
+            definition = definitions[number]
+            self.steps.append(Step(definition, grad, indices, at))
+            for i in indices:
+                last[i] = k
+            for i in range(outputs, outputs + len(definition.predicted)):
+                last[len(given) + i] = k
+            outputs += len(definition.predicted)
+            at += numbers_in(definition)
+        if not all(0 <= k < outputs for k in kept):
+            raise WireError(f"expected results among {outputs} outputs, got {kept}")
+        staying = {len(given) + k for k in kept}
+        dying: dict[int, list[int]] = {}
+        for i, k in last.items():
+            if i not in staying:
+                dying.setdefault(k, []).append(i)
+        for k, indices_dying in dying.items():
+            self.steps[k].dying = tuple(indices_dying)
+        self._begins = [step.begin for step in self.steps]
+        self._end = at
+        self._numbers = bytearray(8 * (at + sum(ndim * (1 + told) + 1 for _dtype, ndim, told, _bits in given)))
+        self.ints, self.floats = memoryview(self._numbers).cast("q"), memoryview(self._numbers).cast("d")
+
+    def change(self, positions: bytes, values: bytes) -> None:
+        """Let the numbers at these places (4 bytes each) be others (8 bytes each)."""
+        if len(positions) % 4 or len(positions) * 2 != len(values):
+            raise WireError(f"expected 4 and 8 bytes for each number, got {len(positions)} and {len(values)}")
+        n = len(self.ints)
+        for at, value in zip(memoryview(positions).cast("I"), memoryview(values).cast("q"), strict=True):
+            if at >= n:
+                raise WireError(f"expected the place of a number in 0..{n - 1}, got {at}")
+            self.ints[at] = value
+            if len(self.given) <= at < self._end:
+                self.steps[bisect.bisect_right(self._begins, at) - 1].stale = True
+
+    def described(self) -> list[tuple]:
+        """The tensors to begin with: (storage's number, dtype, sizes, strides, offset, MetaBits)."""
+        numbers = Numbers(self.ints, self.floats, self._end)
+        found = []
+        for k, (dtype, ndim, told, bits) in enumerate(self.given):
+            sizes = numbers.several(ndim)
+            strides = numbers.several(ndim) if told else contiguous(sizes)
+            found.append((self.ints[k], dtype, sizes, strides, *numbers.several(1), bits))
+        return found
