@@ -12,13 +12,13 @@ from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from .intern cimport OpInfo, ref, sig_key, sig_out_meta, sig_written, unref
 from .replay cimport Segment
-from .structs cimport REC_GRAD, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, MetaS, Record, SigS, Slot
+from .structs cimport REC_GRAD, REC_RUNNING, SIG_RANDOM, SIG_VIEW, MetaS, Record, SigS, Slot
 from .tape cimport Tape, rec_ins, rec_outs
 from .template cimport (
     TAG_BYTE, TAG_COMPLEX, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_OBJECT, TAG_STRING, TAG_TENSOR, TAG_TUPLE, hole_metas,
@@ -157,7 +157,7 @@ cdef class Encoded:
     structure, numbers: as above. given: (what stands for its value, slot of its storage) of each tensor that the
     segment begins with; kept: (slot, slot of its storage, its number among all outputs, metadata, MetaBits) of the
     outputs that something will name when all have run, those with storages of their own first; `n_own` of them have
-    one. n_outputs: outputs in all; writes: does any record write into a storage that is there before?
+    one. n_outputs: outputs in all, of `nbytes` bytes; written: slots of the storages that records write into.
     """
     cdef Tape tape
     cdef Origin *origins
@@ -166,7 +166,8 @@ cdef class Encoded:
     cdef readonly bytearray numbers
     cdef readonly list given, kept
     cdef readonly size_t n_own, n_outputs
-    cdef readonly bint writes
+    cdef readonly uint64_t nbytes
+    cdef readonly list written
 
     def __init__(self):
         raise TypeError("Encoded is made by encode()")
@@ -194,6 +195,10 @@ cdef class Encoded:
         """The call of a record without its inputs, as it is in the structure."""
         cdef Origin *o = self._at(k)
         return self.structure[o.begin:o.call]
+
+    def grad(self, Py_ssize_t k):
+        """Was torch's grad mode on when it was recorded?"""
+        return self.structure[self._at(k).begin + sizeof(void *) + 2] & 1 != 0
 
     def inputs(self, Py_ssize_t k):
         """Where its inputs come from: 2 i: tensor i that is given; 2 i + 1: output i."""
@@ -237,6 +242,7 @@ def encode(Segment segment):
     cdef dict users = {}           # of outputs
     cdef dict metas = {}
     cdef list given = [], given_metas = []
+    cdef dict written = {}         # slot of a storage -> None: as a set, in order
     cdef Record *r
     cdef SigS *s
     cdef Slot *slot
@@ -275,6 +281,9 @@ def encode(Segment segment):
                     given_metas.append(holes[i])
                 elif n in users:
                     users[n] -= 1
+                if sig_written(s)[i]:
+                    slot = tape.slot(n)
+                    written[slot.root] = None
                 n = <uint32_t>found
                 _put(&structure, &n, 4)
             for i in range(s.n_out):
@@ -283,15 +292,14 @@ def encode(Segment segment):
                 outputs += 1
                 users[n] = tape.slot(n).users
                 metas[n] = sig_out_meta(s)[i]
-            if s.flags & SIG_WRITES:
-                made.writes = True
+                made.nbytes += tape.interner.metas[metas[n]].nbytes
             made._add(r, begin, call, <uint32_t>structure.n)
         made.n_outputs = outputs
         made.begin_given = structure.n
         for found in given_metas:
             _meta(&tape.interner.metas[<uint32_t>found], &structure, &numbers)
         _choose(tape, made, index, users, metas, given, &structure)
-        made.given = given
+        made.given, made.written = given, list(written)
         made.structure = PyBytes_FromStringAndSize(<char *>structure.data, structure.n)
         made.numbers = PyByteArray_FromStringAndSize(NULL, 8 * len(given) + numbers.n)
         memset(<char *>made.numbers, 0, 8 * len(given))

@@ -7,12 +7,12 @@ there with the next message, after everything else that the message asks for.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..._ext import lazy as _core
@@ -22,23 +22,17 @@ from ..execute import local, triggers
 from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
-from .definitions import definition
+from .known import UNASKED, Known
 from .mirrors import META, Mirrors, view
+from .told import Told
 from .wire import HERE, Reference, WireError, dumps, loads
 from .worker import ERRORS
 
 __all__ = ["RemoteExecutor"]
 
 _CPU = torch.device("cpu")
+_UNASKED = 32  # storages whose contents come unasked with one reply
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
-_PLANNED = 64 << 20  # bytes of plans beyond which they are all forgotten
-
-
-class _Plan:
-    """A segment that the worker knows by ``number``, and the numbers that it had when it last ran."""
-
-    def __init__(self, number: int, numbers: Any) -> None:
-        self.number, self.numbers = number, numbers
 
 
 class RemoteExecutor(Executor):
@@ -50,14 +44,14 @@ class RemoteExecutor(Executor):
     def __init__(self, send: Callable[[bytearray], bytes | bytearray]) -> None:
         self.device, self.place = _CPU, META
         self._send = send
-        self._mirrors = Mirrors()
+        self._known = Known()
+        self._mirrors = Mirrors(self._known.forget)
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
         self._requests: list[tuple] = []
         self._waiting = 0  # bytes of those, roughly
         self._answers: list[Callable[[Any], None] | None] = []  # who wants to know, for each request
-        self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
-        self._planned = 0  # bytes of those
-        self._definitions: dict[bytes, int] = {}  # calls in them, by their part of it
+        self._told = Told(self._ask)
+        self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._failures: dict[int, MaterializationError] = {}
         self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
 
@@ -72,6 +66,11 @@ class RemoteExecutor(Executor):
 
     def _exchange(self) -> None:
         """Send what waits, and hand out the answers. Raises the first failure that came."""
+        small = [number for number in self._small if self._mirrors.is_alive(number)][-_UNASKED:]
+        self._small.clear()
+        if small:
+            self._requests.append(("small", small))
+            self._answers.append(lambda found: self._learn(small, found))
         if self._mirrors.dead:
             self._requests.append(("free", self._mirrors.dead[:]))
             self._answers.append(None)
@@ -94,6 +93,11 @@ class RemoteExecutor(Executor):
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
+        for number, data in zip(numbers, found, strict=True):
+            if data is not None and self._mirrors.is_alive(number):
+                self._known.put(number, data)
 
     def _question(self, *request: Any) -> Any:
         """The answer to a request, which is the last of its message."""
@@ -129,37 +133,39 @@ class RemoteExecutor(Executor):
         data = bytes(_bytes_of(home))
         storage = self._mirrors.whole(len(data), number).untyped_storage()
         self._ask("upload", number, data, nbytes=len(data))
+        self._known.put(number, data)
         # As long as the plain storage is there: what shares it is to share this one.
         self._homes[home._cdata] = storage
         weakref.finalize(home, self._homes.pop, home._cdata, None).atexit = False
         return storage
 
+    def _changed(self, number: int) -> None:
+        """What is in a storage there may be other than what is known here."""
+        self._mirrors.copies.pop(number, None)
+        self._known.forget(number)
+
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         number = self._mirrors.fresh()
-        self._ask("copy", number, self._mirrors.describe(value)[0])
+        source = self._mirrors.number_of(value)
+        self._ask("copy", number, source)
+        self._known.copy(number, source)
         return self._mirrors.whole(value.untyped_storage().nbytes(), number)
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         encoded = encode(segment)
-        if encoded.writes:
-            self._mirrors.copies.clear()
-        if self._planned > _PLANNED:
-            self._ask("forget")
-            self._plans.clear()
-            self._definitions.clear()
-            self._planned = 0
-        plan = self._plans.get(encoded.structure)
-        if plan is None:
-            plan = self._plan(encoded)
+        plan, whole = self._told.plan(encoded)
+        self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
-        for k, (mirror, _root) in enumerate(encoded.given):
-            numbers[k] = self._mirrors.number_of(mirror)
-        now = np.frombuffer(encoded.numbers, np.int64)
-        changed = np.flatnonzero(now != plan.numbers)
-        values = now[changed].tobytes()
-        plan.numbers = now
+        storages: dict[int, int] = {}  # slot -> number
+        for k, (mirror, root) in enumerate(encoded.given):
+            numbers[k] = storages[root] = self._mirrors.number_of(mirror)
+        positions, values = self._told.changes(encoded)
+        written = [storages[root] for root in encoded.written if root in storages]
+        for number in written:
+            self._mirrors.copies.pop(number, None)
+        self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
         segment.settle(self._made(encoded, base))
 
         def answer(given: tuple) -> None:
@@ -182,33 +188,10 @@ class RemoteExecutor(Executor):
                 raise again(self._failures[failures[0][1]])
 
         timed = local.is_observed()
-        positions = changed.astype(np.uint32).tobytes()
         nbytes = 32 + len(positions) + len(values)
-        self._ask("run", plan.number, base, positions, values, timed, answer=answer, nbytes=nbytes)
+        self._ask("run", plan, base, positions, values, timed, answer=answer, nbytes=nbytes)
         if timed:
             self._exchange()
-
-    def _plan(self, encoded: Encoded) -> _Plan:
-        """Tell the worker of a segment of a new kind."""
-        new: list[tuple] = []
-        records = []
-        for k in range(len(encoded)):
-            call = encoded.call(k)
-            number = self._definitions.get(call)
-            if number is None:
-                number = self._definitions[call] = len(self._definitions)
-                new.append(definition(encoded.origin(k)[1]))
-            records.append((number, bool(call[10] & 1), *encoded.inputs(k)))
-        given = encoded.begins()
-        staying = [ordinal for _slot, _root, ordinal, _meta, _bits in encoded.kept[: encoded.n_own]]
-        if new:
-            self._ask("define", new)
-        self._ask("plan", records, given, staying, nbytes=32 * len(records))
-        self.stats["plans"] += 1
-        self._planned += len(encoded.structure) + len(encoded.numbers)
-        made = _Plan(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64))
-        self._plans[encoded.structure] = made
-        return made
 
     def _made(self, encoded: Encoded, base: int) -> dict[int, torch.Tensor]:
         """The mirrors of the outputs that stay, by slot."""
@@ -226,7 +209,10 @@ class RemoteExecutor(Executor):
                         nbytes = extent(sizes, strides, offset) * dtype.itemsize
                         whole = torch.empty(nbytes, dtype=torch.uint8, device=META)
                         made.set_(whole.untyped_storage(), offset, sizes, strides)
-                    self._mirrors.number(made, base + ordinal)
+                    number = base + ordinal
+                    self._mirrors.number(made, number)
+                    if made.untyped_storage().nbytes() <= UNASKED and number not in self._known:
+                        self._small.append(number)
                     storages[slot] = made.untyped_storage()
                 mirrors[slot] = _core.set_view_bits(made, bits)
         return mirrors
@@ -243,7 +229,8 @@ class RemoteExecutor(Executor):
         except WireError:
             return self._call_here(info, args, kwargs, draws)
         base = self._mirrors.fresh(1 << 16)
-        self._mirrors.copies.clear()
+        for number, *_ in described:
+            self._changed(number)
         kind, *found = self._question(
             "call", base, described, name, sent, named, torch.is_grad_enabled(), -1 if draws is None else draws
         )
@@ -310,7 +297,9 @@ class RemoteExecutor(Executor):
                 (moved,) = self.adopt([plain.detach()])
                 mirror.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
             elif key in before and now != before[key]:
-                self._ask("write", self._mirrors.describe(homes[key])[0], now, nbytes=len(now))
+                number = self._mirrors.number_of(homes[key])
+                self._changed(number)
+                self._ask("write", number, now, nbytes=len(now))
                 before[key] = now
 
         def mirrored(item: Any) -> Any:
@@ -334,12 +323,23 @@ class RemoteExecutor(Executor):
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         described = [self._mirrors.describe(mirror) for mirror in values]
         if whole:
-            return [self._view_here(each) for each in described]
-        answers: list[Any] = []
-        for each in described:
-            self._ask("fetch", each, answer=answers.append)
-        self._exchange()
-        return [self._plain(each, *answer) for each, answer in zip(described, answers, strict=True)]
+            storages = self._bring({number for number, *_ in described})
+            return [
+                view(storages[number], dtype, sizes, strides, offset, bits)
+                for number, dtype, sizes, strides, offset, bits in described
+            ]
+        found: dict[int, tuple] = {}
+        for k, each in enumerate(described):
+            if each[0] in self._known:
+                found[k] = self._known.fetch(each)
+            elif self._copy(each[0]) is None:
+                self._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
+        if any(k not in found and self._copy(each[0]) is None for k, each in enumerate(described)):
+            self._exchange()
+        return [
+            self._plain(each, *found[k]) if k in found else view(self._copy(each[0]), *each[1:])
+            for k, each in enumerate(described)
+        ]
 
     def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
         if kind == "failed":
@@ -350,19 +350,33 @@ class RemoteExecutor(Executor):
             storage = _plain_bytes(data).untyped_storage()
         return view(storage, dtype, sizes, strides, 0, bits)
 
-    def _view_here(self, described: tuple) -> torch.Tensor:
-        """The tensor on a copy of its storage, which is the same copy for all that share it while one of them lives."""
-        number, dtype, sizes, strides, offset, bits = described
-        reference = self._mirrors.copies.get(number)
-        storage = None if reference is None else reference()
-        if storage is None:
-            kind, found = self._question("storage", number)
+    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+        """Copies of these storages, by one message: for each the same one as long as something is on it."""
+        held: dict[int, torch.UntypedStorage] = {}
+        answers: dict[int, tuple] = {}
+        for number in numbers:
+            copy = self._copy(number)
+            if copy is not None:
+                held[number] = copy
+            elif number in self._known:
+                answers[number] = "bytes", self._known.storage(number)
+            else:
+                self._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
+        if len(held) + len(answers) < len(set(numbers)):
+            self._exchange()
+        for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
             with quiet():
                 storage = _plain_bytes(found).clone().untyped_storage()  # which a call may resize
             self._mirrors.copies[number] = weakref.ref(storage)
-        return view(storage, dtype, sizes, strides, offset, bits)
+            held[number] = storage
+        return held
+
+    def _copy(self, number: int) -> Any:
+        """The copy of a storage that is still alive here, or None."""
+        reference = self._mirrors.copies.get(number)
+        return None if reference is None else reference()
 
     # ---- generators --------------------------------------------------------------------------------------------------
     _drawing = -1

@@ -28,8 +28,8 @@ class Definition(NamedTuple):
     predicted: tuple[tuple[torch.dtype, int, bool], ...]  # of each output: dtype, dimensions, are its strides told?
 
 
-def definition(sig: int) -> tuple:
-    """The Definition of an interned call.
+def definition(sig: int) -> Definition:
+    """That of an interned call.
 
     Its numbers, in order, are those of `mindtorch._ext.encoder`: ints and floats of the arguments, then of each output
     sizes, strides where they are told, offset.
@@ -46,18 +46,16 @@ def definition(sig: int) -> tuple:
     for k in range(_core.sig_outputs(sig)):
         dtype, sizes, strides, _offset, _place = _core.sig_output_meta(sig, k)
         predicted.append((dtype, len(sizes), strides is not None))
-    return tuple(
-        Definition(
-            functions.name_of(info),
-            _emptied(args),
-            {name: _emptied(a) for name, a in kwargs.items()},
-            _core.sig_generator(sig),
-            _core.sig_is_view(sig),
-            _core.sig_written(sig),
-            single,
-            outputs,
-            tuple(predicted),
-        )
+    return Definition(
+        functions.name_of(info),
+        _emptied(args),
+        {name: _emptied(a) for name, a in kwargs.items()},
+        _core.sig_generator(sig),
+        _core.sig_is_view(sig),
+        _core.sig_written(sig),
+        single,
+        outputs,
+        tuple(predicted),
     )
 
 

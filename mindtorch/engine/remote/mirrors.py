@@ -7,6 +7,7 @@ storage's number is never used twice; where the storage dies here, nobody can na
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ _GRAIN = 512  # bytes
 
 
 class Mirrors:
-    """The mirrors of one executor. ``dead``: numbers of storages that are to be freed.
+    """The mirrors of one executor. ``dead``: numbers of storages that are to be freed; on_death is told each at once.
 
     ``copies``: number → weak reference to a storage's contents here, good until something is written there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_death: Callable[[int], None]) -> None:
+        self._on_death = on_death
         self.dead: list[int] = []
         self.copies: dict[int, Any] = {}
         self._next = 1
+        self._alive: set[int] = set()
         self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
         self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
         self._end = _GRAIN  # of all those
@@ -49,6 +52,7 @@ class Mirrors:
         """``mirror``, whose new storage stands for that of this number from now on."""
         storage = mirror.untyped_storage()
         self._numbers[storage._cdata] = number
+        self._alive.add(number)
         weakref.finalize(storage, self._gone, storage._cdata, number).atexit = False
         return mirror
 
@@ -58,6 +62,12 @@ class Mirrors:
         self.copies.pop(number, None)
         self._addresses.pop(number, None)
         self.dead.append(number)
+        self._alive.discard(number)
+        self._on_death(number)
+
+    def is_alive(self, number: int) -> bool:
+        """Can something here still name this storage?"""
+        return number in self._alive
 
     def whole(self, nbytes: int, number: int) -> torch.Tensor:
         """What stands for a new storage of so many bytes."""

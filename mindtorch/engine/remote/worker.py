@@ -102,6 +102,15 @@ class Worker:
         except Poisoned as error:
             return "failed", error.number
 
+    def small(self, numbers: list[int]) -> list[bytes | None]:
+        """The contents of storages, None for those that could not be computed or are not there."""
+        found = [self._storages.get(number) for number in numbers]
+        return [None if held is None or isinstance(held, Failed) else _contents(_as_bytes(held)) for held in found]
+
+    def has(self, number: int) -> bool:
+        """Is there such a storage?"""
+        return number in self._storages
+
     def free(self, numbers: list[int]) -> None:
         """Nobody names these any more."""
         for number in numbers:
@@ -389,7 +398,7 @@ def _sent(t: torch.Tensor) -> tuple:
 _REQUESTS: dict[str, Callable[..., Any]] = {
     name: getattr(Worker, name)
     for name in (
-        "call", "copy", "define", "fetch", "forget", "free", "get_state", "plan", "run", "seed", "set_state", "storage",
-        "sync", "upload", "write",
+        "call", "copy", "define", "fetch", "forget", "free", "get_state", "plan", "run", "seed", "set_state", "small",
+        "storage", "sync", "upload", "write",
     )
 }  # fmt: skip

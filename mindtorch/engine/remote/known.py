@@ -1,0 +1,69 @@
+"""Small values that the program's side knows without asking (SPEC R1).
+
+It has uploaded them, or the worker has sent them unasked, or they follow from such: segments of integers and booleans
+that are known run here, too, on a worker of this process. (Floats do not: another machine's kernels may round them in
+another way.) The stop test of a loop over tokens needs no message then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._ext.encoder import Encoded
+from .told import Told
+from .worker import Worker
+
+__all__ = ["UNASKED", "Known"]
+
+UNASKED = 64  # bytes of a storage that a worker sends unasked
+_MOST = 4096  # … of one that is known
+_CALCULATED = 1 << 16  # bytes of all outputs of a segment that is run here
+
+
+class Known:
+    """Contents of storages by number, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+        self._told = Told(self._ask)
+
+    def _ask(self, name: str, *given: Any, nbytes: int = 0) -> None:
+        getattr(self._worker, name)(*given)
+
+    def __contains__(self, number: int) -> bool:
+        return self._worker.has(number)
+
+    def put(self, number: int, data: bytes) -> None:
+        """These are the contents."""
+        if len(data) <= _MOST:
+            self._worker.upload(number, data)
+
+    def forget(self, number: int) -> None:
+        """They are others now, or nobody can name them any more."""
+        self._worker.free([number])
+
+    def fetch(self, described: tuple) -> tuple:
+        """As `Worker.fetch`, of a storage that is known."""
+        return self._worker.fetch(described)
+
+    def storage(self, number: int) -> bytes:
+        """All of it."""
+        return self._worker.storage(number)[1]
+
+    def copy(self, number: int, source: int) -> None:
+        """A new storage has the contents of another."""
+        if source in self:
+            self._worker.copy(number, source)
+
+    def run(self, encoded: Encoded, whole: bool, given: list[int], written: list[int], base: int) -> None:
+        """A segment is going to run, whose ``given`` tensors are on these storages: run it here as well if that is
+        little; else forget what it writes."""
+        if not (whole and encoded.nbytes <= _CALCULATED and all(number in self for number in given)):
+            for number in written:
+                self.forget(number)
+            return
+        plan, _whole = self._told.plan(encoded)
+        failures, _corrections, _times = self._worker.run(plan, base, *self._told.changes(encoded), False)
+        if failures:  # the worker tells it, as what it is
+            for number in (*written, *range(base, base + encoded.n_outputs)):
+                self.forget(number)
