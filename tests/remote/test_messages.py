@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import mindtorch
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 
 LAZY = "remote_accelerator:0"
@@ -66,6 +68,111 @@ def test_R1_one_message_for_a_step_and_few_plans(
     assert messages == [1] * 20 and sum(plans) <= 8, (messages, plans)
 
 
+def trained(how: str, loopback: LoopbackExecutor) -> Callable[[str], object]:
+    """A program that trains, and looks at more than its loss; it asserts one message a step."""
+
+    def program(device: str) -> object:
+        net = nn.Linear(8, 2).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(device="cpu", enabled=how == "scaler")
+        seen: list[object] = []
+        for step in range(4):
+            with counted(loopback) as count:
+                target = torch.tensor([0, 1, 0]).to(device)
+                loss = nn.functional.cross_entropy(net(torch.full((3, 8), step + 0.5).to(device)), target)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+                if how == "isnan":
+                    seen.append(bool(torch.isnan(loss)))
+                scaler.step(optimizer)
+                scaler.update()
+                seen.append(loss.item())
+                if how == "accuracy":
+                    seen.append((loss * 2).argmax().item() if step % 2 else loss.item())
+            assert device == "cpu" or count["messages"] <= 1 + (how == "accuracy" or not step), (step, count)
+        return seen, list(net.parameters())
+
+    return program
+
+
+@pytest.mark.parametrize("how", ["isnan", "scaler", "accuracy"])
+def test_R1_small_values_come_unasked(how: str, loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    same_as_eager(trained(how, loopback))
+
+
+def test_R1_what_is_known_here_follows_what_is_written(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x = torch.tensor([3, 1, 2]).to(device)
+        view = x[1:]
+        seen = [x[0].item(), view.sum().item()]
+        with counted(loopback) as count:
+            view.add_(5)
+            seen += [x.sum().item(), (x > 6).any().item(), x.max().item()]
+        assert count["messages"] == 0 or device == "cpu"
+        x[0] = torch.randint(10, 20, (), device=device)  # which is not known here, whatever it writes to
+        seen.append(view.tolist())
+        y = torch.zeros(3).to(device)
+        y += x
+        seen += [y.tolist(), x.resize_(2).tolist(), x.dtype]
+        y.data = torch.ones(2).to(device)
+        torch.nonzero(x, out=(z := torch.arange(3).to(device)))
+        seen += [y.tolist(), z.tolist(), torch.arange(10**6, device=device).sum().item()]
+        return seen
+
+    torch.manual_seed(0)
+    same_as_eager(program)
+
+
+def test_R1_a_mistake_on_known_values_is_told_as_any_other(loopback: LoopbackExecutor) -> None:
+    index = torch.tensor([7]).to(LAZY)
+    taken = torch.arange(3, device=LAZY)[index]
+    for _ in range(2):
+        with pytest.raises(mindtorch.MaterializationError, match=r"aten::index.*test_messages\.py:\d+"):
+            taken.item()
+    assert (index + 1).item() == 8
+
+
+@pytest.mark.parametrize("how", ["save", "each", "to", "numpy"])
+def test_R1_two_messages_for_a_whole_model(how: str, loopback: LoopbackExecutor) -> None:
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+    expected = {name: t.clone() for name, t in net.state_dict().items()}
+    net.to(LAZY)
+    with counted(loopback) as count:
+        if how == "save":
+            file = io.BytesIO()
+            torch.save(net.state_dict(), file)
+            file.seek(0)
+            got = torch.load(file)
+        elif how == "each":
+            got = {name: t.cpu() for name, t in net.state_dict().items()}
+        elif how == "numpy":
+            got = {name: torch.from_numpy(t.numpy()) for name, t in net.state_dict().items()}
+        else:
+            got = net.to("cpu").state_dict()
+    assert count["messages"] <= 2
+    assert all(torch.equal(got[name], t) for name, t in expected.items())
+
+
+def test_R1_what_is_read_ahead_is_not_what_was_there_before_a_write(loopback: LoopbackExecutor) -> None:
+    tensors = [torch.full((40, 40), float(i)).to(LAZY) for i in range(6)]
+    for i, t in enumerate(tensors[:3]):
+        assert t.cpu()[0, 0] == i
+    tensors[4].mul_(10)
+    tensors[5].data.view(-1)[0] = 7
+    assert [t.cpu()[0, 0].item() for t in tensors] == [0, 1, 2, 3, 40, 7]
+    loopback.sync()
+    before = loopback.stats["bytes_down"]
+    for _ in range(
+        10
+    ):  # reads two of the six each time, after which they change: nothing more is to come along for long
+        for t in tensors[:2]:
+            t.add_(1)
+        assert [t.cpu()[0, 0].item() for t in tensors[:2]] == [1 + _, 2 + _]
+    assert loopback.stats["bytes_down"] - before < 10 * 2 * 6400 * 2
+
+
 def test_R1_few_plans_for_tokens_that_are_decoded(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=64, bos_token_id=0)
@@ -84,4 +191,32 @@ def test_R1_few_plans_for_tokens_that_are_decoded(loopback: LoopbackExecutor, sa
         return out
 
     same_as_eager(program)
-    assert plans[0] <= 6 and messages[0] <= 24 + 6, (plans, messages)
+    with counted(loopback) as count:  # another length, nothing new
+        model.generate(torch.arange(7).view(1, 7).to(LAZY), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    assert plans[0] <= 10 and count["plans"] <= 1 and messages[0] <= 24 + 1, (plans, messages, count)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_R1_tokens_without_a_stop_test_wait_for_no_worker(
+    sample: bool, loopback: LoopbackExecutor, same_as_eager: Same
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=64, bos_token_id=0, eos_token_id=None
+    )
+    torch.manual_seed(1)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    messages: list[int] = []
+
+    def program(device: str) -> object:
+        model.to(device)
+        torch.manual_seed(2)
+        ids = torch.arange(5).view(1, 5).to(device)
+        with counted(loopback) as count:
+            out = model.generate(ids, max_new_tokens=12, do_sample=sample, pad_token_id=0).tolist()
+        if device == LAZY:
+            messages.append(count["messages"])
+        return out
+
+    same_as_eager(program)
+    assert messages == [1]

@@ -31,6 +31,7 @@ from .worker import ERRORS
 __all__ = ["RemoteExecutor"]
 
 _CPU = torch.device("cpu")
+_AHEAD = 64 << 20  # bytes of storages that come along with one that is read
 _UNASKED = 32  # storages whose contents come unasked with one reply
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
 
@@ -51,6 +52,9 @@ class RemoteExecutor(Executor):
         self._waiting = 0  # bytes of those, roughly
         self._answers: list[Callable[[Any], None] | None] = []  # who wants to know, for each request
         self._told = Told(self._ask)
+        self._reads, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
+        self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
+        self._used: set[int] = set()  # numbers of those that have been read
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._failures: dict[int, MaterializationError] = {}
         self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
@@ -66,7 +70,7 @@ class RemoteExecutor(Executor):
 
     def _exchange(self) -> None:
         """Send what waits, and hand out the answers. Raises the first failure that came."""
-        small = [number for number in self._small if self._mirrors.is_alive(number)][-_UNASKED:]
+        small = [number for number in self._small if number in self._mirrors.alive][-_UNASKED:]
         self._small.clear()
         if small:
             self._requests.append(("small", small))
@@ -96,7 +100,7 @@ class RemoteExecutor(Executor):
 
     def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
         for number, data in zip(numbers, found, strict=True):
-            if data is not None and self._mirrors.is_alive(number):
+            if data is not None and number in self._mirrors.alive:
                 self._known.put(number, data)
 
     def _question(self, *request: Any) -> Any:
@@ -154,6 +158,7 @@ class RemoteExecutor(Executor):
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         encoded = encode(segment)
+        self._no_more_reads()
         plan, whole = self._told.plan(encoded)
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
@@ -228,6 +233,7 @@ class RemoteExecutor(Executor):
             described = [self._mirrors.describe(mirror) for mirror in given]
         except WireError:
             return self._call_here(info, args, kwargs, draws)
+        self._no_more_reads()
         base = self._mirrors.fresh(1 << 16)
         for number, *_ in described:
             self._changed(number)
@@ -329,15 +335,18 @@ class RemoteExecutor(Executor):
                 for number, dtype, sizes, strides, offset, bits in described
             ]
         found: dict[int, tuple] = {}
+        copies = {each[0]: self._copy(each[0]) for each in described}
+        asked = [each[0] for each in described if each[0] not in self._known and copies[each[0]] is None]
         for k, each in enumerate(described):
             if each[0] in self._known:
                 found[k] = self._known.fetch(each)
-            elif self._copy(each[0]) is None:
+            elif copies[each[0]] is None:
                 self._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
-        if any(k not in found and self._copy(each[0]) is None for k, each in enumerate(described)):
+        if asked:
+            self._read_ahead(asked)
             self._exchange()
         return [
-            self._plain(each, *found[k]) if k in found else view(self._copy(each[0]), *each[1:])
+            self._plain(each, *found[k]) if k in found else view(copies[each[0]], *each[1:])
             for k, each in enumerate(described)
         ]
 
@@ -362,21 +371,58 @@ class RemoteExecutor(Executor):
                 answers[number] = "bytes", self._known.storage(number)
             else:
                 self._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
-        if len(held) + len(answers) < len(set(numbers)):
+        asked = [number for number in numbers if number not in held and number not in answers]
+        if asked:
+            self._read_ahead(asked)
             self._exchange()
         for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
-            with quiet():
-                storage = _plain_bytes(found).clone().untyped_storage()  # which a call may resize
-            self._mirrors.copies[number] = weakref.ref(storage)
-            held[number] = storage
+            held[number] = self._copied(number, found)
         return held
 
     def _copy(self, number: int) -> Any:
         """The copy of a storage that is still alive here, or None."""
         reference = self._mirrors.copies.get(number)
-        return None if reference is None else reference()
+        storage = None if reference is None else reference()
+        if storage is not None and self._ahead.get(number) is storage:
+            self._used.add(number)
+        return storage
+
+    def _copied(self, number: int, data: bytes) -> torch.UntypedStorage:
+        with quiet():
+            storage = _plain_bytes(data).clone().untyped_storage()  # which a call may resize
+        self._mirrors.copies[number] = weakref.ref(storage)
+        return storage
+
+    # Programs that read one tensor after the other (a state_dict, a model that moves back) read all of them.
+    def _read_ahead(self, asked: list[int]) -> None:
+        """Let more storages come with those that are asked for, where nothing but reads has happened for a while."""
+        self._reads += 1
+        if self._reads <= self._patience or 2 * len(self._used) < len(self._ahead):
+            return
+        room = _AHEAD
+        self._used.clear()
+        self._ahead.clear()
+        for number, nbytes in self._mirrors.alive.items():
+            if number <= asked[-1] or number in self._known or number in self._mirrors.copies:
+                continue
+            room -= nbytes
+            if room < 0:
+                break
+            self._ask("storage", number, answer=functools.partial(self._came_along, number))
+
+    def _came_along(self, number: int, answer: tuple) -> None:
+        kind, found = answer
+        if kind == "bytes" and number in self._mirrors.alive:
+            self._ahead[number] = self._copied(number, found)
+
+    def _no_more_reads(self) -> None:
+        """Something else happens. Where most of what came along was not read, it takes longer until more does."""
+        if self._ahead:
+            self._patience = 1 if 2 * len(self._used) >= len(self._ahead) else min(2 * self._patience, 1 << 20)
+            self._ahead.clear()
+        self._reads = 0
 
     # ---- generators --------------------------------------------------------------------------------------------------
     _drawing = -1

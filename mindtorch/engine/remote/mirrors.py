@@ -33,7 +33,7 @@ class Mirrors:
         self.dead: list[int] = []
         self.copies: dict[int, Any] = {}
         self._next = 1
-        self._alive: set[int] = set()
+        self.alive: dict[int, int] = {}  # number of each storage that something here can name -> its bytes
         self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
         self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
         self._end = _GRAIN  # of all those
@@ -52,7 +52,7 @@ class Mirrors:
         """``mirror``, whose new storage stands for that of this number from now on."""
         storage = mirror.untyped_storage()
         self._numbers[storage._cdata] = number
-        self._alive.add(number)
+        self.alive[number] = storage.nbytes()
         weakref.finalize(storage, self._gone, storage._cdata, number).atexit = False
         return mirror
 
@@ -62,12 +62,8 @@ class Mirrors:
         self.copies.pop(number, None)
         self._addresses.pop(number, None)
         self.dead.append(number)
-        self._alive.discard(number)
+        self.alive.pop(number, None)
         self._on_death(number)
-
-    def is_alive(self, number: int) -> bool:
-        """Can something here still name this storage?"""
-        return number in self._alive
 
     def whole(self, nbytes: int, number: int) -> torch.Tensor:
         """What stands for a new storage of so many bytes."""
