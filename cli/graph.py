@@ -24,7 +24,7 @@ from .units import counted
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
     from mindtorch.program.outcome import Outcome
-    from mindtorch.program.run import Program
+    from mindtorch.program.program import Program
 
 __all__ = ["command"]
 

@@ -29,7 +29,7 @@ from .units import counted
 
 if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
-    from mindtorch.program.run import Program
+    from mindtorch.program.program import Program
 
     from .report import View
 

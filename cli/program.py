@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mindtorch.program.run import Program, split_argument
+from mindtorch.program.program import Program, split_argument
 from mindtorch.program.workload import Request
 
 from .output import OutputFile

@@ -44,6 +44,19 @@ ONLY_IN = {
     "tomli": {"profile.cost"},
 }
 
+# Modules of one name: one subject, of which the package or folder says which part. All others have names of their own.
+ONE_SUBJECT = {
+    "collect": "what the dispatch mode of a profile does, compiled, and the profiler around it",
+    "creation": "creation functions, by device",
+    "export": "files made of a graph, of a report",
+    "graph": "the graph, the command that shows it",
+    "hook": "functions in torch's place, the list of them",
+    "intercept": "the compiled recorder, what it asks Python",
+    "program": "the user's program, its options on the command line",
+    "tensor": "the classes of tensors by device",
+    "tree": "the tree of modules, how it is shown",
+}
+
 Import = tuple[str, int]  # absolute dotted name, line
 
 
@@ -115,6 +128,13 @@ def test_layout_every_unit_has_a_place_in_the_import_order() -> None:
 def test_layout_there_are_few_names_at_the_top() -> None:
     top = {path.name for path in (ROOT / "mindtorch").iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
     assert len(top - {"__init__.py", "__main__.py"}) <= 10
+
+
+def test_layout_modules_of_one_name_hold_one_subject() -> None:
+    """Also where they differ in number only: ``mode`` beside ``modes``."""
+    sources = [path for _, path in modules() if not path.stem.startswith("__")]
+    names = [path.stem.rstrip("s") for path in [*sources, *(ROOT / "_ext").glob("*.pyx")]]
+    assert sorted({name for name in names if names.count(name) > 1}) == sorted(ONE_SUBJECT)
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")

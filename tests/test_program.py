@@ -15,8 +15,8 @@ import torch
 
 import mindtorch
 from mindtorch.base.errors import UsageError
-from mindtorch.program.inputs import parse_input
-from mindtorch.program.run import Program, split_argument
+from mindtorch.program.input_option import parse_input
+from mindtorch.program.program import Program, split_argument
 from mindtorch.program.workload import Request
 
 
@@ -26,7 +26,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 RUN = """
-from mindtorch.program.run import Program
+from mindtorch.program.program import Program
 outcome = Program.parse({!r}).run()
 outcome.show()
 outcome.show()  # nothing the second time
@@ -97,7 +97,7 @@ print(json.dumps({
 """
     path = write("show.py", "'''The doc.'''" + source)
     plain = subprocess.run([sys.executable, path, "--lr", "0.1", "--help"], capture_output=True, text=True, check=True)
-    code = f"from mindtorch.program.run import Program; Program.parse({path!r}, ['--lr', '0.1', '--help']).run()"
+    code = f"from mindtorch.program.program import Program; Program.parse({path!r}, ['--lr', '0.1', '--help']).run()"
     ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
@@ -178,10 +178,10 @@ def test_C8_tool_frames_inside_the_traceback_are_left_out(write):
         "    def __torch_dispatch__(self, func, types, args=(), kwargs=None):\n"
         "        return func(*args, **(kwargs or {}))\n"
     )
-    import mindtorch.program.run
+    import mindtorch.program.program
 
     names: dict = {}
-    exec(compile(source, os.path.join(os.path.dirname(mindtorch.program.run.__file__), "fake.py"), "exec"), names)
+    exec(compile(source, os.path.join(os.path.dirname(mindtorch.program.program.__file__), "fake.py"), "exec"), names)
     assert issubclass(names["Mode"], TorchDispatchMode)
     with names["Mode"]():
         outcome = Program.parse(path).run()
@@ -205,7 +205,7 @@ def test_C1_threads_are_waited_for(write):
 def test_C1_forked_child_ends_in_the_script(write):
     path = write("fork.py", "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(7)\n"
                  "code = os.waitstatus_to_exitcode(os.wait()[1])\nprint('parent saw', code)\n")  # fmt: skip
-    code = f"from mindtorch.program.run import Program; Program.parse({path!r}).run(); print('report')"
+    code = f"from mindtorch.program.program import Program; Program.parse({path!r}).run(); print('report')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(done.stdout.split("\n")) == ["", "child", "parent saw 7", "report"]
 
@@ -222,7 +222,7 @@ def test_C1_multiprocessing_spawn_finds_the_script(write):
 
 def test_C1_exit_handlers_still_see_the_globals(write):
     path = write("late.py", "import atexit\nword = 'kept'\natexit.register(lambda: print(word))\n")
-    code = f"from mindtorch.program.run import Program; p = Program.parse({path!r}); p.run()"
+    code = f"from mindtorch.program.program import Program; p = Program.parse({path!r}); p.run()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "kept\n"
 

@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 from mindtorch.base.errors import UsageError
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
-from mindtorch.program.configs import model_from_config
+from mindtorch.program.model_config import model_from_config
 from mindtorch.program.outcome import Outcome
-from mindtorch.program.run import Program
+from mindtorch.program.program import Program
 from mindtorch.program.workload import Request, Workload
 
 Make = Callable[..., str]

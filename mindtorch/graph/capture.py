@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
         with self.lock:
             if func is _DETACH:
                 # The same value under another name (autograd makes many): the engine does not record it either.
-                self.graph._values.alias(out, inputs[0])
+                self.graph._producers.alias(out, inputs[0])
             else:
                 self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
         return out
@@ -140,9 +140,9 @@ class Recorder(TorchDispatchMode):
 
     def _source(self, tensor: torch.Tensor, reads: bool) -> tuple[int, int]:
         graph = self.graph
-        found = graph._values.find(tensor)
+        found = graph._producers.find(tensor)
         if found is None and reads:
-            found = graph._values.read_from(tensor)  # below a lazy tensor's item() is a plain one's
+            found = graph._producers.read_from(tensor)  # below a lazy tensor's item() is a plain one's
         if found is None:
             handle = _core.get_handle(tensor)
             if handle is not None and handle.sig:
@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):
             graph._place_by_id(handle.loc),
             handle.phase,
         )
-        graph._values.made(tensor, node, 0)
+        graph._producers.made(tensor, node, 0)
         return node, 0
 
     def _note(
@@ -201,11 +201,11 @@ class Recorder(TorchDispatchMode):
             graph._place_by_id(_context.get_location()),
             _context.get_phase(),
         )
-        values = graph._values
+        producers = graph._producers
         for position, t in enumerate(written, len(fresh)):
-            values.wrote(t, node, position)
+            producers.wrote(t, node, position)
         for position, t in enumerate(fresh):
-            values.made(t, node, position, inputs[0] if known.views and inputs else None)
+            producers.made(t, node, position, inputs[0] if known.views and inputs else None)
         if known.reads:
             graph._reads.append(node)
 
@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):
         graph = self.graph
         for name, tensor in _named(root):
             maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None
-            found = graph._values.find(tensor) if maker is None else None
+            found = graph._producers.find(tensor) if maker is None else None
             if found is None:
                 self.names.setdefault(id(tensor), Named(weakref.ref(tensor), f"{prefix}.{name}", maker))
             elif len(graph.nodes[found[0]].outputs) == 1:

@@ -17,7 +17,7 @@ import torch
 from .._ext import context as _context
 from ..base.words import counted
 from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, constant, output_of
-from .values import Values
+from .producers import Producers
 
 if TYPE_CHECKING:
     from ..engine.execute.tensors import LazyTensor
@@ -141,7 +141,7 @@ class ComputationGraph:
         self._known_places: dict[Any, int] = {None: 0, 0: 0}
         self._reads: list[int] = []  # ids of the nodes that read data
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
-        self._values = Values()
+        self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
         self.left_out: dict[str, Any] = {}  # what `reduced` was asked to leave out, and how much that was
 
@@ -201,7 +201,7 @@ class ComputationGraph:
         )
         for position, value in enumerate(outputs):
             if isinstance(value, torch.Tensor):
-                self._values.made(value, node, position)
+                self._producers.made(value, node, position)
         return Node(self, node)
 
     def get_or_create_node(self, value: Any) -> Node:
@@ -236,11 +236,11 @@ class ComputationGraph:
         return constant(value)
 
     def _source_of(self, tensor: torch.Tensor) -> tuple[int, int]:
-        found = self._values.find(tensor)
+        found = self._producers.find(tensor)
         if found is None:
             kind = 2 if isinstance(tensor, torch.nn.Parameter) else 1
             found = self._append(self._intern_call(Call(DATA, (), {}, (output_of(tensor),))), (), kind=kind), 0
-            self._values.made(tensor, *found)
+            self._producers.made(tensor, *found)
         return found
 
     # ---- columns -----------------------------------------------------------------------------------------------------

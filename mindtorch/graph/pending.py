@@ -24,7 +24,7 @@ from ..engine.execute import tensors as _tensors
 from ..engine.execute import values
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, constant
-from .values import Source, packed, unpacked
+from .producers import Source, packed, unpacked
 
 if TYPE_CHECKING:
     from ..engine.execute.tensors import LazyTensor
@@ -145,7 +145,7 @@ class Builder:
             for slot, made in enumerate(self.maker):
                 if made:
                     self.maker[slot] = max(made, self.writer.get(self.root.get(slot, slot), 0))
-        self.graph._values.know_slots(self.maker, until)
+        self.graph._producers.know_slots(self.maker, until)
 
 
 def build(graph: ComputationGraph) -> ComputationGraph:
@@ -208,15 +208,15 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
     part._calls, part._known_calls = whole._calls, whole._known_calls
     part._modules, part._known_modules = whole._modules, whole._known_modules
     part._places, part._known_places = whole._places, whole._known_places
-    slots = array("q", bytes(8 * len(whole._values._slots)))
-    for slot, code in enumerate(whole._values._slots):
+    slots = array("q", bytes(8 * len(whole._producers._slots)))
+    for slot, code in enumerate(whole._producers._slots):
         made = unpacked(code)
         if made is not None and needed[made[0]]:
             slots[slot] = packed(number[made[0]], made[1])
-    part._values.know_slots(slots, whole._values._slots_until)
+    part._producers.know_slots(slots, whole._producers._slots_until)
     part.outputs = tuple((number[n], k) for n, k in targets)
     for t, (node, k) in zip(tensors, part.outputs):
-        part._values.made(t, node, k)
+        part._producers.made(t, node, k)
     return part
 
 

@@ -16,7 +16,7 @@ import torch
 from .._ext import aclnn
 from ..engine.record.predict import quiet
 from ..ops import schema
-from .calls import (
+from .descriptions import (
     DTYPES,
     FLOATS,
     INDICES,
@@ -33,7 +33,7 @@ from .calls import (
 )
 from .operators import OPERATORS
 
-__all__ = ["ROWS", "Row", "filled"]
+__all__ = ["ROWS", "KernelRow", "filled"]
 
 # float (where nothing is said), any, whole (integers and truth values): the same dtype for all of these in a call.
 # index, bool: of its own. param: the common one, or float32. scalar: any, and a number may be a CPU tensor.
@@ -48,7 +48,7 @@ _FLOAT32 = DTYPES[torch.float32]
 _MOST_CALLS = 1000  # remembered by a row
 
 
-class Row:
+class KernelRow:
     """The kernel of one overload."""
 
     def __init__(self, name: str, operator: str, words: str) -> None:
@@ -294,4 +294,4 @@ _TABLE = {
     "_adaptive_avg_pool2d": "AdaptiveAvgPool2d self output_size >0",
     "_adaptive_avg_pool2d_backward": "AdaptiveAvgPool2dBackward grad_output self >0",
 }  # fmt: skip
-ROWS = {f"aten::{name}": Row(f"aten::{name}", *row.split(" ", 1)) for name, row in _TABLE.items()}
+ROWS = {f"aten::{name}": KernelRow(f"aten::{name}", *row.split(" ", 1)) for name, row in _TABLE.items()}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .._ext import aclnn
-from .calls import (
+from .descriptions import (
     DTYPES,
     FLOATS,
     INDICES,

@@ -12,7 +12,7 @@ from .._ext import acl, aclnn
 from ..base.errors import UnsupportedOperationError
 from ..engine.record.predict import quiet
 from . import chips
-from .calls import (
+from .descriptions import (
     DTYPES,
     FLOATS,
     INDICES,

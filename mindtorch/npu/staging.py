@@ -37,7 +37,7 @@ from ..engine.record.predict import (
 )
 from ..ops import schema
 from . import foreach
-from .calls import DTYPES, Calls, Description
+from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
 from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, on_host, restride, span, storage_of, view_bits, view_of

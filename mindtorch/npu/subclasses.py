@@ -9,8 +9,8 @@ import torch
 from torch.overrides import get_default_nowrap_functions
 
 from .._ext.guards import NoGrad
-from .functions import function
 from .tensor import NpuTensor
+from .torch_function import function
 
 _base = torch._C.TensorBase
 _as_it_is = get_default_nowrap_functions()

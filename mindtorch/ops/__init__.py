@@ -8,8 +8,8 @@ import torch
 
 from . import schema  # here: `__getattr__` below would answer for them
 from .flops import FlopCount, count_flops
-from .names import op_name
-from .row import TAGS, OpRow
+from .op_names import op_name
+from .op_row import TAGS, OpRow
 from .table import ROWS, about, row
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from .names import is_reflected, op_name
-from .row import MATRIX_TAGS
+from .op_names import is_reflected, op_name
+from .op_row import MATRIX_TAGS
 from .table import row
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ A new op is one new row in the file of its family.
 
 from __future__ import annotations
 
-from .row import OpRow
+from .op_row import OpRow
 from .table_data import ROWS as _DATA
 from .table_math import ROWS as _MATH
 from .table_matrix import ROWS as _MATRIX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import byte_rules as moved
 from .flop_rules import elementwise, reduction, zero
-from .row import OpRow, op, ops
+from .op_row import OpRow, op, ops
 
 ROWS: list[OpRow] = [
     *ops(

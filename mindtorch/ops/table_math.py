@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import algorithm_rules as alg
 from .flop_rules import PerInput, PerOutput, elementwise, reduction, zero
-from .row import OpRow, op, ops
+from .op_row import OpRow, op, ops
 
 ROWS: list[OpRow] = [
     # activations that torch.nn.functional wraps in Python

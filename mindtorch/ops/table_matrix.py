@@ -8,7 +8,7 @@ from . import matrix_rules as mat
 from . import product_rules as products
 from . import scratch_rules as scratch
 from .flop_rules import zero
-from .row import OpRow, op, ops
+from .op_row import OpRow, op, ops
 
 ROWS: list[OpRow] = [
     # products

@@ -15,7 +15,7 @@ from .flop_rules import (
     softmax,
     softmax_backward,
 )
-from .row import OpRow, op, ops
+from .op_row import OpRow, op, ops
 
 #: (running_mean, running_var) of ops whose schema says they are only read; they are updated when training.
 _RUNNING = (3, 4)

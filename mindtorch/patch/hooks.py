@@ -36,15 +36,15 @@ from ..engine.record.meta import as_meta, relocate
 from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
 from ..npu import creation as npu_creation
-from ..npu import functions as npu_functions  # noqa: F401  (gives the class its interception)
 from ..npu import moves as npu_moves
+from ..npu import torch_function as npu_torch_function  # noqa: F401  (gives the class its interception)
 from ..npu.tensor import NpuTensor, is_npu
 from . import (
     creation,
+    dispatch_modes,
     files,
     flags,
     generators,
-    modes,
     namespace,
     processes,
     slot,
@@ -55,7 +55,7 @@ from . import (
     uninitialized,
     wrappers,
 )
-from .modules import assign_data, is_ours, swap_tensors
+from .module_moves import assign_data, is_ours, swap_tensors
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
@@ -232,7 +232,7 @@ _torch_context = _torch_device.DeviceContext.__torch_function__
 _COMPRESSED = SPARSE - {torch.sparse_coo}
 _public: dict[Any, Any] = {}  # torch's creation functions by their twins
 _function_modes = torch._C._len_torch_function_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+_modes_on = torch._C._len_torch_dispatch_stack
 
 
 def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -249,8 +249,8 @@ def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return npu_creation.create_pinned(func, args, kwargs)
     if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
         return generators.draw(func, args, kwargs)
-    if _dispatch_modes():
-        shown = modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
+    if _modes_on():
+        shown = dispatch_modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
         if shown is not NotImplemented:
             return shown
     return creation.create(func, args, kwargs)

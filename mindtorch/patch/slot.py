@@ -23,7 +23,7 @@ from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.moves import names_npu
 from ..npu.tensor import is_npu
-from . import accelerator, attention, files, generators, late
+from . import attention, files, generators, late, torch_accelerator
 from .device_module import DeviceModule
 
 __all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
@@ -102,7 +102,7 @@ def _claim() -> None:
         delattr(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
     _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
-    accelerator.install(module)
+    torch_accelerator.install(module)
 
 
 def claim_npu() -> bool:
@@ -118,7 +118,7 @@ def claim_npu() -> bool:
         torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
         torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
         torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
-        accelerator.install_npu()
+        torch_accelerator.install_npu()
         sys.modules["torch.npu"] = npu  # where C++ looks for a device's functions
         lazy_device.torch_knows_npu = True
     return lazy_device.torch_knows_npu

@@ -21,7 +21,7 @@ from ..npu import random as npu_random
 from ..npu import subclasses
 from ..npu.tensor import is_npu
 from . import creation, slot
-from .modules import is_ours
+from .module_moves import is_ours
 
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_manual_seed = torch.random.manual_seed

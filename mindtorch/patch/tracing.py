@@ -18,7 +18,7 @@ from ..base import NAME
 from ..base.errors import UnsupportedOperationError
 from ..npu.tensor import is_npu
 from . import attention
-from .modules import is_ours
+from .module_moves import is_ours
 
 __all__ = ["patches"]
 

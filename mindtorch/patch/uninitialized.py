@@ -20,7 +20,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
 
 from ..devices import lazy_device, mode
 from ..npu.moves import names_npu
-from .modules import apply_to_module, assign_data, is_ours
+from .module_moves import apply_to_module, assign_data, is_ours
 
 __all__ = ["apply", "patches"]
 _PLACE = "_mindtorch_device"  # in the tensor's dictionary: the device of ours that it belongs to

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import UsageError
-from .inputs import InputSpec, parse_input
+from .input_option import InputSpec, parse_input
 
 __all__ = ["Plan", "plan_inputs"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mindtorch.base.errors import UsageError
-from mindtorch.program.run import Program
+from mindtorch.program.program import Program
 
 DICTS = """
 import torch

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from mindtorch._ext import intercept, lazy, ledger
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine.execute import values
-from mindtorch.profile.estimate import memory
+from mindtorch.profile.estimate import memory_timeline
 from mindtorch.profile.estimate.session import estimating
 
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
@@ -35,7 +35,7 @@ def estimate() -> Iterator[Callable[[], tuple]]:
         begun = [0, 0]
 
         def since() -> tuple:
-            logs = zip(ledger.logs(), (memory._CALL, memory._BLOCK), strict=True)
+            logs = zip(ledger.logs(), (memory_timeline._CALL, memory_timeline._BLOCK), strict=True)
             calls, blocks = (np.frombuffer(log, kind) for log, kind in logs)
             at, born = begun
             begun[:] = len(calls), len(blocks)

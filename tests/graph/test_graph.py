@@ -267,7 +267,7 @@ def test_L10_a_million_op_chain():
         graph._first,
         graph._source,
         graph._output,
-        graph._values._slots,
+        graph._producers._slots,
     )
     assert sum(map(sys.getsizeof, columns)) < 60 * length
     part = ComputationGraph.from_tensors(y)

@@ -18,7 +18,7 @@ from torch.nn.utils import rnn
 
 import mindtorch
 from mindtorch.npu import staging
-from mindtorch.program.run import Program
+from mindtorch.program.program import Program
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
 from ...devices.lazy_device import device_at
 from ...ops import schema
-from ...ops.layouts import REFUSED, laid_out
+from ...ops.cpu_layouts import REFUSED, laid_out
 from . import trial
 from .arguments import (
     TORCH_ERRORS,

@@ -14,7 +14,7 @@ import torch
 
 from mindtorch import ops
 from mindtorch.base.words import counted
-from mindtorch.ops.row import MATRIX_TAGS
+from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost.cpu_measure import FRESH_BYTES, Measured, measure
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work

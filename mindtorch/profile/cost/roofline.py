@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindtorch.ops.row import MATRIX_TAGS
+from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 

@@ -13,7 +13,7 @@ from mindtorch import ops
 from mindtorch.ops import byte_rules, schema
 from mindtorch.ops.call import Call, size, sizes, strides, tensors
 from mindtorch.ops.flop_rules import Args, Kwargs, is_tensor
-from mindtorch.ops.row import MATRIX_TAGS, OpRow
+from mindtorch.ops.op_row import MATRIX_TAGS, OpRow
 
 
 class Work(NamedTuple):

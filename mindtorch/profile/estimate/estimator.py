@@ -25,12 +25,13 @@ from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
-from mindtorch.ops.row import FREE_TAGS
+from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
-from mindtorch.profile.estimate import known, memory, saved
+from mindtorch.profile.estimate import known, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
+from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.estimate.session import estimating
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.collect import describe
@@ -66,7 +67,7 @@ class Estimator(Run):
             self._accelerator = Accelerator(
                 target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device
             )
-        self.memory: memory.Memory | None = None
+        self.memory: MemoryTimeline | None = None
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self._ops: list[Op | None] = [None]  # by signature, as the next two
@@ -123,7 +124,7 @@ class Estimator(Run):
         self._compiled = compiled_calls()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
-        found = self.memory = memory.Memory(calls, blocks, self._marks)
+        found = self.memory = MemoryTimeline(calls, blocks, self._marks)
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(len(found.calls))
         if self._stage == "rest":
@@ -175,7 +176,7 @@ class Estimator(Run):
 
     # ---- afterwards
 
-    def _sum_up(self, found: memory.Memory, stage: str) -> None:
+    def _sum_up(self, found: MemoryTimeline, stage: str) -> None:
         stretches = self._stretches[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]

@@ -18,7 +18,7 @@ from ...engine.execute import tensors, values
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
-from . import files, known, saved, written
+from . import checkpoints, known, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
@@ -50,7 +50,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         for owner, name, value in (
             *answers(accelerator),
-            *files.replacements(),
+            *checkpoints.replacements(),
             *saved.replacements(),
             *written.replacements(),
             *_foreach(),

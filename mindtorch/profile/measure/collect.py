@@ -38,7 +38,7 @@ from mindtorch.engine.execute import local, tensors, values
 from mindtorch.engine.semantics import modules, phases, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
-from mindtorch.ops.row import FREE_TAGS
+from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target

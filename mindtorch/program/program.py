@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import UsageError
-from .inputs import InputSpec, check_names, nested, parse_input
+from .input_option import InputSpec, check_names, nested, parse_input
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .workload import Request, Workload
 
@@ -177,7 +177,7 @@ class Program:
         import torch
 
         if self.kind == "config":
-            from .configs import model_from_config
+            from .model_config import model_from_config
 
             asked = self.request
             with torch.device(self.device) if self.device else contextlib.nullcontext():

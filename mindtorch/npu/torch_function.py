@@ -110,7 +110,7 @@ _WHOLE, _BACKWARD, _BACKWARD_IN_PLACE = 1, 2, 3
 
 
 def _describe(func: Any) -> tuple[Any, int]:
-    """(OpInfo; whether torch computes something else when handed a tensor subclass, see `mindtorch.ops.row`)."""
+    """(OpInfo; whether torch computes something else when handed a tensor subclass, see `mindtorch.ops.op_row`)."""
     info = intercept.describe(func, False)
     row = ops.row(info.name)
     other = 0

@@ -24,7 +24,7 @@ SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it
 _BLOCK, _CALL = np.dtype(ledger.BLOCK), np.dtype(ledger.CALL)
 
 
-class Memory:
+class MemoryTimeline:
     """The two logs of a ledger, read.
 
     calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the

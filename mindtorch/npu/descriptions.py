@@ -11,7 +11,7 @@ import torch
 
 from .._ext.signals import by_signal_handler
 from ..engine.record.arguments import TORCH_ERRORS, contiguous, quiet
-from ..ops.layouts import REFUSED, laid_out
+from ..ops.cpu_layouts import REFUSED, laid_out
 
 # AscendCL's codes.
 DTYPES: dict[torch.dtype, int] = {

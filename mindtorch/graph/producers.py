@@ -1,4 +1,4 @@
-"""Which node makes the value that a tensor holds now.
+"""Producers: which node makes the value that a tensor holds now.
 
 A plain tensor is identified by its storage and its place in it (offset, sizes, strides, dtype), not by its Python
 object: autograd hands out new objects for saved tensors, and views share what is written through one of them. Weak
@@ -47,8 +47,8 @@ class StorageState:
         self.writer: Source | None = None
 
 
-class Values:
-    """Tensors to their makers."""
+class Producers:
+    """From tensors to the nodes that make their values."""
 
     def __init__(self) -> None:
         self._storages: dict[int, StorageState] = {}
