@@ -1,11 +1,17 @@
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-def init(torch: Any, disable_current_modes: Callable[[], AbstractContextManager[Any]]) -> None: ...
+def init(torch: Any) -> None: ...
 
 class NoGrad:
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+class Modes:
+    def __init__(self, *modes: Any) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

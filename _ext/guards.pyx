@@ -6,14 +6,16 @@ takes no step of Python code. Nor does leaving ask for memory, which there may b
 """
 from cpython.object cimport PyObject_CallObject
 
-cdef object set_grad_enabled, grad_enabled, DisableTorchFunction, dispatch_stack, disable_modes, any_autocast
+cdef object set_grad_enabled, grad_enabled, DisableTorchFunction, any_autocast
+cdef object dispatch_stack, pop_mode, push_mode, early_stack, disable_modes
 cdef object DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
 cdef tuple lazy_keys = (), on = (True,), off = (False,), no_error = (None, None, None)
 
 
-def init(torch, disable_current_modes):
-    """Hand in torch, and what turns its dispatch modes off. Called once."""
-    global set_grad_enabled, grad_enabled, DisableTorchFunction, dispatch_stack, disable_modes, any_autocast
+def init(torch):
+    """Called once."""
+    global set_grad_enabled, grad_enabled, DisableTorchFunction, any_autocast
+    global dispatch_stack, pop_mode, push_mode, early_stack, disable_modes
     global DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
     global lazy_keys
     c = torch._C
@@ -21,10 +23,12 @@ def init(torch, disable_current_modes):
     DisableTorchFunction = c.DisableTorchFunction
     DisableAutocast, DisableFuncTorch = c._DisableAutocast, c._DisableFuncTorch
     dispatch_stack, any_autocast = c._len_torch_dispatch_stack, c._is_any_autocast_enabled
+    pop_mode, push_mode = c._pop_torch_dispatch_stack, c._push_on_torch_dispatch_stack
+    early_stack = torch._ops._len_torch_dispatch_stack_pre_dispatch
+    disable_modes = torch.utils._python_dispatch._disable_current_modes
     functorch_stack = c._functorch.peek_interpreter_stack
     inference_enabled, InferenceMode = torch.is_inference_mode_enabled, c._InferenceMode
     excluded, set_excluded = c._dispatch_tls_is_dispatch_key_excluded, c._dispatch_tls_set_dispatch_key_excluded
-    disable_modes = disable_current_modes
     lazy_keys = (c.DispatchKey.Negative, c.DispatchKey.Conjugate, c.DispatchKey.ZeroTensor)
 
 
@@ -38,6 +42,40 @@ cdef class NoGrad:
 
     def __exit__(self, kind, error, traceback):
         PyObject_CallObject(set_grad_enabled, on if self.before else off)
+
+
+cdef class Modes:
+    """With these dispatch modes on, the last one on top, and with no others.
+
+    Torch's own ``_disable_current_modes`` is Python code: a mode would be lost between two of its steps. It still takes
+    away modes before dispatch, which only tracers (``torch.export``) turn on.
+    """
+    cdef tuple modes
+    cdef list outside      # from the top
+    cdef object early
+
+    def __init__(self, *modes):
+        self.modes = modes
+
+    def __enter__(self):
+        cdef Py_ssize_t i, n
+        if early_stack():      # Python code: nothing has changed yet
+            self.early = disable_modes()
+            self.early.__enter__()
+        n = dispatch_stack()
+        self.outside = [None] * n      # first: afterwards there may be no memory for it
+        for i in range(n):
+            self.outside[i] = pop_mode(None)
+        for mode in self.modes:
+            push_mode(mode)
+
+    def __exit__(self, kind, error, traceback):
+        for _ in self.modes:
+            pop_mode(None)
+        while self.outside:
+            push_mode(self.outside.pop())
+        if self.early is not None:
+            self.early.__exit__(None, None, None)
 
 
 cdef class Quiet:
@@ -57,7 +95,7 @@ cdef class Quiet:
         try:
             self._enter(DisableTorchFunction())
             if dispatch_stack():
-                self._enter(disable_modes())
+                self._enter(Modes())
             if any_autocast():
                 self._enter(DisableAutocast())
             if functorch_stack() is not None:
@@ -97,7 +135,7 @@ cdef class Quiet:
             try:
                 PyObject_CallObject(entered.pop(), no_error)
             except BaseException:
-                self._leave()              # the modes of the user are turned on again in Python code
+                self._leave()
                 raise
         return 0
 
@@ -110,7 +148,7 @@ cdef class Unseen(Quiet):
         try:
             self._enter(DisableTorchFunction())
             if dispatch_stack():
-                self._enter(disable_modes())
+                self._enter(Modes())
         except BaseException:
             self._leave()
             raise

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mindtorch
 from mindtorch.engine.execute import local
+from mindtorch.profile import Profiler
 
 LAZY = "remote_accelerator:0"
 
@@ -308,6 +310,44 @@ def test_L9_wherever_a_timer_strikes_nothing_is_lost(delays: range) -> None:
         assert struck(LAZY).item() == expected, delay
     mindtorch.flush("test")
     assert mindtorch.stats()["ops_pending"] == 0
+
+
+class Passing(TorchDispatchMode):
+    """A mode of the program's, with a body in Python."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("mode", [Profiler, Passing])
+def test_L9_modes_stay_on_wherever_a_timer_strikes(mode: Callable[[], Any]) -> None:
+    """Strikes in what is run without the modes, and while they are taken away and put back, among others."""
+    armed = False
+
+    def handler(number: int, frame: Any) -> None:
+        if armed:
+            raise Alarm
+
+    signal.signal(signal.SIGALRM, handler)
+    x, struck_in_time = torch.zeros(3, device=LAZY), 0
+    with mode():
+        on = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+        for k in range(600):
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, (k % 200 + 1) * 1e-5)
+                for _ in range(200):
+                    x = x + torch.ones(3, device=LAZY)
+                    x.sum().item()
+                armed = False
+            except Alarm:
+                armed = False
+                struck_in_time += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            stack = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+            assert stack == on, k
+    assert on and struck_in_time > 100 and torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_C1_in_a_profiled_program(in_python: Callable[..., Any], tmp_path: Any) -> None:

@@ -6,8 +6,7 @@ to torch after all, with a mode of ours below the program's: what comes down to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils import _python_dispatch as _dispatch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from .._ext.guards import Modes
 from ..devices.lazy_device import index_of, is_ours, torch_device
 
 __all__ = ["create_shown"]
@@ -60,21 +60,8 @@ def create_shown(create: Create, func: Any, args: tuple, kwargs: dict[str, Any],
     options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
     made = None
     if from_data:
-        with _dispatch._disable_current_modes():
+        with Modes():
             made = create(func, args, options)
-    with _below(_Last(create, kwargs.get("generator")), modes):
+    with Modes(_Last(create, kwargs.get("generator")), *modes):
         out = func(*args, **{**options, "device": device}) if made is None else _lift(made)
     return out.requires_grad_() if needs_gradient else out
-
-
-@contextmanager
-def _below(last: _Last, modes: list[Any]) -> Iterator[None]:
-    """With ``last`` below ``modes``, which are those that are on."""
-    with _dispatch._disable_current_modes():
-        for mode in (last, *modes):
-            _dispatch._push_mode(mode)
-        try:
-            yield
-        finally:
-            for _ in range(len(modes) + 1):
-                _dispatch._pop_mode()

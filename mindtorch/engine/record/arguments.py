@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
@@ -93,7 +92,7 @@ def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
 
 #: ``with quiet():`` torch code of our own; see there.
 quiet = _guards.Quiet
-_guards.init(torch, _python_dispatch._disable_current_modes)
+_guards.init(torch)
 
 
 def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:
