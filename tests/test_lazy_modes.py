@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mindtorch
@@ -175,11 +176,79 @@ def seen(mode: type[Functions] | type[Operators], d: str, call: Call) -> list[st
     return looking.seen
 
 
+#: What is a copy between devices, and there is none to see on the CPU: how many.
+COPIES = {"cpu": 1, "to the cpu": 1, "module to the cpu": 5, "module from the cpu": 5}
+
+
 @pytest.mark.parametrize("mode", [Functions, Operators])
 @pytest.mark.parametrize("name", [*CREATED, *USED])
 def test_L3_modes_see_what_they_see_on_the_cpu(name: str, mode: type[Functions]) -> None:
     call = (CREATED | USED)[name]
-    assert seen(mode, LAZY, call) == seen(mode, "cpu", call)
+    copies = COPIES.get(name, 0) if mode is Operators else 0
+    assert seen(mode, LAZY, call) == seen(mode, "cpu", call) + copies * ["aten._to_copy.default"]
+
+
+def trained() -> nn.Module:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    net(torch.ones(3, 2)).sum().backward()
+    return net
+
+
+@pytest.mark.parametrize("begin, end", [("cpu", LAZY), (LAZY, "cpu"), (LAZY, "remote_accelerator:1")])
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), trained])
+def test_L3_modes_see_modules_move_as_they_see_them_change_their_type(
+    begin: str, end: str, make: Callable[[], nn.Module]
+) -> None:
+    def looked(mode: type[Functions] | type[Operators], begin: str, *target: Any) -> list[str]:
+        net = make().to(begin)
+        with mode() as looking:
+            net.to(*target)
+        return looking.seen
+
+    assert looked(Functions, begin, end) == looked(Functions, "cpu", torch.float64)
+    # The counter of batches is an integer: it keeps its type, but moves.
+    assert looked(Operators, begin, end) == [*looked(Operators, "cpu", torch.float64), "aten._to_copy.default"]
+
+
+def test_L3_dispatch_modes_see_moves_with_their_options() -> None:
+    class Options(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            told = {**(kwargs or {}), "device": (kwargs or {}).get("device")}
+            self.seen.append((str(func), type(args[0]).__name__, {k: str(v) for k, v in told.items()}))
+            return func(*args, **(kwargs or {}))
+
+    def program(d: str) -> list[Any]:
+        x = torch.ones(2, 3, requires_grad=True)
+        wrapped = TwoTensor(torch.ones(2), torch.ones(2))
+        with Options() as looking:
+            moved = x.to(d), x.to(d, torch.float64), x.detach().to(d, non_blocking=True), wrapped.to(d)
+            moved += (torch.ones(1, 2, 2, 2).to(d, memory_format=torch.channels_last),)
+        assert all(t.device == torch.device(d) for t in moved) and type(moved[-2]) is TwoTensor
+        assert moved[0].requires_grad and not moved[2].requires_grad and moved[1].dtype is torch.float64
+        return eval(repr(looking.seen).replace(d, "there"))
+
+    assert program(LAZY) == program("meta")
+
+
+def test_L7_moves_that_modes_see_have_gradients(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        x = torch.arange(3.0, requires_grad=True)
+        with Operators():
+            y = x.to(d, torch.float64).exp()
+            (y.cpu() * 2).sum().backward()
+            y2 = torch.arange(3.0).to(d).requires_grad_()
+            (y2.cpu() * y2.to("cpu", torch.float64)).sum().backward()
+            with torch.autograd.forward_ad.dual_level():
+                dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones(3))
+                tangent = torch.autograd.forward_ad.unpack_dual(dual.to(d) * 2).tangent
+        assert x.grad is not None and x.grad.device.type == "cpu" and y2.grad is not None
+        return x.grad.to(d), y2.grad, y, tangent
+
+    same_as_eager(program)
 
 
 def test_L3_what_modes_and_classes_make_of_attributes() -> None:

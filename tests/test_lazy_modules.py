@@ -278,6 +278,40 @@ def test_L7_fork_inherits_computed_and_pending_values() -> None:
     assert queue.get() == [2.0, 4.0, 6.0] and y.tolist() == [1.0, 2.0, 3.0]
 
 
+def test_L7_gradients_that_somebody_holds_move_with_their_module() -> None:
+    """Torch sets their data: they stay the same objects."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    net(torch.ones(3, 2)).square().sum().backward()
+    parameters, gradients = list(net.parameters()), [p.grad for p in net.parameters()]
+    values = [g.clone() for g in gradients]  # type: ignore[union-attr]
+    for d in (LAZY, "remote_accelerator:1", "cpu", "remote_accelerator:1", LAZY, "cpu"):
+        net.to(d)
+        for p, old, g, value in zip(net.parameters(), parameters, gradients, values, strict=True):
+            assert p is old and p.grad is g and g is not None and g.device == p.device == torch.device(d)
+            assert isinstance(g, mindtorch.LazyTensor) == (d != "cpu") and torch.equal(g.cpu(), value)
+    net.to(LAZY)
+    torch.optim.SGD(net.parameters(), 1.0).step()
+    assert torch.equal(net[0].bias.cpu(), (parameters[0 + 1] * 1).cpu())
+
+
+def test_L7_gradients_that_a_graph_holds_are_replaced() -> None:
+    net = torch.nn.Linear(2, 2)
+    (net(torch.ones(1, 2)).square().sum()).backward(create_graph=True)
+    first = net.weight.grad
+    assert first is not None and first.requires_grad
+    value = first.detach().clone()
+    net.to(LAZY)
+    assert net.weight.grad is not None and net.weight.grad.device == torch.device(LAZY)
+    assert torch.equal(net.weight.grad.cpu(), value) and torch.equal(first.detach().cpu(), value)
+
+
+def test_L7_to_takes_a_dtype_that_is_none(same_as_eager: Callable[..., None]) -> None:
+    def program(d: str) -> object:
+        return torch.ones(2).to(d, None, True), torch.ones(2, device=d).to("cpu", None, True).to(d)
+
+    same_as_eager(program)
+
+
 def test_L1_a_plain_module_is_converted_once() -> None:
     converted = []
 

@@ -388,6 +388,20 @@ def test_L7_tangents_of_conjugated_and_negated_primals(
     same_as_eager(program)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_L7_tangents_go_along_to_another_device(requires_grad: bool, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        here, there = torch.arange(3.0, requires_grad=requires_grad), torch.arange(3.0).to(d)
+        fw, out = torch.autograd.forward_ad, []
+        with fw.dual_level():
+            dual = fw.make_dual(here, torch.ones(3)).to(d) * 2
+            out += [dual, fw.make_dual(there, torch.ones(3, device=d)).cpu().exp().to(d)]
+            out += [dual.to("cpu", torch.float64).to(d), dual.to(d.replace("0", "1")).square().to(d)]
+            return [(t.detach() * 1, fw.unpack_dual(t).tangent.detach() * 1) for t in out]
+
+    same_as_eager(program)
+
+
 def test_L7_dual_tensors_in_inference_mode(same_as_eager: Same) -> None:
     def program(d: str) -> object:
         normal, seen = torch.arange(3.0).to(d), []

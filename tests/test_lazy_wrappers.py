@@ -8,12 +8,33 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map_only
 
 import mindtorch
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
+
+
+class Opaque(torch.Tensor):
+    """Says nothing about what it holds: no ``__tensor_flatten__``."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> Opaque:
+        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=requires_grad
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(cls, lambda t: t.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
 
 
 class Telling(TwoTensor):
@@ -89,6 +110,51 @@ def test_L7_modules_with_parameters_around_tensors_move(same_as_eager: Same) -> 
         return *there, kept.a.to(d), kept.b.to(d)
 
     same_as_eager(program)
+
+
+@pytest.mark.parametrize("make", [Opaque, LoggingTensor])
+def test_L3_classes_that_say_nothing_of_what_they_hold_move_as_what_they_are(make: Any, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x = make(torch.arange(4.0))
+        assert x.to("meta").device.type == "meta"  # as torch's own moves
+        there = x.to(d)
+        assert type(there) is type(there * 2) is type(there.to(d, torch.float64)) is make
+        assert there.device == torch.device(d) and there.to(d) is there
+        inside = getattr(there * 2, "inner" if make is Opaque else "elem")
+        assert d == "cpu" or isinstance(inside, mindtorch.LazyTensor)
+        back = (there * 2).cpu()
+        assert type(back) is make and back.device.type == "cpu"
+        other = there.to(d.replace("0", "1"))
+        assert type(other) is make and other.device == torch.device(d.replace("0", "1"))
+        return inside, back.sum().item()
+
+    same_as_eager(program)
+
+
+def test_L7_gradients_of_a_class_that_says_nothing_of_what_it_holds(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        x = Opaque(torch.arange(4.0), requires_grad=True)
+        (x.to(d, torch.float64) * 3).square().sum().backward()
+        assert type(x.grad) is Opaque and x.grad.device.type == "cpu" and x.grad.dtype is torch.float32
+        layer = nn.Linear(2, 2, bias=False)
+        kept = layer.weight = nn.Parameter(Opaque(torch.ones(2, 2)))
+        layer.to(d)
+        assert type(layer.weight.data) is Opaque and layer.weight.device == torch.device(d)
+        layer(torch.ones(2, 2, device=d)).square().sum().backward()
+        assert layer.weight.grad.device == torch.device(d)
+        grad = layer.weight.grad.inner
+        layer.cpu()
+        assert layer.weight.device == layer.weight.grad.device == torch.device("cpu")
+        return x.grad.inner.to(d), grad, kept.shape
+
+    same_as_eager(program)
+
+
+def test_L3_classes_within_classes_move() -> None:
+    there = TwoTensor(two(), torch.ones(2, 2)).to(LAZY)
+    assert type(there.a) is TwoTensor and isinstance(there.a.b, mindtorch.LazyTensor)
+    back = there.cpu()
+    assert type(back.a) is TwoTensor and torch.equal(back.a.a, two().a) and back.a.a.device.type == "cpu"
 
 
 def test_L7_values_are_copied_across_devices_within_a_class(same_as_eager: Same) -> None:

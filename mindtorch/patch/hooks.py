@@ -323,13 +323,10 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if npu_moves.names_npu(target):
         return npu_moves.to(self, args, kwargs)
     if wrappers.crosses(self, target):
-        device: Any = (
-            tensors.torch_device(tensors.index_of(target)) if tensors.is_ours(target) else _plain_device(target)
-        )
+        device = _device_of(target)
         if self.device == device:
             return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
-        dtype, non_blocking, memory_format = to_options(args, kwargs)
-        return wrappers.moved(self, device, dtype, non_blocking, memory_format)
+        return wrappers.moved(self, device, *to_options(args, kwargs))
     knowing = mode.now.known is not None
     if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
         if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
@@ -347,6 +344,9 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, memory_format = to_options(args, kwargs)
+    if _dispatch_modes() and wrappers.shows(self, target):
+        tensors.on_device()
+        return wrappers.moved(self, _device_of(target), dtype, non_blocking, memory_format)
     if lazy and not tensors.is_ours(target):
         return tensors.to_plain(
             self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
@@ -363,6 +363,10 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _plain_device(target: Any) -> torch.device:
     return torch.device(str(target))
+
+
+def _device_of(target: Any) -> Any:
+    return tensors.torch_device(tensors.index_of(target)) if tensors.is_ours(target) else _plain_device(target)
 
 
 def _without_device(args: tuple, target: Any) -> tuple:
@@ -453,9 +457,9 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     def convert(t: torch.Tensor) -> torch.Tensor:
         # As torch: the dtype is for floating-point tensors, the memory format for images and volumes.
         wanted = dtype if t.is_floating_point() or t.is_complex() else None
-        formatted = memory_format is not torch.preserve_format and t.dim() in (4, 5)
-        layout = memory_format if formatted else torch.preserve_format
-        return t.to(device, dtype=wanted, non_blocking=non_blocking, memory_format=layout)
+        if memory_format is not torch.preserve_format and t.dim() in (4, 5):
+            return t.to(device, wanted, non_blocking, memory_format=memory_format)
+        return t.to(device, wanted, non_blocking)
 
     return self._apply(convert)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ext import lazy as _core
@@ -20,6 +21,7 @@ from ..npu.tensor import as_npu, is_npu
 from . import wrappers
 
 _torch_swap_tensors = torch.utils.swap_tensors
+_HELD_BY_PARAMETER = 2  # references to a gradient: its Python object, and the parameter in C++
 
 
 def apply_to_module(
@@ -35,14 +37,22 @@ def apply_to_module(
             child._apply(fn)
     done: dict[int, torch.Tensor] = {}  # by the parameter's identity; what was converted is not converted again
     own = {id(param) for param in module._parameters.values()}
+    owner: Any = None  # of the gradient that comes next
 
     def until_one_crosses(t: torch.Tensor) -> torch.Tensor:
+        nonlocal owner
         moved = fn(t)
-        if id(t) in own:
-            goes_on = moved is t or _is_torchs_own(t) or not (is_ours(t) or is_ours(moved)) or _assignable(t, moved)
-            done[id(t)] = t if goes_on else moved
-            if not goes_on:
-                raise _Crosses
+        if id(t) not in own:
+            if owner is not None:
+                _move_gradient(owner, t, moved)
+            owner = None
+            return moved
+        goes_on = moved is t or _is_torchs_own(t) or not _changes_kind(t, moved)
+        owner = None if goes_on or not _assignable(t, moved) else t
+        if not goes_on and owner is None:
+            done[id(t)] = moved
+            raise _Crosses
+        done[id(t)] = t
         return moved
 
     try:
@@ -57,7 +67,7 @@ def apply_to_module(
             with NoGrad():
                 done[id(param)] = fn(param)
         moved = done[id(param)]
-        if moved is not param and (is_ours(param) or is_ours(moved)):
+        if moved is not param and _changes_kind(param, moved):
             crossing.append((key, param, moved))
     for key, param, moved in crossing:
         grad = param.grad
@@ -72,6 +82,25 @@ def apply_to_module(
         if buffer is not None:
             module._buffers[key] = fn(buffer)
     return module
+
+
+def _move_gradient(param: Any, grad: Any, moved: torch.Tensor) -> None:
+    """``grad`` becomes ``moved``, to which torch sets its data next; C++ has it from ``param`` alone."""
+    with Unseen():
+        if param.grad is not grad or moved.layout is not torch.strided or is_ours(grad) == is_ours(moved):
+            return
+        param.grad = None
+        try:
+            _swap(grad, _twin(moved, grad, grad.requires_grad))
+        finally:
+            param.grad = grad
+
+
+def _changes_kind(param: Any, moved: torch.Tensor) -> bool:
+    """Would torch, which sets the data of one to the other, do wrong? (It exchanges what says what it holds.)"""
+    if is_ours(param) or is_ours(moved):
+        return True
+    return (wrappers.around_ours(param) or wrappers.around_ours(moved)) and not is_traceable_wrapper_subclass(moved)
 
 
 class _Crosses(Exception):
@@ -95,9 +124,15 @@ def _assignable(param: Any, moved: torch.Tensor) -> bool:
     with Unseen():
         if moved.layout is not torch.strided:
             return True
+        if not (is_ours(param) or is_ours(moved)):
+            return False  # a class around tensors: what it holds is elsewhere, too
         if is_ours(param) and is_ours(moved):
-            return bool(param.device == moved.device)
-        return param.grad is None and param not in _replaced and _swappable(param, moved)
+            between_recorded = _core.get_handle(param) is not None and _core.get_handle(moved) is not None
+            return between_recorded or bool(param.device == moved.device)
+        grad = param.grad
+        if grad is not None and not (grad.layout is torch.strided and grad._use_count() == _HELD_BY_PARAMETER):
+            return False
+        return param not in _replaced and _swappable(param, moved)
 
 
 def is_ours(t: Any) -> bool:
@@ -147,7 +182,11 @@ def _class_of(t: Any, parameter: bool) -> type:
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
     with Unseen():
-        fresh = _twin(moved, param, param.requires_grad)
+        if is_ours(param) or is_ours(moved):
+            fresh = _twin(moved, param, param.requires_grad)
+        else:
+            swap_tensors(param, torch.nn.Parameter(moved, param.requires_grad))
+            return
     known = _replaced.get(param)
     if known is not None:
         owner[key] = known  # a tied weight, replaced a moment ago

@@ -13,21 +13,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 from .._ext import hooks as _hooks
 from .._ext import intern as _intern
 from .._ext import lazy as _core
+from .._ext.guards import Modes
 from ..devices import mode
-from ..devices.lazy_device import device_at, is_ours, npu_device
+from ..devices.lazy_device import device_at, holds_no_data, is_ours, npu_device
 from ..engine.execute import tensors
-from ..engine.record import eager, intercept
-from ..engine.record.inside import hides, index_inside
+from ..engine.record import eager, inside, intercept
 from ..engine.tensor.recorded import RecordedTensor
 from ..npu import moves
 
-__all__ = ["away", "copy_across", "crosses", "make", "moved", "patches", "swapped", "type_as", "unwatch", "watch"]
+__all__ = ["around_ours", "away", "copy_across", "crosses", "make", "moved", "patches", "shows", "swapped", "type_as"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
 _watched = False
@@ -38,7 +45,7 @@ def watch() -> None:
     global _watched
     if not _watched:
         _hooks.hook_device(torch._C.TensorBase.device, _device_inside)  # type: ignore[attr-defined]
-        _hooks.take_hidden(lambda t: hides(t) or _around_ours(t))
+        _hooks.take_hidden(lambda t: inside.hides(t) or around_ours(t))
         _watched = True
 
 
@@ -56,7 +63,7 @@ def _device_inside(t: Any) -> Any:
         return known[1]
     if _peek() is None:
         return None
-    index = index_inside(t)
+    index = inside.index_inside(t)
     return None if index is None else device_at(index)
 
 
@@ -69,7 +76,8 @@ def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -
     return made
 
 
-def _around_ours(t: Any) -> bool:
+def around_ours(t: Any) -> bool:
+    """Is this of a class around tensors, and on a device of ours?"""
     return bool(_devices) and id(t) in _devices and is_ours(_devices[id(t)][1])
 
 
@@ -79,11 +87,26 @@ def crosses(t: torch.Tensor, target: Any) -> bool:
         return False
     if mode.now.known is not None or isinstance(t, NestedTensor):
         return False
-    return _around_ours(t) or (is_ours(target) and is_traceable_wrapper_subclass(t))
+    return around_ours(t) or (is_ours(target) and _has_own_dispatch(t))
+
+
+def shows(t: torch.Tensor, target: Any) -> bool:
+    """Do dispatch modes of the program see the move of ``t`` to ``target``, which is one to or from a device of ours?
+
+    Not where autograd's rules of the move itself are wanted: transforms of torch.func, forward mode.
+    """
+    simple = _peek() is None and not inside.wrapped(t) and forward_ad._current_level < 0
+    return simple and t.layout is torch.strided and _program_modes() is not None and not holds_no_data(target)
+
+
+def _program_modes() -> list[Any] | None:
+    """The dispatch modes that are on; None if one of them is torch's own (fake tensors, proxies)."""
+    stack = _get_current_dispatch_mode_stack()
+    return None if any(getattr(entry, "_mode_key", None) is not None for entry in stack) else stack
 
 
 def moved(t: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, memory_format: Any) -> Any:
-    """``t.to(device, …)`` of a class around tensors, by its ``__torch_dispatch__``; ``device`` is another one."""
+    """``t.to(device, …)`` as modes and the class of ``t`` are asked for it; ``device`` is another one."""
     options: dict[str, Any] = {"dtype": t.dtype, "layout": t.layout} if dtype is None else {"dtype": dtype}
     options["device"] = device
     if non_blocking:
@@ -92,7 +115,7 @@ def moved(t: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, memory_f
         options["memory_format"] = memory_format
     if t.requires_grad and torch.is_grad_enabled():
         return _Move.apply(t, options)
-    return _by_its_class(t, options)
+    return _asked(t, options)
 
 
 class _Move(torch.autograd.Function):
@@ -102,34 +125,65 @@ class _Move(torch.autograd.Function):
     def forward(ctx: Any, t: torch.Tensor, options: dict[str, Any]) -> Any:
         ctx.source, ctx.dtype = t.device, t.dtype
         ctx.set_materialize_grads(False)
-        return _by_its_class(t, options)
+        return _asked(t, options)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
         return None if grad is None else grad.to(ctx.source, ctx.dtype), None
 
 
-def _by_its_class(t: torch.Tensor, options: dict[str, Any]) -> Any:
-    cls: Any = type(t)
-    with torch._C._AutoDispatchBelowAutograd(), _Inside():  # type: ignore[attr-defined]
-        return cls.__torch_dispatch__(_to_copy, (cls,), (t,), options)
+def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
+    stack = _program_modes()
+    with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+        if stack and isinstance(options["device"], torch.device):
+            with Modes(_Moving(), *stack):
+                return _to_copy(t, **options)
+        with _Moving() as moving:
+            return moving.ask(_to_copy, (t,), options)
 
 
 _to_copy = torch.ops.aten._to_copy.default
 
 
-class _Inside(TorchDispatchMode):
-    """Moves what a class holds: C++ has no code for devices of ours."""
+class _Moving(TorchDispatchMode):
+    """Below the modes of the program: moves tensors, and what their classes hold. C++ has no code for our devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        moves = func is _to_copy and device is not None and not is_traceable_wrapper_subclass(args[0])
-        if moves and (is_ours(device) or _core.get_handle(args[0]) is not None):
-            options = {k: v for k, v in kwargs.items() if k in ("dtype", "non_blocking", "memory_format")}
-            return args[0].to(device, copy=True, **options)
-        with self:
+        if func is not _to_copy or device is None:
             return func(*args, **kwargs)
+        t = args[0]
+        if _core.get_handle(t) is None and _has_own_dispatch(t):
+            with self:
+                return self.ask(func, args, kwargs)
+        if is_ours(device) or _core.get_handle(t) is not None:
+            options = {k: v for k, v in kwargs.items() if k in ("dtype", "non_blocking", "memory_format")}
+            return t.to(device, copy=True, **options)
+        return func(*args, **kwargs)
+
+    def ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``func`` as the class of the first argument does it."""
+        cls: Any = type(args[0])
+        return cls.__torch_dispatch__(func, (cls,), args, kwargs)
+
+
+_no_dispatch = torch._C._disabled_torch_dispatch_impl
+
+
+def _has_own_dispatch(t: Any) -> bool:
+    """Is this of a class of the program's around tensors, which C++ asks before it does anything?"""
+    cls = type(t)
+    if cls.__torch_dispatch__ is _no_dispatch or isinstance(t, (FakeTensor, FunctionalTensor)):
+        return False
+    if is_traceable_wrapper_subclass(t):
+        return True
+    try:
+        with torch._C.DisableTorchFunction():
+            t.untyped_storage().data_ptr()
+    except RuntimeError:  # a wrapper has no memory of its own
+        return True
+    return False
 
 
 def _remember(t: Any, device: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..._ext import attributes as _attributes
@@ -30,6 +31,7 @@ from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
 from . import values
 
 _base = torch._C.TensorBase
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class LazyTensor(RecordedTensor):
@@ -69,6 +71,8 @@ class LazyTensor(RecordedTensor):
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:  # type: ignore[override]
+        if _dispatch_modes():
+            return self.to("cpu", memory_format=memory_format)  # which they see
         return to_plain(self, "cpu", "cpu", memory_format=memory_format)
 
     def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
@@ -290,11 +294,16 @@ def _upload(t: torch.Tensor, index: int) -> Any:
     return eager.held(value, index, torch.is_grad_enabled())
 
 
+def _has_rules(t: torch.Tensor) -> bool:
+    """May there be a gradient or a tangent, or is it what a transform made?"""
+    return (t.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0 or inside.wrapped(t)
+
+
 def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
     if (below := inside.below(t)) is not None:
         return below(lambda t: from_plain(t, index), t)
-    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
+    if _has_rules(t):
         return _FromPlain.apply(t, index)
     return _upload(t, index)
 
@@ -317,7 +326,7 @@ def to_plain(
             lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
             t,
         )
-    if (t.requires_grad and torch.is_grad_enabled()) or inside.wrapped(t):
+    if _has_rules(t):
         out = _ToPlain.apply(t, reason)
     else:
         out = _copy_out(t, reason)

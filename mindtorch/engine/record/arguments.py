@@ -120,7 +120,7 @@ def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, torch.Tensor):
         dtype = other.dtype
-    elif rest and isinstance(rest[0], torch.dtype):
+    elif rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
         dtype = rest.pop(0)
     non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
     return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format
