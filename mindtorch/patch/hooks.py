@@ -46,6 +46,7 @@ from . import (
     flags,
     generators,
     namespace,
+    nested,
     processes,
     slot,
     sparse,
@@ -112,7 +113,7 @@ def enable() -> None:
     _patch(torch.nn.Module, "to", _module_to)
     _patch(PackedSequence, "to", _packed_sequence_to)
     _patch(torch.nn.Module, "_apply", _module_apply)
-    for patching in (classes, uninitialized, tracing, transforms, wrappers, stand_ins):
+    for patching in (classes, uninitialized, tracing, transforms, nested, stand_ins):
         for owner, name, stand_in in patching.patches():
             _patch(owner, name, stand_in)
     _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)

@@ -28,7 +28,7 @@ from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
 from ..engine.semantics import phases
 
-__all__ = ["SparseTensor", "label"]
+__all__ = ["Lent", "SparseTensor", "label", "storage_of"]
 _base: Any = torch.Tensor
 _below: Any = torch._C._disabled_torch_function_impl
 _info = functools.cache(functools.partial(intercept.describe, dispatch=False))
@@ -37,30 +37,34 @@ _PARTS = frozenset({"_values", "_indices", "values", "indices", "crow_indices", 
                     "row_indices"})  # fmt: skip
 
 
-class _Lent(dict[int, Any]):
-    """Memory that sparse tensors share with lazy ones: by storage, a lazy tensor on it."""
+class Lent(dict[int, Any]):
+    """Memory that sparse or nested tensors share with lazy ones: by storage, a lazy tensor on it."""
+
+    def __init__(self, reason: str = "sparse") -> None:
+        super().__init__()
+        self.reason = reason  # for which recordings are run
 
     def lend(self, part: torch.Tensor, index: int) -> Any:
         """A lazy tensor that is on the memory of ``part``."""
         tensors.in_use()
         value = part.data  # versions are counted where writes are recorded, not where they run
-        if _storage(value) not in self:
+        if storage_of(value) not in self:
             self.share(value, index, None)
-        return eager.held(value, index, False, self[_storage(value)])
+        return eager.held(value, index, False, self[storage_of(value)])
 
     def share(self, part: torch.Tensor, index: int, made_of: Any) -> None:
         """``part`` is memory of the lazy tensor ``made_of`` (None: of no other)."""
-        self[_storage(part)] = eager.held(part.data, index, True, made_of)
+        self[storage_of(part)] = eager.held(part.data, index, True, made_of)
         _lenders[id(self)] = self
 
     def settle(self) -> None:
         """Run what was recorded as written to the memory, and what reads it before it is written here."""
         if self:
             roots = list(self.values())
-            values.materialize(roots, "sparse", roots)
+            values.materialize(roots, self.reason, roots)
 
 
-_lenders: weakref.WeakValueDictionary[int, _Lent] = weakref.WeakValueDictionary()
+_lenders: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
 
 
 def _settle_all() -> None:
@@ -90,7 +94,7 @@ class SparseTensor(torch.Tensor):
 
     _is_mindtorchs = True
     _index: int
-    _lent: _Lent  # the same one in all sparse tensors that share memory
+    _lent: Lent  # the same one in all sparse tensors that share memory
 
     @property
     def device(self) -> Any:  # type: ignore[override]
@@ -182,21 +186,21 @@ class SparseTensor(torch.Tensor):
         return "tensor(" + super().__repr__(tensor_contents=tensor_contents).removeprefix(f"{type(self).__name__}(")
 
 
-def label(t: Any, index: int, lent: _Lent | None = None, given: Mapping[int, Any] | None = None) -> Any:
+def label(t: Any, index: int, lent: Lent | None = None, given: Mapping[int, Any] | None = None) -> Any:
     """Let ``t``, a result on device ``index``, know that it is there, if it is a sparse tensor of torch's own.
 
     given: by storage, the lazy tensors that it may have been made of.
     """
     if type(t) is torch.Tensor and t.layout in mixing.SPARSE:
         t.__class__ = SparseTensor  # type: ignore[assignment]
-        t._index, t._lent = index, _Lent() if lent is None else lent
+        t._index, t._lent = index, Lent() if lent is None else lent
         for part in _parts(t) if given else ():
-            if (made_of := (given or {}).get(_storage(part))) is not None:
+            if (made_of := (given or {}).get(storage_of(part))) is not None:
                 t._lent.share(part, index, made_of)
     return t
 
 
-def _storage(t: torch.Tensor) -> int:
+def storage_of(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
@@ -210,10 +214,10 @@ def _parts(t: torch.Tensor) -> list[torch.Tensor]:
         return [t.ccol_indices(), t.row_indices(), t.values()]
 
 
-def _sharing(t: torch.Tensor, sources: list[SparseTensor]) -> _Lent | None:
+def _sharing(t: torch.Tensor, sources: list[SparseTensor]) -> Lent | None:
     """What those of ``sources`` lend whose memory a result has, if there is one."""
-    memory = set(map(_storage, _parts(t)))
-    return next((s._lent for s in sources if not memory.isdisjoint(map(_storage, _parts(s)))), None)
+    memory = set(map(storage_of, _parts(t)))
+    return next((s._lent for s in sources if not memory.isdisjoint(map(storage_of, _parts(s)))), None)
 
 
 def _on_device(out: Any, sources: list[SparseTensor]) -> Any:
@@ -232,6 +236,3 @@ def _on_device(out: Any, sources: list[SparseTensor]) -> Any:
         return tensors.from_plain(out, index)
     tensors.in_use()
     return eager.held(out.detach(), index, torch.is_grad_enabled())
-
-
-eager.set_label(label)

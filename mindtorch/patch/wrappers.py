@@ -7,7 +7,6 @@ move them between devices: the class's own ``__torch_dispatch__`` is asked here,
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,17 +23,15 @@ from torch.utils._python_dispatch import (
 )
 
 from .._ext import hooks as _hooks
-from .._ext import intern as _intern
 from .._ext import lazy as _core
 from .._ext.guards import Modes
 from ..devices import mode
 from ..devices.lazy_device import device_at, holds_no_data, is_ours, npu_device
 from ..engine.execute import tensors
-from ..engine.record import eager, inside, intercept
-from ..engine.tensor.recorded import RecordedTensor
+from ..engine.record import inside
 from ..npu import moves
 
-__all__ = ["around_ours", "away", "copy_across", "crosses", "make", "moved", "patches", "shows", "swapped", "type_as"]
+__all__ = ["around_ours", "away", "copy_across", "crosses", "make", "moved", "shows", "swapped", "type_as"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
 _watched = False
@@ -218,31 +215,3 @@ def copy_across(original: Callable[..., Any], t: torch.Tensor, source: torch.Ten
 def type_as(original: Callable[..., Any], t: torch.Tensor, other: torch.Tensor) -> Any:
     """``type_as`` inside transforms, from or to another device."""
     return t.to(other)
-
-
-_jagged_infos: dict[Any, Any] = {}
-_torch_jagged: Any = NestedTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
-
-
-@functools.wraps(_torch_jagged)
-def _jagged(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-    # It would make a jagged tensor of lazy values and plain offsets. Those stay torch's own: the call runs eagerly.
-    if not any(issubclass(t, RecordedTensor) for t in types):
-        return _torch_jagged(cls, func, types, args, kwargs)
-    info = _jagged_infos.get(func)
-    if info is None:
-        known = intercept.describe(func, True)
-        info = _jagged_infos[func] = _intern.OpInfo(
-            func,
-            known.name,
-            _intern.EAGER,
-            random=known.random,
-            writes=known.writes,
-            call=lambda *args, **kwargs: _torch_jagged(NestedTensor, func, (NestedTensor,), args, kwargs),
-        )
-    return eager.run_eagerly(info, args, kwargs or {})
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in) of what torch's own classes of tensors do with tensors of ours among their operands."""
-    return [(NestedTensor, "__torch_dispatch__", classmethod(_jagged))]
