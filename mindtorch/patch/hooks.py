@@ -345,7 +345,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     dtype, non_blocking, memory_format = to_options(args, kwargs)
-    if _dispatch_modes() and wrappers.shows(self, target):
+    if _modes_on() and wrappers.shows(self, target):
         tensors.on_device()
         return wrappers.moved(self, _device_of(target), dtype, non_blocking, memory_format)
     if lazy and not tensors.is_ours(target):
