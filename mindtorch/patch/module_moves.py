@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,7 @@ def apply_to_module(
         moved = fn(t)
         if id(t) not in own:
             if owner is not None:
-                _move_gradient(owner, t, moved)
+                _move_gradient(owner, t, moved, _references_of_nobody(original))
             owner = None
             return moved
         goes_on = moved is t or _is_torchs_own(t) or not _changes_kind(t, moved)
@@ -84,16 +85,44 @@ def apply_to_module(
     return module
 
 
-def _move_gradient(param: Any, grad: Any, moved: torch.Tensor) -> None:
-    """``grad`` becomes ``moved``, to which torch sets its data next; C++ has it from ``param`` alone."""
+def _move_gradient(param: Any, grad: Any, moved: torch.Tensor, references: int) -> None:
+    """``grad`` becomes ``moved``, to which torch sets its data next; C++ has it from ``param`` alone.
+
+    references: those to a gradient that nobody holds. Then another may take its place, of torch's own class.
+    """
+    held = sys.getrefcount(grad) > references
     with Unseen():
         if param.grad is not grad or moved.layout is not torch.strided or is_ours(grad) == is_ours(moved):
             return
         param.grad = None
+        if not held and not is_ours(moved):
+            param.grad = moved.detach().requires_grad_(grad.requires_grad)
+            return
         try:
             _swap(grad, _twin(moved, grad, grad.requires_grad))
         finally:
             param.grad = grad
+
+
+@functools.cache
+def _references_of_nobody(original: Callable[..., Any]) -> int:
+    """What sys.getrefcount says in _move_gradient of a gradient that the program holds nowhere but in its parameter."""
+    found = 0
+
+    def count(_param: Any, grad: Any, _moved: Any, _references: int) -> None:
+        nonlocal found
+        found = sys.getrefcount(grad)
+
+    def visit(t: torch.Tensor) -> torch.Tensor:
+        moved = t.clone()
+        count(None, t, moved, 0)
+        return moved
+
+    with Unseen():
+        module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1, device="cpu"))])
+        module[0].grad = torch.zeros(1, device="cpu")
+        original(module, visit, False)
+    return found
 
 
 def _changes_kind(param: Any, moved: torch.Tensor) -> bool:
