@@ -28,6 +28,7 @@ def _find_compiled() -> None:
 
 _find_compiled()
 
+from .base import VERSION  # noqa: E402
 from .base.errors import LazyTensorError, MaterializationError, NoDataError, UnsupportedOperationError, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "ComputationGraph",
     "Executor",
@@ -128,9 +129,13 @@ def _executor() -> Executor:
 
     if config.executor() == "local":
         return LocalExecutor(config.executor_device())
-    from .engine.remote.loopback import LoopbackExecutor
+    if config.executor() == "loopback":
+        from .engine.remote.loopback import LoopbackExecutor
 
-    return LoopbackExecutor(config.executor_device())
+        return LoopbackExecutor(config.executor_device())
+    from .engine.remote.pipe import PipeExecutor
+
+    return PipeExecutor(config.executor_device())
 
 
 class _Awaited(ModuleSpec):
@@ -185,9 +190,10 @@ def __dir__() -> list[str]:
 
 
 def _started_as_genie() -> bool:
-    # The command imports torch itself, and only when a subcommand needs it.
+    # The command imports torch itself, and only when a subcommand needs it. An executor's worker has no program.
     program = sys.argv[0] if sys.argv else ""
-    return os.path.basename(program).removesuffix(".exe") == "genie" or program.endswith(os.path.join("cli", "main.py"))
+    name = os.path.basename(program).removesuffix(".exe")
+    return name in ("genie", "genie-worker") or program.endswith(os.path.join("cli", "main.py"))
 
 
 if not _started_as_genie():

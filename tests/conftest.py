@@ -85,7 +85,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests to run under AddressSanitizer and UBSan (tests/test_memory_safety.py)",
     )
     parser.addoption(
-        "--executor", choices=("local", "loopback"), default="local", help="what runs recordings (GENIE_EXECUTOR)"
+        "--executor",
+        choices=("local", "loopback", "pipe"),
+        default="local",
+        help="what runs recordings (GENIE_EXECUTOR)",
     )
     parser.addoption(
         "--shuffle", type=int, default=None, metavar="SEED", help="run the files of tests in another order"

@@ -85,11 +85,11 @@ def unsupported() -> str:
 
 def executor() -> str:
     """``GENIE_EXECUTOR`` (``local``): what runs recordings. ``local``: torch, here; ``loopback``: the same behind
-    messages, which become bytes on the way.
+    messages, which become bytes on the way; ``pipe``: behind messages to a child process.
     """
     value = os.environ.get("GENIE_EXECUTOR", "local").strip().lower()
-    if value not in ("local", "loopback"):
-        raise UsageError(f"GENIE_EXECUTOR: expected local or loopback, got {value!r}")
+    if value not in ("local", "loopback", "pipe"):
+        raise UsageError(f"GENIE_EXECUTOR: expected local, loopback or pipe, got {value!r}")
     return value
 
 

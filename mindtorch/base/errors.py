@@ -15,6 +15,10 @@ class MaterializationError(LazyTensorError):
     """
 
 
+class SessionLost(MaterializationError):
+    """What computes recordings elsewhere is gone, or cannot be relied on, and with it the values that it had."""
+
+
 class UnsupportedOperationError(LazyTensorError, NotImplementedError):
     """Neither the engine nor eager torch can run the operation on these inputs."""
 

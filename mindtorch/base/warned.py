@@ -7,18 +7,20 @@ what runs later keeps silent about it.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
 from . import PACKAGE
 
-__all__ = ["Caught", "listen", "say", "without_what_was_said"]
+__all__ = ["Caught", "listen", "relay", "say", "without_what_was_said"]
 
 _OURS = PACKAGE + os.sep
 _torch = importlib.util.find_spec("torch")  # not imported: `genie devices` does without
@@ -122,6 +124,15 @@ def say(messages: list[warnings.WarningMessage]) -> None:
             _said.pop(next(iter(_said)))
         _said[key] = None
         _shown(found)
+
+
+def relay(found: Iterable[tuple[str, str]]) -> None:
+    """Show (category, text) that were warned of in another process, unless it was said here at the call already."""
+    for name, text in found:
+        kind = getattr(builtins, name, None)
+        category = kind if isinstance(kind, type) and issubclass(kind, Warning) else UserWarning
+        if (text, category) not in _said:
+            warnings.warn(text, category, stacklevel=1)
 
 
 def without_what_was_said() -> AbstractContextManager[Any]:

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
 
 
-def test_R1_a_deep_copy_shares_what_the_original_shares(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_a_deep_copy_shares_what_the_original_shares(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         a = torch.arange(4.0, device=device)
         b = copy.deepcopy([a, a[1:3]])
@@ -29,7 +30,7 @@ def test_R1_a_deep_copy_shares_what_the_original_shares(loopback: LoopbackExecut
 
 
 def test_R1_an_optimizer_that_cannot_be_recorded_writes_the_values(
-    loopback: LoopbackExecutor, same_as_eager: Same
+    elsewhere: RemoteExecutor, same_as_eager: Same
 ) -> None:
     def program(device: str) -> object:
         p = torch.zeros(3).to(device).requires_grad_()
@@ -43,7 +44,7 @@ def test_R1_an_optimizer_that_cannot_be_recorded_writes_the_values(
 
 
 def test_R1_a_python_function_over_the_elements_writes_the_values(
-    loopback: LoopbackExecutor, same_as_eager: Same
+    elsewhere: RemoteExecutor, same_as_eager: Same
 ) -> None:
     def program(device: str) -> object:
         a = torch.arange(4.0, device=device)
@@ -54,7 +55,7 @@ def test_R1_a_python_function_over_the_elements_writes_the_values(
     same_as_eager(program)
 
 
-def test_R1_tensors_loaded_onto_the_device_share_as_they_did(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_tensors_loaded_onto_the_device_share_as_they_did(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         a = torch.arange(3.0)
         file = io.BytesIO()
@@ -67,7 +68,7 @@ def test_R1_tensors_loaded_onto_the_device_share_as_they_did(loopback: LoopbackE
     same_as_eager(program)
 
 
-def test_R1_what_is_saved_shares_as_the_values_do(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_what_is_saved_shares_as_the_values_do(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         a = torch.arange(6.0).to(device)
         file = io.BytesIO()
@@ -81,7 +82,7 @@ def test_R1_what_is_saved_shares_as_the_values_do(loopback: LoopbackExecutor, sa
     same_as_eager(program)
 
 
-def test_R1_training_equals_eager(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_training_equals_eager(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         net = torch.nn.Sequential(
             torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(16, 2)
@@ -103,14 +104,14 @@ def test_R1_training_equals_eager(loopback: LoopbackExecutor, same_as_eager: Sam
     same_as_eager(program)
 
 
-def test_R1_calls_that_depend_on_values_run_where_those_are(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_calls_that_depend_on_values_run_where_those_are(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         x = torch.tensor([3.0, 1.0, 3.0, 2.0]).to(device)
         return x.unique(return_counts=True), x.nonzero(), x[x > 1], torch.ones(2, device=device).resize_(3).shape
 
-    before = loopback.stats["bytes_down"]
+    before = elsewhere.stats["bytes_down"]
     same_as_eager(program)
-    assert loopback.stats["bytes_down"] - before < 4000
+    assert elsewhere.stats["bytes_down"] - before < 4000
 
 
 def test_R1_storages_that_nothing_names_are_freed(loopback: LoopbackExecutor) -> None:
@@ -166,7 +167,7 @@ def test_R1_values_that_die_while_the_executor_changes_are_let_go(monkeypatch: p
     assert (staying + 1).tolist() == [8.0] * 3
 
 
-def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(loopback: LoopbackExecutor) -> None:
+def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(elsewhere: RemoteExecutor) -> None:
     x = torch.ones(3, device=LAZY)
     index = torch.tensor([7]).to(LAZY)
     bad = x[index]
@@ -179,7 +180,7 @@ def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(loop
     assert good.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_R1_draws_are_the_devices_and_its_state_can_be_read(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+def test_R1_draws_are_the_devices_and_its_state_can_be_read(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         torch.manual_seed(5)
         first = torch.randn(3, device=device)
@@ -194,17 +195,17 @@ def test_R1_draws_are_the_devices_and_its_state_can_be_read(loopback: LoopbackEx
     assert torch.rand(2, device=LAZY).tolist() == first
 
 
-def test_R1_one_message_for_a_step_that_reads_its_loss(loopback: LoopbackExecutor) -> None:
+def test_R1_one_message_for_a_step_that_reads_its_loss(elsewhere: RemoteExecutor) -> None:
     net = torch.nn.Linear(4, 2).to(LAZY)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(4):
-        before = loopback.stats["messages"]
+        before = elsewhere.stats["messages"]
         loss = net(torch.ones(3, 4).to(LAZY)).square().sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         loss.item()
-        assert loopback.stats["messages"] - before == 1, step
+        assert elsewhere.stats["messages"] - before == 1, step
 
 
 def test_R1_the_variable_chooses(after_torch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
@@ -213,4 +214,5 @@ def test_R1_the_variable_chooses(after_torch: Callable[..., subprocess.Completed
         from mindtorch.engine.execute import values
         print((torch.ones(2, device="remote_accelerator:0") * 3).tolist(), type(values.executor()).__name__)
     """
-    assert after_torch(code, GENIE_EXECUTOR="loopback").stdout.split("]")[1].split() == ["LoopbackExecutor"]
+    for value, name in (("loopback", "LoopbackExecutor"), ("pipe", "PipeExecutor")):
+        assert after_torch(code, GENIE_EXECUTOR=value).stdout.split("]")[1].split() == [name]

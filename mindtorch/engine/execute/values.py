@@ -14,7 +14,7 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import tape as _tape
 from ...base import config
-from ...base.errors import LazyTensorError, MaterializationError
+from ...base.errors import LazyTensorError, MaterializationError, SessionLost
 from ..record import meta
 from . import triggers
 
@@ -29,11 +29,17 @@ _default_executor: Callable[[], Any] | None = None
 
 
 def set_executor(executor: Any) -> Any:
-    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first."""
+    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first.
+
+    None: the default one.
+    """
     global _executor
     with lock:
         if _executor is not None:
-            flush("executor change")
+            with suppress(SessionLost):  # what can still be computed is pending, and the next one's
+                flush("executor change")
+        if executor is None and _executor is not None and _executor.place == _META and _default_executor is not None:
+            executor = _default_executor()  # now: values are to be handed over
         previous, _executor = _executor, executor
         if previous is not None and executor is not None and (_META in (previous.place, executor.place)):
             _hand_over(previous, executor)

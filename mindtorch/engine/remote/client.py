@@ -24,8 +24,9 @@ from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
 from .known import UNASKED, Known
 from .mirrors import META, Mirrors, view
+from .session import Session, again
 from .told import Told
-from .wire import HERE, Reference, WireError, dumps, loads
+from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
 __all__ = ["RemoteExecutor"]
@@ -33,83 +34,44 @@ __all__ = ["RemoteExecutor"]
 _CPU = torch.device("cpu")
 _AHEAD = 64 << 20  # bytes of storages that come along with one that is read
 _UNASKED = 32  # storages whose contents come unasked with one reply
-_WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
 
 
-class RemoteExecutor(Executor):
+class RemoteExecutor(Session, Executor):
     """Runs recordings where ``send(message) -> reply`` leads to a `Worker`.
 
     ``stats``: messages, plans that were told, and bytes up and down.
     """
 
-    def __init__(self, send: Callable[[bytearray], bytes | bytearray]) -> None:
+    def __init__(self, send: Callable[[bytearray], bytes | bytearray | None]) -> None:
         self.device, self.place = _CPU, META
-        self._send = send
+        Session.__init__(self, send)
         self._known = Known()
         self._mirrors = Mirrors(self._known.forget)
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
-        self._requests: list[tuple] = []
-        self._waiting = 0  # bytes of those, roughly
-        self._answers: list[Callable[[Any], None] | None] = []  # who wants to know, for each request
         self._told = Told(self._ask)
         self._reads, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
         self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
         self._used: set[int] = set()  # numbers of those that have been read
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._failures: dict[int, MaterializationError] = {}
-        self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
 
     # ---- messages ----------------------------------------------------------------------------------------------------
-    def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
-        """Put a request into the next message."""
-        self._requests.append(request)
-        self._answers.append(answer)
-        self._waiting += nbytes
-        if self._waiting > _WAITING:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        """Send what waits, and hand out the answers. Raises the first failure that came."""
+    def _closing(self) -> list[tuple]:
+        """Requests, and who wants the answers, that go with every message."""
+        found: list[tuple] = []
         small = [number for number in self._small if number in self._mirrors.alive][-_UNASKED:]
         self._small.clear()
         if small:
-            self._requests.append(("small", small))
-            self._answers.append(lambda found: self._learn(small, found))
+            found.append((("small", small), lambda given: self._learn(small, given)))
         if self._mirrors.dead:
-            self._requests.append(("free", self._mirrors.dead[:]))
-            self._answers.append(None)
+            found.append((("free", self._mirrors.dead[:]), None))
             self._mirrors.dead.clear()
-        requests, answers = self._requests, self._answers
-        if not requests:
-            return
-        self._requests, self._answers, self._waiting = [], [], 0
-        message = dumps(requests)
-        reply = self._send(message)
-        self.stats["messages"] += 1
-        self.stats["bytes_up"] += len(message)
-        self.stats["bytes_down"] += len(reply)
-        failed: Exception | None = None
-        for answer, given in zip(answers, loads(reply), strict=True):
-            try:
-                if answer is not None:
-                    answer(given)
-            except MaterializationError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        return found
 
     def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
         for number, data in zip(numbers, found, strict=True):
             if data is not None and number in self._mirrors.alive:
                 self._known.put(number, data)
-
-    def _question(self, *request: Any) -> Any:
-        """The answer to a request, which is the last of its message."""
-        found: list[Any] = []
-        self._ask(*request, answer=found.append)
-        if not found:
-            self._exchange()
-        return found[0]
 
     def finish(self) -> None:
         self._exchange()
@@ -448,14 +410,8 @@ class RemoteExecutor(Executor):
                 self._ask("set_state", index, now)
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
-        self._ask("seed", seed, list(besides))
-
-
-def again(failure: MaterializationError) -> MaterializationError:
-    """A kept failure, to be raised once more: a new object, so that tracebacks do not pile up."""
-    fresh = type(failure)(*failure.args)
-    fresh.__cause__ = failure.__cause__
-    return fresh
+        if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
+            self._ask("seed", seed, list(besides))
 
 
 def _plain_bytes(data: bytes) -> torch.Tensor:

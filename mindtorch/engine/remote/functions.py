@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ... import ops
 from ..record.handlers import made_like
 from .wire import WireError
 
-__all__ = ["called", "name_of"]
+__all__ = ["called", "name_of", "names"]
 SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
 
 _OWNERS: tuple[tuple[str, Any], ...] = (
@@ -44,6 +44,11 @@ def _table() -> dict[str, Callable[..., Any]]:
             if callable(function) and not isinstance(function, type) and _is_operation(function):
                 found.setdefault(f"{prefix}.{name}", function)
     return found
+
+
+def names() -> Iterable[str]:
+    """The names that are in the table."""
+    return _table()
 
 
 def _is_operation(function: Any) -> bool:

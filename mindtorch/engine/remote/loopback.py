@@ -13,3 +13,4 @@ class LoopbackExecutor(RemoteExecutor):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(Worker(device).handle)
+        self._settings = ()  # of this process

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["HERE", "Hole", "Reference", "WireError", "dumps", "loads"]
+__all__ = ["HERE", "PROTOCOL", "Hole", "Reference", "WireError", "dumps", "loads"]
+
+PROTOCOL = 1  # to be counted up with every change of what messages say, or how
 
 
 class WireError(ValueError):

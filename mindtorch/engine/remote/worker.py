@@ -18,9 +18,10 @@ import torch
 from ..._ext import lazy as _core
 from ...base.warned import without_what_was_said
 from ..execute.local import LocalExecutor
+from ..execute.settings import mirrored, take_over
 from ..record.arguments import contiguous, extent, overlapping, quiet
 from ..record.predict import knowing_views
-from . import functions
+from . import functions, hello
 from .definitions import Definition
 from .mirrors import view
 from .plans import Plan, Step
@@ -66,13 +67,30 @@ class Worker:
 
     def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
         """The reply to a message. WireError where that is no message; then nothing was done."""
+        return dumps(self.answers(message))
+
+    def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
+        """The same before it becomes bytes."""
         requests = loads(message)
         if not isinstance(requests, list) or not all(
             isinstance(r, tuple) and r and r[0] in _REQUESTS for r in requests
         ):
             raise WireError("expected a list of requests")
         with quiet():
-            return dumps([_REQUESTS[name](self, *given) for name, *given in requests])
+            return [_REQUESTS[name](self, *given) for name, *given in requests]
+
+    # ---- the other side ----------------------------------------------------------------------------------------------
+    def hello(self, side: tuple) -> tuple:
+        """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
+        hello.check(side, "a program")
+        return tuple(hello.here()), self._device.type
+
+    def settings(self, given: list[tuple[str, Any]]) -> None:
+        """Torch's settings, as they are where the program runs."""
+        try:
+            take_over(mirrored(cuda=True), given)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise WireError(str(error)) from None
 
     # ---- storages ----------------------------------------------------------------------------------------------------
     def upload(self, number: int, data: bytes) -> None:
@@ -398,7 +416,7 @@ def _sent(t: torch.Tensor) -> tuple:
 _REQUESTS: dict[str, Callable[..., Any]] = {
     name: getattr(Worker, name)
     for name in (
-        "call", "copy", "define", "fetch", "forget", "free", "get_state", "plan", "run", "seed", "set_state", "small",
-        "storage", "sync", "upload", "write",
+        "call", "copy", "define", "fetch", "forget", "free", "get_state", "hello", "plan", "run", "seed", "set_state",
+        "settings", "small", "storage", "sync", "upload", "write",
     )
 }  # fmt: skip

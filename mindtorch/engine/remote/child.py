@@ -1,0 +1,65 @@
+"""A worker in a process of its own, at the other end of a socket (SPEC R1). Started by `pipe`."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+
+from ..._ext.frames import Stream
+from .wire import dumps
+from .worker import Worker
+
+__all__ = ["main"]
+
+
+def main(fd: int, device: str) -> None:
+    """Answer the messages that come in until nobody is at the other end any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
+    threading.Thread(target=_end_with_the_program, args=(fd,), daemon=True).start()
+    stream = Stream(fd)
+    serve = _serving(device)
+    while True:
+        try:
+            message = stream.receive(0, -1)
+            assert message is not None  # it waits for as long as it takes
+            reply = serve(message)
+            number = stream.got_number
+            stream.drop()
+            stream.put(reply, number)
+            stream.flush()
+        except EOFError:
+            return
+
+
+def _serving(device: str) -> Callable[[bytes], bytearray]:
+    """From a message to its reply, whatever goes wrong."""
+    worker: Worker | None = None
+
+    def serve(message: bytes) -> bytearray:
+        nonlocal worker
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # the program's filters decide
+            try:
+                if worker is None:
+                    worker = Worker(device)
+                reply = worker.answers(message)
+                if said:
+                    reply.append([(found.category.__name__, str(found.message)) for found in said])
+                return dumps(reply)
+            except Exception as error:  # noqa: BLE001 - told to the program, for which the session is lost
+                return dumps(("refused", type(error).__name__, str(error)))
+
+    return serve
+
+
+def _end_with_the_program(fd: int) -> None:
+    """However that ended, and whatever is being computed."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _fd, event in poll.poll()):
+        pass
+    os._exit(0)

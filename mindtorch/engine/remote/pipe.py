@@ -1,0 +1,148 @@
+"""A worker in a child process, which begins with the first message and ends with the program (SPEC R1)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+from ..._ext.frames import Stream
+from ...base.errors import SessionLost
+from .client import RemoteExecutor
+
+__all__ = ["PipeExecutor"]
+
+# The child finds what the program finds, and nothing of the folder that the program is in comes before it.
+_BEGIN = (
+    "import sys, os; fd, device, sys.path[:] = int(sys.argv[1]), sys.argv[2], sys.argv[3:]; "
+    "sys.argv[:] = ['genie-worker']; os.dup2(2, 1); "
+    "from mindtorch.engine.remote.child import main; main(fd, device)"
+)
+_LOOK = 1000  # ms without an answer, after which it is asked whether the child is still running
+
+
+class PipeExecutor(RemoteExecutor):
+    """An executor whose worker is a child process, on ``device``."""
+
+    _resumes = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._child = _Child(device)
+        super().__init__(self._child.send)
+        _all.add(self)
+
+    @property
+    def process(self) -> int | None:
+        """The child's number; None before the first message."""
+        return self._child.pid
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        self._child.done()
+
+    def _forked(self) -> None:
+        """In a child of the program's, which must leave the pipe alone."""
+        self._lock = threading.RLock()
+        if self._child.pid is not None:
+            self._lost = SessionLost(
+                "session lost: a process that was forked does not have the worker of the one that forked it; "
+                "start processes that use the device with the method 'spawn'"
+            )
+            self._child.leave()
+
+
+_all: weakref.WeakSet[PipeExecutor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for executor in tuple(_all):
+        executor._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Child:
+    """The process, and how messages get there and replies back. ``pid``: None until it is needed."""
+
+    def __init__(self, device: str) -> None:
+        self.pid: int | None = None
+        self._device = device
+        self._stream: Any = None
+        self._process: Any = None
+        self._socket: Any = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            given = [os.fspath(entry) or os.getcwd() for entry in sys.path]
+            # Without the environment's own settings of ours: they are for the program. In a session of its own: what
+            # is typed at the terminal is, too.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), self._device, *given],
+                pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._socket, self._stream = ours, Stream(ours.fileno())
+        self.pid = self._process.pid
+        weakref.finalize(self, _end, ours, self._process, os.getpid())
+
+    def send(self, message: bytearray) -> bytes | None:
+        """The reply; None where a signal handler has sent another message meanwhile, which comes after the reply.
+
+        May be called once more with the same object after an exception.
+        """
+        if self._stream is None:
+            self._start()
+        stream = self._stream
+        stream.put(message)
+        number = stream.number
+        try:
+            while (reply := stream.receive(number, _LOOK)) is None and stream.number == number:
+                self._look()
+        except (EOFError, ValueError, MemoryError) as error:
+            raise ConnectionError(f"{self._how_it_is()}: {error}") from error
+        return reply
+
+    def _look(self) -> None:
+        """Raise an error where the child will not answer."""
+        with contextlib.suppress(ChildProcessError):
+            state = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None and state.si_code == os.CLD_STOPPED:
+                raise ValueError("it does not run")
+
+    def _how_it_is(self) -> str:
+        """In words, once it is of no use any more."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        code = self._process.poll()
+        what = f"the worker (process {self.pid})"
+        if code is None:
+            self._process.kill()
+            return f"{what} cannot be understood"
+        if code < 0:
+            return f"{what} was ended by {signal.Signals(-code).name}"
+        return f"{what} ended with exit code {code}"
+
+    def done(self) -> None:
+        """Nothing that came is needed any more."""
+        if self._stream is not None:
+            self._stream.drop()
+
+    def leave(self) -> None:
+        """This process has nothing to do with the child."""
+        self._socket.close()
+        self._stream = None
+
+
+def _end(ours: socket.socket, process: Any, owner: int) -> None:
+    if os.getpid() == owner:
+        ours.close()
+        process.kill()
+        process.wait()

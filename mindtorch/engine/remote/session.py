@@ -1,0 +1,172 @@
+"""What is asked of a worker, in messages, and what becomes of them when something comes in between (SPEC R1, R4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..._ext.signals import by_signal_handler
+from ...base.errors import MaterializationError, SessionLost
+from ...base.warned import relay
+from ..execute import settings
+from . import hello
+from .wire import WireError, dumps, loads
+
+__all__ = ["Session", "again"]
+
+_LOOKING = frozenset({"call", "run"})  # requests that torch's settings matter to
+_WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
+
+
+class _Message:
+    """Requests that go together, and who wants to know the answers."""
+
+    __slots__ = ("answers", "data", "nbytes", "requests", "sent")
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[tuple, Callable[[Any], None] | None]] = []
+        self.nbytes = 0  # roughly
+        self.data: bytearray | None = None
+        self.sent = False
+        self.answers: list[Any] | None = None
+
+
+class Session:
+    """Asks where ``send(message) -> reply`` leads to a `Worker`.
+
+    ``stats``: messages, plans that were told, and bytes up and down; without the first message, in which the sides get
+    to know each other.
+    """
+
+    #: After an exception of a signal handler's out of ``send``, may that be called once more with the same object?
+    _resumes = False
+
+    def __init__(self, send: Callable[[bytearray], bytes | bytearray | None]) -> None:
+        self._send = send
+        self._lock = threading.RLock()
+        self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
+        self._hello: _Message | None = _Message()
+        self._hello.requests.append((("hello", tuple(hello.here())), self._greeted))
+        self._settings: Sequence[Any] = settings.mirrored(cuda=True)
+        self._ambient: dict[str, Any] = {}  # what the worker's settings are
+        self._lost: SessionLost | None = None
+        self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
+
+    def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
+        """Put a request into the next message."""
+        with self._lock:
+            if self._lost is not None:
+                raise again(self._lost)
+            message = self._line[-1]
+            if self._settings and request[0] in _LOOKING and (found := settings.changed(self._settings, self._ambient)):
+                message.requests.append((("settings", found), None))
+            message.requests.append((request, answer))
+            message.nbytes += nbytes
+            if message.nbytes > _WAITING:
+                self._exchange()
+
+    def _exchange(self) -> None:
+        """Send what waits, and hand out the answers. Raises the first failure that came.
+
+        A signal handler of the program's may raise at any point: the message is then dealt with by the next exchange.
+        """
+        with self._lock:
+            line = self._line
+            if self._lost is None:
+                line[-1].requests.extend(self._closing())
+            if line[-1].requests:
+                if self._hello is not None:
+                    line.insert(0, self._hello)
+                    self._hello = None
+                line.append(_Message())
+            failed: Exception | None = None
+            while len(line) > 1:
+                message = line[0]
+                if message.answers is None:
+                    message.answers = self._answers_to(message)
+                if line[0] is message and message.answers is not None:
+                    error = self._hand_out(message, message.answers)
+                    failed = failed or error
+                    del line[0]
+                # Else a signal handler of the program's has seen to it, by a read of its own.
+            if self._lost is not None:
+                raise again(self._lost)
+            if failed is not None:
+                raise failed
+
+    def _answers_to(self, message: _Message) -> list[Any] | None:
+        if message.sent and not self._resumes:
+            self._lose("the program interrupted a message")
+        try:
+            if message.data is None:
+                message.data = dumps([request for request, _answer in message.requests])
+            message.sent = True
+            reply = self._send(message.data)
+            return None if reply is None else self._opened(message, reply)
+        except Exception as error:
+            if by_signal_handler(error):
+                raise
+            known = isinstance(error, (ConnectionError, WireError))
+            self._lose(str(error) if known else f"{type(error).__name__}: {error}", error)
+
+    def _opened(self, message: _Message, reply: bytes | bytearray) -> list[Any]:
+        answers = loads(reply)
+        if isinstance(answers, tuple) and answers[:1] == ("refused",):
+            raise ConnectionError("the worker refused a message: " + ": ".join(map(str, answers[1:])))
+        if not isinstance(answers, list) or not 0 <= len(answers) - len(message.requests) <= 1:
+            raise WireError(f"expected {len(message.requests)} answers, got {answers!r:.200}")
+        if message.requests[0][0][0] != "hello":
+            self.stats["messages"] += 1
+            self.stats["bytes_up"] += len(message.data or b"")
+            self.stats["bytes_down"] += len(reply)
+        return answers
+
+    def _hand_out(self, message: _Message, answers: list[Any]) -> Exception | None:
+        failed: Exception | None = None
+        for (_request, answer), given in zip(message.requests, answers):
+            try:
+                if answer is not None:
+                    answer(given)
+            except Exception as error:  # raised when all have been told
+                if by_signal_handler(error):
+                    raise
+                failed = failed or error
+        if len(answers) > len(message.requests):
+            relay(answers[-1])
+        return failed
+
+    def _greeted(self, answer: tuple) -> None:
+        side, device = answer
+        try:
+            hello.check(side, "a worker")
+        except WireError as error:
+            self._lose(str(error), error)
+        if self._settings and device != "cuda":
+            self._settings = settings.mirrored(cuda=False)
+
+    def _lose(self, why: str, cause: BaseException | None = None) -> NoReturn:
+        """Nobody knows any more what the worker has and has done."""
+        with self._lock:
+            self._lost = SessionLost(f"session lost: {why}")
+            self._line[:] = [_Message()]
+        raise again(self._lost) from cause
+
+    def _closing(self) -> list[tuple]:
+        """Requests, and who wants the answers, that go with every message."""
+        return []
+
+    def _question(self, *request: Any) -> Any:
+        """The answer to a request, which is the last of its message."""
+        found: list[Any] = []
+        self._ask(*request, answer=found.append)
+        if not found:
+            self._exchange()
+        return found[0]
+
+
+def again(failure: MaterializationError) -> MaterializationError:
+    """A kept failure, to be raised once more: a new object, so that tracebacks do not pile up."""
+    fresh = type(failure)(*failure.args)
+    fresh.__cause__ = failure.__cause__
+    return fresh

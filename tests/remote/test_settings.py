@@ -1,0 +1,102 @@
+"""R1: torch's settings are the same where recordings run: what is not told, and what is refused.
+
+That kernels elsewhere see them: tests/test_flags.py through the pipe (test_suite.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mindtorch.engine.execute import settings
+from mindtorch.engine.execute.settings import TABLE, mirrored
+from mindtorch.engine.remote.pipe import PipeExecutor
+from mindtorch.engine.remote.wire import WireError, dumps
+from mindtorch.engine.remote.worker import Worker
+
+LAZY = "remote_accelerator:0"
+#: Not by themselves, with the reason.
+NOT_ASKED_FOR = {
+    "_set_default_tensor_type": "its dtype is, its device is no kernel's business",
+    "_set_fp32_precision_setter": "one for each backend and operation",
+    "_set_onednn_allow_tf32": "the older name of a precision",
+    "_set_cudnn_allow_tf32": "the older name of a precision",
+    "_set_cublas_allow_fp16_reduced_precision_reduction": "two answers, one of which cannot be set",
+    "_set_cublas_allow_bf16_reduced_precision_reduction": "two answers, one of which cannot be set",
+    "_set_blas_preferred_backend": "which library of CUDA's is the other machine's",
+    "_set_linalg_preferred_backend": "which library of CUDA's is the other machine's",
+    "_set_rocm_fa_preferred_backend": "which library of ROCm's is the other machine's",
+    "_set_sm_carveout_experimental": "of a stream of CUDA's",
+    "_cuda_set_cudnn_benchmark_limit": "how long CUDA looks for a kernel",
+    "_cuda_setCublasWorkspaceSize": "memory of the other machine",
+    "_cuda_setCublasLtWorkspaceSize": "memory of the other machine",
+    "_cuda_tunableop_enable": "files of the other machine",
+    "_cuda_tunableop_tuning_enable": "files of the other machine",
+    "_cuda_tunableop_read_file": "files of the other machine",
+}
+
+
+def test_R1_every_setting_of_torch_is_told_or_has_a_reason() -> None:
+    told = {each.name for each in mirrored(cuda=True)}
+    assert {s.setter for s in TABLE} - told - set(NOT_ASKED_FOR) == set()
+    assert set(NOT_ASKED_FOR) & told == set()
+
+
+@pytest.fixture
+def as_it_was() -> Iterator[None]:
+    table = mirrored(cuda=True)
+    before = [(each.name, each.get()) for each in table]
+    yield
+    settings.take_over(table, before)
+
+
+@pytest.mark.usefixtures("as_it_was")
+def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
+    table = mirrored(cuda=False)
+    known: dict[str, object] = {}
+    assert [name for name, _value in settings.changed(table, known)] == [each.name for each in table]
+    assert settings.changed(table, known) == []
+    for change, told in (
+        (lambda: torch.set_default_dtype(torch.float64), [("_set_default_dtype", torch.float64)]),
+        (lambda: torch.set_num_threads(2), [("set_num_threads", 2)]),
+        (lambda: torch.set_flush_denormal(True), [("set_flush_denormal", True)]),
+        (
+            lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+            [("_set_deterministic_algorithms", (True, True))],
+        ),
+    ):
+        before = [(name, known[name]) for name, _value in told]
+        change()
+        assert settings.changed(table, known) == told
+        settings.take_over(table, before)
+        assert settings.changed(table, known) == before
+        settings.take_over(table, told)
+        assert settings.changed(table, known) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([("_set_grad_enabled", True)], "expected the name of a setting, got '_set_grad_enabled'"),
+        ([("set_num_threads", "2")], "expected a int, got '2'"),
+        ([("set_num_threads", -1)], "positive"),
+        ([3], "cannot unpack"),
+    ],
+)
+def test_R3_a_worker_refuses_what_is_no_setting(given: object, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        Worker().handle(dumps([("settings", given)]))
+
+
+@pytest.mark.usefixtures("as_it_was")
+def test_R1_settings_go_along_with_the_calls_that_they_matter_to(shared_pipe: PipeExecutor) -> None:
+    """Without a message of their own, and once."""
+    shared_pipe.sync()
+    requests = shared_pipe._line[-1].requests
+    torch.set_default_dtype(torch.float64)
+    shared_pipe._ask("sync")
+    assert [request for request, _answer in requests] == [("sync",)]
+    shared_pipe._told.clear()
+    shared_pipe.sync()
