@@ -13,10 +13,11 @@ cdef Tape tape = None
 cdef object modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
 
 cdef enum:
-    SHAPE, DTYPE, DEVICE, DIMENSIONS, KIND, BELOW      # KIND: is it on a device of this type? BELOW: torch itself knows
+    # KIND: is it on a device of this type? BELOW: torch itself knows. GRADIENT: so it does, if that is one of ours
+    SHAPE, DTYPE, DEVICE, DIMENSIONS, KIND, BELOW, GRADIENT
 
 cdef dict KINDS = {"shape": SHAPE, "dtype": DTYPE, "device": DEVICE, "ndim": DIMENSIONS,
-                   "is_cpu": KIND, "is_cuda": KIND, "is_meta": KIND}
+                   "is_cpu": KIND, "is_cuda": KIND, "is_meta": KIND, "grad": GRADIENT}
 
 
 def init(torch, default_device, place):
@@ -67,7 +68,10 @@ cdef class Attribute:
         return self.known(instance)
 
     def __set__(self, instance, value):
-        self.theirs.__set__(instance, value)       # refused, in torch's words
+        self.theirs.__set__(instance, value)       # all but gradients are refused, in torch's words
+
+    def __delete__(self, instance):
+        self.theirs.__delete__(instance)
 
     def asking(self):
         """The same for classes with a ``__torch_function__`` of the program's."""
@@ -79,6 +83,9 @@ cdef class Attribute:
         cdef MetaS *m
         if self.kind == BELOW:
             return below(self.getter, (), (t,))
+        if self.kind == GRADIENT:
+            found = below(self.getter, (), (t,))
+            return found if found is None or handle_of(found) is not None else self.getter(t)
         h = handle_of(t)
         if h is None:
             raise AttributeError(f"[{self.name}] expected a tensor with a place on the tape, got a {type(t).__name__}")

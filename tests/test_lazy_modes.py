@@ -111,6 +111,8 @@ USED: dict[str, Call] = {
     "is_cuda": lambda d, x: x.is_cuda,
     "is_meta": lambda d, x: x.is_meta,
     "get_device": lambda d, x: x.get_device(),
+    "bits": lambda d, x: (x.is_conj(), x.is_neg(), x.is_inference()),
+    "gradient": lambda d, x: (x.requires_grad_(), setattr(x, "grad", x.detach() * 2), x.grad, delattr(x, "grad")),
     "size": lambda d, x: (x.size(), x.dim(), x.numel(), x.stride(), len(x)),
     "attributes": lambda d, x: (x.ndim, x.layout, x.requires_grad, x.grad, x.is_leaf, x.nbytes, x.itemsize),
     "attributes of a parameter": lambda d, x: [getattr(nn.Parameter(x), name) for name in ("shape", "dtype", "device")],

@@ -85,6 +85,11 @@ def apply_to_module(
     return module
 
 
+def _gradient_can_move(grad: Any, moved: torch.Tensor) -> bool:
+    dataless = any(t.is_meta or _core.device_index(t) < 0 for t in (grad, moved))  # C++ refuses another device's
+    return not dataless and grad.layout is torch.strided and grad._use_count() == _HELD_BY_PARAMETER
+
+
 def _move_gradient(param: Any, grad: Any, moved: torch.Tensor, references: int) -> None:
     """``grad`` becomes ``moved``, to which torch sets its data next; C++ has it from ``param`` alone.
 
@@ -158,8 +163,7 @@ def _assignable(param: Any, moved: torch.Tensor) -> bool:
         if is_ours(param) and is_ours(moved):
             between_recorded = _core.get_handle(param) is not None and _core.get_handle(moved) is not None
             return between_recorded or bool(param.device == moved.device)
-        grad = param.grad
-        if grad is not None and not (grad.layout is torch.strided and grad._use_count() == _HELD_BY_PARAMETER):
+        if param.grad is not None and not _gradient_can_move(param.grad, moved):
             return False
         return param not in _replaced and _swappable(param, moved)
 

@@ -148,7 +148,7 @@ ATTRIBUTES: dict[str, _attributes.Attribute] = {
     name: _attributes.Attribute(name, getattr(torch._C.TensorBase, name))
     for name in (
         "shape", "dtype", "device", "ndim", "is_cpu", "is_cuda", "is_meta",
-        "requires_grad", "is_leaf", "grad_fn", "layout", "is_sparse", "is_nested", "is_quantized",
+        "requires_grad", "is_leaf", "grad_fn", "grad", "layout", "is_sparse", "is_nested", "is_quantized",
     )
 }  # fmt: skip
 
@@ -209,6 +209,6 @@ for _name, _attribute in ATTRIBUTES.items():
     setattr(RecordedTensor, _name, _attribute)
 for _name in (
     "dim", "size", "numel", "stride", "is_contiguous", "is_floating_point", "is_complex", "element_size",
-    "storage_offset", "nelement", "ndimension",
+    "storage_offset", "nelement", "ndimension", "is_conj", "is_neg", "is_inference",
 ):  # fmt: skip
     setattr(RecordedTensor, _name, _attributes.question(getattr(torch.Tensor, _name)))
