@@ -28,7 +28,7 @@ _torch_manual_seed = torch.random.manual_seed
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
 _torch_adjust = _CrossEntropyOptions._adjust
-_torch_group = torch._C._group_tensors_by_device_and_dtype
+_torch_group = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 
 
@@ -40,7 +40,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
         yield owner, "manual_seed", _manual_seed
     yield torch, "get_device_module", _get_device_module
     yield torch.amp.autocast_mode.autocast, "__init__", _autocast_init
-    yield torch._C, "_group_tensors_by_device_and_dtype", _group_tensors
+    yield torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _group_tensors
     yield torch.overrides, "has_torch_function", _has_torch_function
     yield _CrossEntropyOptions, "_adjust", _adjust_cross_entropy
 
@@ -125,7 +125,8 @@ def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> No
 
 @functools.wraps(_torch_group)
 def _group_tensors(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-    # Optimizers and gradient clipping move a coefficient to the device of each group: a lazy tensor's is not the CPU.
+    # Clipping moves a coefficient to the device of each group, which C++ takes to be the CPU. (What else groups tensors
+    # asks by the device which kernels to take. Those are the CPU's.)
     found = {}
     for (device, dtype), (held, indices) in _torch_group(lists, with_indices).items():
         where = [t.device if _core.get_handle(t) is not None else device for t in held[0]]
