@@ -17,7 +17,7 @@ import torch
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..engine.execute import values
-from ..engine.execute.settings import TABLE, Setting
+from ..engine.execute.ambient import TABLE, Setting
 from ..engine.record import predict
 
 __all__ = ["TABLE", "note", "patches"]

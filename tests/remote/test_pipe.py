@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -51,6 +52,7 @@ def test_R1_the_child_begins_when_it_is_needed_and_ends_with_the_executor() -> N
         mindtorch.set_executor(previous)
     assert x.tolist() == [2.0] * 3
     del executor
+    gc.collect()
     assert gone(process)
 
 
@@ -86,8 +88,8 @@ def test_R1_the_child_ends_in_the_middle_of_a_computation(after_torch: InPython)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV], ids=lambda s: s.name)
 def test_R4_a_worker_that_is_gone_is_told_of_and_nothing_hangs(number: int, pipe: PipeExecutor) -> None:
-    held = torch.ones(3, device=LAZY) * 2
-    assert held.tolist() == [2.0] * 3
+    held = torch.ones(100, device=LAZY) * 2  # more than comes unasked
+    assert held.sum().item() == 200.0
     assert pipe.process is not None
     os.kill(pipe.process, number)
     pending = held + 1
@@ -128,7 +130,7 @@ def test_R4_what_the_worker_refuses_is_told_and_ends_the_session(pipe: PipeExecu
     with pytest.raises(mindtorch.MaterializationError, match=r"the worker refused a message: WireError: .*got 99999"):
         pipe._question("storage", 99999)
     with pytest.raises(mindtorch.MaterializationError, match="session lost"):
-        x.tolist()
+        x[2].item()
 
 
 def test_R3_sides_that_differ_part_at_once(pipe: PipeExecutor) -> None:
@@ -154,19 +156,19 @@ def test_R1_a_fork_leaves_the_pipe_alone(after_torch: InPython) -> None:
     code = """
         import os, torch, mindtorch
         from torch.utils.data import DataLoader
-        x = torch.arange(4.0, device="remote_accelerator:0") * 2
-        assert x.tolist() == [0.0, 2.0, 4.0, 6.0]
+        x = torch.arange(100.0, device="remote_accelerator:0") * 2
+        assert x[3].item() == 6.0
         process = os.fork()
         if not process:
             try:
-                x.tolist()
+                x[7].item()
             except mindtorch.MaterializationError as error:
                 assert "session lost" in str(error) and "spawn" in str(error), error
                 raise SystemExit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
         for batch in DataLoader(list(range(8)), batch_size=4, num_workers=2):
-            x = x + batch.to("remote_accelerator:0")
-        print(x.tolist())
+            x[:4] += batch.to("remote_accelerator:0")
+        print(x[:4].tolist())
     """
     assert after_torch(code, GENIE_EXECUTOR="pipe").stdout == "[4.0, 8.0, 12.0, 16.0]\n"
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mindtorch.engine.execute import settings
-from mindtorch.engine.execute.settings import TABLE, mirrored
+import mindtorch
+from mindtorch.engine.execute import ambient
+from mindtorch.engine.execute.ambient import TABLE, mirrored
 from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import WireError, dumps
 from mindtorch.engine.remote.worker import Worker
@@ -49,15 +50,15 @@ def as_it_was() -> Iterator[None]:
     table = mirrored(cuda=True)
     before = [(each.name, each.get()) for each in table]
     yield
-    settings.take_over(table, before)
+    ambient.take_over(table, before)
 
 
 @pytest.mark.usefixtures("as_it_was")
 def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
     table = mirrored(cuda=False)
     known: dict[str, object] = {}
-    assert [name for name, _value in settings.changed(table, known)] == [each.name for each in table]
-    assert settings.changed(table, known) == []
+    assert [name for name, _value in ambient.changed(table, known)] == [each.name for each in table]
+    assert ambient.changed(table, known) == []
     for change, told in (
         (lambda: torch.set_default_dtype(torch.float64), [("_set_default_dtype", torch.float64)]),
         (lambda: torch.set_num_threads(2), [("set_num_threads", 2)]),
@@ -69,11 +70,11 @@ def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
     ):
         before = [(name, known[name]) for name, _value in told]
         change()
-        assert settings.changed(table, known) == told
-        settings.take_over(table, before)
-        assert settings.changed(table, known) == before
-        settings.take_over(table, told)
-        assert settings.changed(table, known) == told
+        assert ambient.changed(table, known) == told
+        ambient.take_over(table, before)
+        assert ambient.changed(table, known) == before
+        ambient.take_over(table, told)
+        assert ambient.changed(table, known) == told
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,19 @@ def test_R3_a_worker_refuses_what_is_no_setting(given: object, why: str) -> None
 
 
 @pytest.mark.usefixtures("as_it_was")
-def test_R1_settings_go_along_with_the_calls_that_they_matter_to(shared_pipe: PipeExecutor) -> None:
-    """Without a message of their own, and once."""
-    shared_pipe.sync()
-    requests = shared_pipe._line[-1].requests
-    torch.set_default_dtype(torch.float64)
-    shared_pipe._ask("sync")
-    assert [request for request, _answer in requests] == [("sync",)]
-    shared_pipe._told.clear()
-    shared_pipe.sync()
+def test_R1_settings_go_along_in_the_message_of_the_calls_that_they_matter_to(shared_pipe: PipeExecutor) -> None:
+    previous = mindtorch.set_executor(shared_pipe)
+    try:
+        x = torch.arange(100, device=LAZY)
+        assert (x / 3).sum().item() == (torch.arange(100) / 3).sum().item()
+        for dtype in (torch.float64, torch.bfloat16):
+            before = shared_pipe.stats["messages"]
+            torch.set_default_dtype(dtype)
+            assert (x / 3).tolist() == (torch.arange(100) / 3).tolist()
+            assert shared_pipe.stats["messages"] - before <= 2
+            hot = torch.nn.functional.one_hot(x % 3)  # which runs now
+            uniform = torch.empty(100, device=LAZY).dtype, hot.shape
+            assert uniform == (dtype, (100, 3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        mindtorch.set_executor(previous)

@@ -22,9 +22,10 @@ from ..execute import local, triggers
 from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
+from .exchange import Session, again
+from .here import bytes_of, run_here
 from .known import UNASKED, Known
 from .mirrors import META, Mirrors, view
-from .session import Session, again
 from .told import Told
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
@@ -48,7 +49,8 @@ class RemoteExecutor(Session, Executor):
         self._known = Known()
         self._mirrors = Mirrors(self._known.forget)
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
-        self._told = Told(self._ask)
+        self._told = Told(self._ask, self._check_there)
+        self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
         self._reads, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
         self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
         self._used: set[int] = set()  # numbers of those that have been read
@@ -80,6 +82,15 @@ class RemoteExecutor(Session, Executor):
         self._ask("sync")
         self._exchange()
 
+    def _check_there(self, name: str) -> None:
+        """WireError unless the worker has the function that goes under this name."""
+        if functions.comes_with_torch(name):
+            return
+        if name not in self._there:
+            self._there[name] = self._question("knows", name)
+        if not self._there[name]:
+            raise WireError(f"expected an operator that the worker has, got {name}")
+
     # ---- storages ----------------------------------------------------------------------------------------------------
     def address(self, value: torch.Tensor) -> int:
         return self._mirrors.address(value)
@@ -96,7 +107,7 @@ class RemoteExecutor(Session, Executor):
 
     def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
         number = self._mirrors.fresh()
-        data = bytes(_bytes_of(home))
+        data = bytes(bytes_of(home))
         storage = self._mirrors.whole(len(data), number).untyped_storage()
         self._ask("upload", number, data, nbytes=len(data))
         self._known.put(number, data)
@@ -110,6 +121,12 @@ class RemoteExecutor(Session, Executor):
         self._mirrors.copies.pop(number, None)
         self._known.forget(number)
 
+    def write(self, value: torch.Tensor, data: bytes) -> None:
+        """Other contents for the whole storage of a value."""
+        number = self._mirrors.number_of(value)
+        self._changed(number)
+        self._ask("write", number, data, nbytes=len(data))
+
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         number = self._mirrors.fresh()
         source = self._mirrors.number_of(value)
@@ -121,7 +138,11 @@ class RemoteExecutor(Session, Executor):
     def submit(self, segment: Any) -> None:
         encoded = encode(segment)
         self._no_more_reads()
-        plan, whole = self._told.plan(encoded)
+        try:
+            plan, whole = self._told.plan(encoded)
+        except WireError:
+            run_here(self, segment, encoded)
+            return
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
@@ -189,6 +210,7 @@ class RemoteExecutor(Session, Executor):
         given: list[torch.Tensor] = []
         try:
             name = functions.name_of(info)
+            self._check_there(name)
             sent = tuple(_sendable(a, given) for a in args)
             named = {key: _sendable(a, given) for key, a in kwargs.items()}
             dumps((sent, named))
@@ -243,7 +265,7 @@ class RemoteExecutor(Session, Executor):
         mirrors = list(found.values())
         here = dict(zip(map(id, mirrors), self.fetch(mirrors, whole=True)))
         homes = {plain.untyped_storage()._cdata: mirror for mirror, plain in zip(mirrors, here.values())}
-        before = {key: bytes(_bytes_of(plain.untyped_storage())) for key, plain in zip(homes, here.values())}
+        before = {key: bytes(bytes_of(plain.untyped_storage())) for key, plain in zip(homes, here.values())}
         back = {id(plain): mirror for mirror, plain in zip(mirrors, here.values())}
 
         def swap(a: Any) -> Any:
@@ -258,16 +280,14 @@ class RemoteExecutor(Session, Executor):
             out = info.call(*map(swap, args), **{key: swap(a) for key, a in kwargs.items()})
         for mirror, plain in zip(mirrors, here.values(), strict=True):
             key = plain.untyped_storage()._cdata
-            now = bytes(_bytes_of(plain.untyped_storage()))
+            now = bytes(bytes_of(plain.untyped_storage()))
             if (plain.shape, plain.stride(), plain.storage_offset()) != (
                 mirror.shape, mirror.stride(), mirror.storage_offset(),
             ):  # fmt: skip
                 (moved,) = self.adopt([plain.detach()])
                 mirror.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
             elif key in before and now != before[key]:
-                number = self._mirrors.number_of(homes[key])
-                self._changed(number)
-                self._ask("write", number, now, nbytes=len(now))
+                self.write(homes[key], now)
                 before[key] = now
 
         def mirrored(item: Any) -> Any:
@@ -397,17 +417,25 @@ class RemoteExecutor(Session, Executor):
         before, self._drawing = self._drawing, index
         with quiet():
             outside = torch.default_generator.get_state()
-            state = self._question("get_state", index)
-            torch.default_generator.set_state(_plain_bytes(state))
+            state = self.generator_state(index)
+            torch.default_generator.set_state(state)
         try:
             yield
         finally:
             with quiet():
-                now = torch.default_generator.get_state().numpy().tobytes()
+                now = torch.default_generator.get_state()
                 torch.default_generator.set_state(outside)
+                same = torch.equal(now, state)
             self._drawing = before
-            if now != state:
-                self._ask("set_state", index, now)
+            if not same:
+                self.set_generator_state(index, now)
+
+    def generator_state(self, index: int) -> torch.Tensor:
+        """State of the generator of ``remote_accelerator:index``."""
+        return _plain_bytes(self._question("get_state", index))
+
+    def set_generator_state(self, index: int, state: torch.Tensor) -> None:
+        self._ask("set_state", index, state.numpy().tobytes())
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
@@ -416,11 +444,6 @@ class RemoteExecutor(Session, Executor):
 
 def _plain_bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    with quiet():
-        return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())  # type: ignore[call-overload]
 
 
 def _error(kind: str, text: str) -> Exception:

@@ -17,7 +17,7 @@ from ... import ops
 from ..record.handlers import made_like
 from .wire import WireError
 
-__all__ = ["called", "name_of", "names"]
+__all__ = ["called", "comes_with_torch", "name_of", "names"]
 SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
 
 _OWNERS: tuple[tuple[str, Any], ...] = (
@@ -44,6 +44,12 @@ def _table() -> dict[str, Callable[..., Any]]:
             if callable(function) and not isinstance(function, type) and _is_operation(function):
                 found.setdefault(f"{prefix}.{name}", function)
     return found
+
+
+def comes_with_torch(name: str) -> bool:
+    """Has every torch of the same version this function?"""
+    _kind, _, rest = name.partition(" ")
+    return not rest or rest.startswith(("aten::", "prim::", "prims::"))
 
 
 def names() -> Iterable[str]:

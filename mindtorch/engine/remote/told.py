@@ -26,10 +26,12 @@ class _Plan:
 
 
 class Told:
-    """ask(name of a request, …, nbytes=…) tells the worker."""
+    """ask(name of a request, …, nbytes=…) tells the worker. check(name of a function) raises WireError where the worker
+    has none of this name: nothing is told then.
+    """
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[..., Any], check: Callable[[str], None] = lambda name: None) -> None:
+        self._ask, self._check = ask, check
         self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
         self._definitions: dict[bytes, tuple[int, bool]] = {}  # calls in them, by their part of it: number, `whole`
         self._nbytes = 0
@@ -56,24 +58,27 @@ class Told:
             self._plans.clear()
             self._definitions.clear()
             self._nbytes = 0
-        new: list[tuple] = []
+        new: dict[bytes, tuple[int, bool]] = {}
+        definitions: list[tuple] = []
         records = []
         given = encoded.begins()
         whole = not any(dtype.is_floating_point or dtype.is_complex for dtype, *_ in given)
         for k in range(len(encoded)):
             call = encoded.call(k)
-            known = self._definitions.get(call)
+            known = self._definitions.get(call) or new.get(call)
             if known is None:
                 made = definition(encoded.origin(k)[1])
+                self._check(made.function)
                 drawn = made.random >= 0 or any(d.is_floating_point or d.is_complex for d, *_ in made.predicted)
-                known = self._definitions[call] = len(self._definitions), not drawn
-                new.append(tuple(made))
+                known = new[call] = len(self._definitions) + len(new), not drawn
+                definitions.append(tuple(made))
             number, calculates = known
             whole = whole and calculates
             records.append((number, encoded.grad(k), *encoded.inputs(k)))
         staying = [ordinal for _slot, _root, ordinal, _meta, _bits in encoded.kept[: encoded.n_own]]
         if new:
-            self._ask("define", new, nbytes=128 * len(new))
+            self._definitions.update(new)
+            self._ask("define", definitions, nbytes=128 * len(new))
         self._ask("plan", records, given, staying, nbytes=32 * len(records))
         self.plans += 1
         self._nbytes += len(encoded.structure) + len(encoded.numbers)

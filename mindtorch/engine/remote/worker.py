@@ -17,8 +17,8 @@ import torch
 
 from ..._ext import lazy as _core
 from ...base.warned import without_what_was_said
+from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
-from ..execute.settings import mirrored, take_over
 from ..record.arguments import contiguous, extent, overlapping, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
@@ -84,6 +84,14 @@ class Worker:
         """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
         hello.check(side, "a program")
         return tuple(hello.here()), self._device.type
+
+    def knows(self, name: str) -> bool:
+        """Is there a function of this name?"""
+        try:
+            functions.called(name)
+        except WireError:
+            return False
+        return True
 
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""
@@ -416,7 +424,7 @@ def _sent(t: torch.Tensor) -> tuple:
 _REQUESTS: dict[str, Callable[..., Any]] = {
     name: getattr(Worker, name)
     for name in (
-        "call", "copy", "define", "fetch", "forget", "free", "get_state", "hello", "plan", "run", "seed", "set_state",
-        "settings", "small", "storage", "sync", "upload", "write",
+        "call", "copy", "define", "fetch", "forget", "free", "get_state", "hello", "knows", "plan", "run", "seed",
+        "set_state", "settings", "small", "storage", "sync", "upload", "write",
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError, SessionLost
 from ...base.warned import relay
-from ..execute import settings
+from ..execute import ambient
 from . import hello
 from .wire import WireError, dumps, loads
 
@@ -48,7 +48,7 @@ class Session:
         self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
         self._hello: _Message | None = _Message()
         self._hello.requests.append((("hello", tuple(hello.here())), self._greeted))
-        self._settings: Sequence[Any] = settings.mirrored(cuda=True)
+        self._settings: Sequence[Any] = ambient.mirrored(cuda=True)
         self._ambient: dict[str, Any] = {}  # what the worker's settings are
         self._lost: SessionLost | None = None
         self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
@@ -59,7 +59,7 @@ class Session:
             if self._lost is not None:
                 raise again(self._lost)
             message = self._line[-1]
-            if self._settings and request[0] in _LOOKING and (found := settings.changed(self._settings, self._ambient)):
+            if self._settings and request[0] in _LOOKING and (found := ambient.changed(self._settings, self._ambient)):
                 message.requests.append((("settings", found), None))
             message.requests.append((request, answer))
             message.nbytes += nbytes
@@ -143,7 +143,7 @@ class Session:
         except WireError as error:
             self._lose(str(error), error)
         if self._settings and device != "cuda":
-            self._settings = settings.mirrored(cuda=False)
+            self._settings = ambient.mirrored(cuda=False)
 
     def _lose(self, why: str, cause: BaseException | None = None) -> NoReturn:
         """Nobody knows any more what the worker has and has done."""

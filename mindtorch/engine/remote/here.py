@@ -1,0 +1,82 @@
+"""What the worker cannot run, run in the program's process on values that are fetched (SPEC R1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ..execute.local import LocalExecutor
+from ..record.arguments import quiet
+from .mirrors import view
+
+if TYPE_CHECKING:
+    from ..._ext.encoder import Encoded
+    from .client import RemoteExecutor
+
+__all__ = ["bytes_of", "run_here"]
+
+
+class _States(dict[int, torch.Tensor]):
+    """States of the worker's generators by device index, as they are asked for."""
+
+    def __init__(self, executor: RemoteExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def __missing__(self, index: int) -> torch.Tensor:
+        state = self[index] = self._executor.generator_state(index)
+        return state
+
+
+def run_here(executor: RemoteExecutor, segment: Any, encoded: Encoded) -> None:
+    """Run a segment that has a call in it which the worker does not have: an operator of the program's own.
+
+    Its slots have plain tensors for as long as it runs. Everything fails as in the local executor.
+    """
+    mirrors = list({id(mirror): mirror for mirror, _root in encoded.given}.values())
+    plain = executor.fetch(mirrors, whole=True)
+    here = {id(mirror): value for mirror, value in zip(mirrors, plain, strict=True)}
+    back = {id(value): mirror for mirror, value in zip(mirrors, plain, strict=True)}
+    homes = {value.untyped_storage()._cdata: mirror for mirror, value in zip(mirrors, plain, strict=True)}
+    kept = {value.untyped_storage()._cdata: value for value in plain}
+    before = {key: bytes(bytes_of(value.untyped_storage())) for key, value in kept.items() if encoded.written}
+    for slot, mirror in _core.computed():
+        if id(mirror) in here:
+            _core.exchange(slot, mirror, here[id(mirror)])
+    local = LocalExecutor("cpu")
+    local._states = states = _States(executor)  # type: ignore[assignment]
+    try:
+        local.submit(segment)
+    finally:
+        for index, state in states.items():
+            executor.set_generator_state(index, state)
+        for key, contents in before.items():
+            now = bytes(bytes_of(kept[key].untyped_storage()))
+            if now != contents:
+                executor.write(homes[key], now)
+        _mirror_again(executor, back, homes)
+
+
+def _mirror_again(executor: RemoteExecutor, back: dict[int, Any], homes: dict[int, Any]) -> None:
+    """Let mirrors stand for the values again, and for those that there are now besides."""
+    for slot, value in _core.computed():
+        if value.device == executor.place:
+            continue
+        home = homes.get(value.untyped_storage()._cdata)
+        if id(value) in back:
+            made = back[id(value)]
+        elif home is None:
+            (made,) = executor.adopt([value])
+        else:
+            storage = home.untyped_storage()
+            bits = _core.view_bits(value)
+            made = view(storage, value.dtype, value.shape, value.stride(), value.storage_offset(), bits)
+        _core.exchange(slot, value, made)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    """What is in a storage of this process."""
+    with quiet():
+        return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())  # type: ignore[call-overload]
