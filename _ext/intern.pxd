@@ -49,6 +49,7 @@ cdef class Interner:
     cdef int _grow_sigs(self) except -1
     cdef void _index_metas(self) noexcept
     cdef void _index_sigs(self) noexcept
+    cdef void _shrink(self) noexcept
     cdef int _measure(self, set seen) except -1
 
 cdef inline void ref(uint16_t *count) noexcept:

@@ -34,6 +34,7 @@ cdef enum:
 
 cdef enum:
     SHARED = 64                # entries back that a size or stride is looked for, to be held once
+    LEAST_CAP = 1024           # entries that there stays room for
 
 
 cdef uint32_t world = 0        # state of torch's settings under which calls are looked up and added; see set_world
@@ -66,6 +67,14 @@ cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept:
 
 
 @cython.final
+cdef uint32_t _mask_for(uint32_t cap) noexcept:
+    """Of an index for so many entries, with a quarter of it empty."""
+    cdef uint32_t mask = 31
+    while <uint64_t>cap * 4 > (<uint64_t>mask + 1) * 3:
+        mask = mask * 2 + 1
+    return mask
+
+
 cdef class Interner:
     def __cinit__(self, size_type):
         self.size_type = size_type
@@ -442,6 +451,7 @@ cdef class Interner:
                     if self.metas[i].size and not used[i] and not self.metas[i].refs:
                         self._free_meta(i)
                 self.meta_hole = self.sig_hole = 1
+                self._shrink()
                 self._index_sigs()
                 self._index_metas()
                 self._measure(seen)
@@ -456,6 +466,39 @@ cdef class Interner:
                 self.sigs[i].flags &= ~SIG_HIT
         self.evict_at = max(self.at_once, self.bytes + self.bytes // 2)    # so that looking stays O(1) per new entry
         return 0
+
+    cdef void _shrink(self) noexcept:
+        """Give back what the tables took when much more was in them. The caller makes the indices anew."""
+        cdef uint32_t cap, mask
+        cdef void *p
+        while not self.sigs[self.n_sigs - 1] and self.n_sigs > 1:
+            self.n_sigs -= 1
+        while not self.metas[self.n_metas - 1].size and self.n_metas > 1:
+            self.n_metas -= 1
+        cap = max(LEAST_CAP, 2 * self.n_sigs)
+        if cap < self.cap_sigs // 2:
+            p = realloc(self.sigs, cap * sizeof(SigS *))
+            if p:
+                self.sigs = <SigS **>p
+                self.cap_sigs = cap
+        mask = _mask_for(self.cap_sigs)
+        if mask < self.sig_mask:
+            p = realloc(self.sig_index, (<size_t>mask + 1) * 4)
+            if p:
+                self.sig_index = <uint32_t *>p
+                self.sig_mask = mask
+        cap = max(LEAST_CAP, 2 * self.n_metas)
+        if cap < self.cap_metas // 2:
+            p = realloc(self.metas, cap * sizeof(MetaS))
+            if p:
+                self.metas = <MetaS *>p
+                self.cap_metas = cap
+        mask = _mask_for(self.cap_metas)
+        if mask < self.meta_mask:
+            p = realloc(self.meta_index, (<size_t>mask + 1) * 4)
+            if p:
+                self.meta_index = <uint32_t *>p
+                self.meta_mask = mask
 
     cdef int _measure(self, set seen) except -1:
         cdef size_t n = (self.cap_metas * sizeof(MetaS) + self.cap_sigs * sizeof(SigS *)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,10 +28,22 @@ def small_tables() -> Iterator[None]:
     tape.interner.set_limit(limit)
 
 
+def entries_in_use() -> int:
+    """How many entries stay when all go that nothing names. Tables that were large once may hold more until then."""
+    mindtorch.flush("test")
+    tape.interner.set_limit(1)
+    torch.ones(4, device=LAZY) * next(unheard)  # a new call, so the tables are looked through
+    tape.interner.set_limit(LIMIT)
+    return sum(tape.interner.counts())
+
+
+unheard = itertools.count(0.125)
+
+
 def test_S5_changing_shapes_do_not_grow_the_tables_and_no_id_in_use_is_lost() -> None:
     """A million ops, twenty thousand of them with shapes and constants never seen before."""
     x = torch.ones(4, device=LAZY)
-    first = mindtorch.stats()["bytes_held"]
+    in_use, first = entries_in_use(), mindtorch.stats()["bytes_held"]
     kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
     largest = 0
     for i in range(10_000):
@@ -42,12 +55,12 @@ def test_S5_changing_shapes_do_not_grow_the_tables_and_no_id_in_use_is_lost() ->
             kept.append((i, y, z))
             largest = max(largest, mindtorch.stats()["bytes_held"])
     assert largest <= max(first, LIMIT) * 2, "the tables grow with every new shape"
-    assert sum(tape.interner.counts()) < 20_000
     for i, y, z in kept:
         assert z.shape == (1 + i, 4) and z.stride() == torch.ones(4).expand(1 + i, 4).stride()
         assert z.operation == "aten::expand" and y.operation == "aten::add"  # type: ignore[attr-defined]
         assert [t.shape for t in z.inputs] == [(4,)]  # type: ignore[attr-defined]
         assert torch.equal(z[-1].cpu(), torch.ones(4) + float(i))
+    assert entries_in_use() < in_use + 200
 
 
 def test_S5_uploads_of_changing_shapes_do_not_grow_the_tables() -> None:
@@ -102,6 +115,7 @@ def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
 
 
 def test_S5_calls_in_use_survive_an_eviction() -> None:
+    in_use = entries_in_use()
     x = torch.ones(3, 3, device=LAZY)
     (x @ x).relu().cpu()
     tape.interner.set_limit(1)  # every new call looks for entries to free
@@ -111,7 +125,22 @@ def test_S5_calls_in_use_survive_an_eviction() -> None:
         y.add_(float(i))
         assert y[0].tolist() == [3 + i * 1.5] * 3 and a.tolist() == [3 + i * 0.5] * 3 and b.shape == (3,)
     gc.collect()
-    assert sum(tape.interner.counts()) < 200
+    assert sum(tape.interner.counts()) < in_use + 200
+
+
+def test_S5_tables_that_were_large_give_their_memory_back() -> None:
+    """Else what they may hold until the next look would follow from how large they ever were."""
+    entries_in_use()
+    before = tape.interner.bytes
+    tape.interner.set_limit(1 << 30, 1 << 30)
+    x = torch.ones(4, device=LAZY)
+    for i in range(50_000):
+        (x * (i + 0.75)).expand(i + 1, 4)
+    assert tape.interner.bytes > before + (8 << 20) and tape.interner.counts() > (50_000, 100_000)
+    entries_in_use()
+    assert tape.interner.bytes < before + (1 << 20)
+    y = (x * 0.75).expand(2, 4)
+    assert y.tolist() == [[0.75] * 4] * 2
 
 
 def test_S5_freed_values_give_their_memory_back() -> None:
