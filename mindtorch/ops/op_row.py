@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .call import Call
 from .flop_rules import zero
+from .layout_rules import LayoutRule
 from .product_rules import Product
 
 #: A FLOP rule: ``rule(args, kwargs, out) -> FLOPs``. Pure; looks only at ``.shape`` of tensors and at plain values.
@@ -57,6 +58,8 @@ class OpRow(NamedTuple):
 
     never_whole: a composite function that fills tensors or mutates state in ways its schema does not show, or whose
         replay would depend on state that is not part of the call.
+    layout: how the CPU's kernel lays out its results, where torch's meta function says otherwise (of convolutions see
+        `ops.conv_layout`: torch is asked which kernel it takes).
     over_all: of `values_backward`: only reductions without a dimension have another formula for tensor subclasses.
     folds: a product whose choice of kernel depends on more than its operands' sizes (`record.predict._folds`).
     may_copy: copies its input, or views it, or gives it back, as the arguments and its strides have it.
@@ -89,6 +92,7 @@ class OpRow(NamedTuple):
     product: ProductRule | None = None
     cpu: str = ""
     never_whole: bool = False
+    layout: LayoutRule | None = None
     over_all: bool = False
     folds: bool = False
     may_copy: bool = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from . import byte_rules as moved
+from . import layout_rules as lay
 from .flop_rules import elementwise, reduction, zero
 from .op_row import OpRow, op, ops
 
@@ -25,28 +28,39 @@ ROWS: list[OpRow] = [
     # whose sizes are the numbers
     op("_nested_view_from_jagged", "view", elsewhere=(5, 6, "min_seqlen", "max_seqlen")),
     op("tensor_split", "view", elsewhere=(1, "indices", "indices_or_sections", "tensor_indices_or_sections")),
-    op("pad", "data movement", python=True),
+    op("pad", "data movement", python=True, layout=lay.padded),
     op("im2col", "data movement", python=("unfold",)),
     # overlapping blocks are added up
     op("col2im", "reduction", reduction, python=("fold",)),
     *ops(
         "data movement",
         None,
-        "clone _copy_from _copy_from_and_resize to_dense to_sparse to_mkldnn _cast_Byte _cast_Char _cast_Double "
-        "_cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _to_cpu _to_dense _to_sparse _to_sparse_bsc "
-        "_to_sparse_bsr _to_sparse_csc _to_sparse_csr chalf _pin_memory cat concat concatenate stack _stack "
-        "_chunk_cat hstack vstack dstack column_stack row_stack block_diag repeat tile roll rot90 flip fliplr "
-        "flipud gather_backward index_select_backward _unsafe_masked_index put masked_select_backward "
-        "masked_scatter_backward unfold_backward value_selecting_reduction_backward cummaxmin_backward "
-        "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-        "replication_pad3d _pad_circular _pad_enum channel_shuffle native_channel_shuffle pixel_shuffle "
-        "pixel_unshuffle tril triu diag_embed diagflat fill_diagonal_ nonzero_numpy argwhere cartesian_prod "
-        "combinations meshgrid flatten_dense_tensors fft_fftshift fft_ifftshift trace_backward _lazy_clone "
-        "_reshape_copy coalesce _coalesce sparse_mask dequantize quantize_per_tensor quantize_per_tensor_dynamic "
-        "quantize_per_channel int_repr nested_to_padded_tensor to_padded_tensor _nested_tensor_from_mask "
-        "_nested_tensor_from_mask_left_aligned quantized::linear_prepack quantized::linear_unpack _foreach_clone "
-        "copy_sparse_to_sparse mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight",
+        "clone _copy_from _copy_from_and_resize to_dense to_sparse to_mkldnn _cast_Byte _cast_Char "
+        "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _to_cpu _to_dense "
+        "_to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr chalf _pin_memory "
+        "cat concat concatenate stack _stack _chunk_cat hstack vstack dstack column_stack row_stack "
+        "block_diag repeat tile rot90 flip fliplr flipud gather_backward index_select_backward "
+        "_unsafe_masked_index put masked_select_backward masked_scatter_backward unfold_backward "
+        "value_selecting_reduction_backward cummaxmin_backward constant_pad_nd reflection_pad1d "
+        "replication_pad1d _pad_circular _pad_enum tril triu diag_embed diagflat fill_diagonal_ "
+        "nonzero_numpy argwhere cartesian_prod combinations meshgrid flatten_dense_tensors "
+        "trace_backward _lazy_clone _reshape_copy coalesce _coalesce sparse_mask dequantize "
+        "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel int_repr "
+        "nested_to_padded_tensor to_padded_tensor _nested_tensor_from_mask "
+        "_nested_tensor_from_mask_left_aligned quantized::linear_prepack quantized::linear_unpack "
+        "_foreach_clone copy_sparse_to_sparse mkldnn_reorder_conv2d_weight "
+        "mkldnn_reorder_conv3d_weight",
     ),
+    op("roll", "data movement", layout=lay.roll),
+    *ops(
+        "data movement",
+        None,
+        "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d channel_shuffle native_channel_shuffle",
+        layout=lay.as_suggested_by(0),
+    ),
+    *ops("data movement", None, "pixel_shuffle pixel_unshuffle", layout=lay.shuffled),
+    op("fft_fftshift", "data movement", layout=lay.centred(False)),
+    op("fft_ifftshift", "data movement", layout=lay.centred(True)),
     op("contiguous", "data movement", bytes=moved.conversion, may_copy=True),
     op("copy", "data movement", bytes=moved.AllBut(0), blind=True, anywhere=True),
     op("_to_copy", "data movement", cpu="cast"),
@@ -56,15 +70,16 @@ ROWS: list[OpRow] = [
     *ops("data movement", None, "gather take take_along_dim", bytes=moved.part, cpu="gather"),
     op("index", "data movement", bytes=moved.part, cpu="rows", indexed=True, sizes_from_values=True),
     *ops("data movement", None, "index_select _unsafe_index", bytes=moved.part, cpu="rows"),
-    *ops("data movement", None, "index_put _index_put_impl", bytes=moved.index_put, cpu="scatter", indexed=True),
+    op("index_put", "data movement", bytes=moved.index_put, cpu="scatter", indexed=True, layout=lay.put),
+    op("_index_put_impl", "data movement", bytes=moved.index_put, cpu="scatter", indexed=True),
     op("_unsafe_index_put", "data movement", bytes=moved.index_put),
     op("index_copy", "data movement", bytes=moved.index_copy, cpu="index_add"),
     op("index_fill", "data movement", bytes=moved.index_fill, cpu="index_add"),
     op("scatter", "data movement", bytes=moved.scatter, cpu="scatter"),
     op("masked_scatter", "data movement", cpu="scatter"),
-    *ops(
-        "data movement", None, "select_scatter slice_scatter diagonal_scatter as_strided_scatter", bytes=moved.onto_copy
-    ),
+    op("select_scatter", "data movement", bytes=moved.onto_copy, layout=lay.scattered(torch.select)),
+    *ops("data movement", None, "slice_scatter as_strided_scatter", bytes=moved.onto_copy),
+    op("diagonal_scatter", "data movement", bytes=moved.onto_copy, layout=lay.scattered(torch.diagonal)),
     *ops("data movement", None, "select_backward slice_backward diagonal_backward", bytes=moved.into_zeros),
     op("diag", "data movement", bytes=moved.part),
     op("nonzero", "data movement", cpu="scatter", sizes_from_values=True),
@@ -91,11 +106,12 @@ ROWS: list[OpRow] = [
     op("index_add", "reduction", elementwise, bytes=moved.index_add, cpu="index_add"),
     op("index_reduce", "reduction", elementwise, bytes=moved.index_add),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),
+    *ops("reduction", reduction, "reflection_pad1d_backward replication_pad1d_backward"),
     *ops(
         "reduction",
         reduction,
-        "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward "
-        "replication_pad2d_backward replication_pad3d_backward",
+        "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward",
+        layout=lay.as_suggested_by(1),
     ),
     *ops(
         "creation",
@@ -120,12 +136,14 @@ ROWS: list[OpRow] = [
     *ops(
         "random",
         zero,
-        "binomial normal_functional poisson _sample_dirichlet _standard_gamma _cudnn_init_dropout_state "
-        "_philox_normal _philox_uniform _philox_key_fold_in _philox_key_split _sobol_engine_draw _sobol_engine_ff_ "
+        "binomial normal_functional _sample_dirichlet _cudnn_init_dropout_state _philox_normal "
+        "_philox_uniform _philox_key_fold_in _philox_key_split _sobol_engine_draw _sobol_engine_ff_ "
         "_sobol_engine_initialize_state_ _sobol_engine_scramble_ _fill_mem_eff_dropout_mask_",
     ),
+    *ops("random", zero, "poisson _standard_gamma", layout=lay.dense),
     *ops("random", zero, "bernoulli geometric", cpu="bernoulli"),
-    *ops("random", zero, "cauchy log_normal normal randn", cpu="normal"),
+    *ops("random", zero, "cauchy log_normal randn", cpu="normal"),
+    op("normal", "random", zero, cpu="normal", layout=lay.dense),
     *ops("random", zero, "exponential multinomial rand randint randperm uniform", cpu="uniform"),
     op("rand_like", "random", zero, bytes=moved.AllBut(0), cpu="uniform"),
     op("randint_like", "random", zero, bytes=moved.AllBut(0), cpu="uniform", blind=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import algorithm_rules as alg
+from . import layout_rules as lay
 from .flop_rules import PerInput, PerOutput, elementwise, reduction, zero
 from .op_row import OpRow, op, ops
 
@@ -11,39 +12,44 @@ ROWS: list[OpRow] = [
     *ops("elementwise", elementwise, "hardtanh leaky_relu relu relu6 rrelu", python=True),
     *ops("elementwise", elementwise, "celu elu mish selu", python=True, cpu="exp"),
     op("silu", "elementwise", elementwise, python=True, cpu="silu"),
-    op("glu", "elementwise", elementwise, python=True, cpu="sigmoid"),
+    op("glu", "elementwise", elementwise, python=True, cpu="sigmoid", layout=lay.gated),
     op("masked_fill", "elementwise", elementwise, values_backward=True, cpu="where"),
     op("threshold", "elementwise", elementwise, python=("_threshold",)),
     *ops(
         "elementwise",
         elementwise,
-        "__ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __rshift__ __xor__ _add_relu _conj_physical "
-        "_prelu_kernel abs absolute add addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh "
-        "bitwise_left_shift bitwise_not bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip "
-        "conj_physical copysign deg2rad fix floor fmax fmin frac frexp gcd greater greater_equal hardshrink "
-        "hardswish heaviside hypot i0 igamma igammac isclose isneginf isposinf isreal lcm ldexp lerp less "
-        "less_equal logaddexp2 maximum minimum mul multiply mvlgamma nan_to_num neg negative nextafter not_equal "
-        "polygamma prelu rad2deg round rrelu_with_noise rrelu_with_noise_functional rsub sgn sign signbit "
-        "softshrink square sub subtract trunc outer ger infinitely_differentiable_gelu_backward _masked_scale",
+        "__ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __rshift__ __xor__ _add_relu "
+        "_conj_physical abs absolute add addcmul arccos arccosh arcsin arcsinh arctan arctan2 "
+        "arctanh bitwise_left_shift bitwise_not bitwise_right_shift bitwise_xor ceil clamp "
+        "clamp_max clamp_min clip conj_physical deg2rad fix floor fmax fmin frac frexp gcd greater "
+        "greater_equal hardshrink hardswish hypot i0 igamma igammac isclose isneginf isposinf "
+        "isreal lcm lerp less less_equal maximum minimum mul multiply mvlgamma nan_to_num neg "
+        "negative nextafter not_equal polygamma rad2deg round rrelu_with_noise_functional rsub sgn "
+        "sign signbit softshrink square sub subtract trunc outer ger "
+        "infinitely_differentiable_gelu_backward _masked_scale",
     ),
+    *ops("elementwise", elementwise, "_prelu_kernel prelu", layout=lay.like(0)),
+    *ops("elementwise", elementwise, "copysign heaviside logaddexp2", layout=lay.element_wise),
+    op("ldexp", "elementwise", elementwise, layout=lay.scaled_by_powers),
+    op("rrelu_with_noise", "elementwise", elementwise, layout=lay.noisy),
     *ops("elementwise", elementwise, "__and__ bitwise_and", absorbing=False),
     *ops("elementwise", elementwise, "__or__ bitwise_or", absorbing=True),
-    *ops("elementwise", elementwise, "acos angle asin atan atan2 cos polar sin sinc tan", cpu="sin"),
+    *ops("elementwise", elementwise, "acos asin atan atan2 cos polar sin sinc tan", cpu="sin"),
+    op("angle", "elementwise", elementwise, cpu="sin", layout=lay.angle),
     *ops("elementwise", elementwise, "acosh asinh atanh tanh", cpu="tanh"),
     *ops("elementwise", elementwise, "addcdiv reciprocal rsqrt sqrt", cpu="sqrt"),
-    *ops(
-        "elementwise",
-        elementwise,
-        "cosh exp exp2 expm1 log_sigmoid log_sigmoid_forward logaddexp logit sinh softplus",
-        cpu="exp",
-    ),
+    *ops("elementwise", elementwise, "cosh exp exp2 expm1 logit sinh softplus", cpu="exp"),
+    *ops("elementwise", elementwise, "log_sigmoid log_sigmoid_forward", cpu="exp", layout=lay.dense),
+    op("logaddexp", "elementwise", elementwise, cpu="exp", layout=lay.element_wise),
     *ops("elementwise", elementwise, "digamma erf erfc erfinv lgamma", cpu="erf"),
     *ops("elementwise", elementwise, "div divide floor_divide fmod remainder true_divide", cpu="divide"),
     *ops("elementwise", elementwise, "eq ge gt isfinite isinf isnan le logical_not logical_xor lt ne", cpu="compare"),
-    *ops("elementwise", elementwise, "float_power pow", cpu="pow"),
+    op("float_power", "elementwise", elementwise, cpu="pow"),
+    op("pow", "elementwise", elementwise, cpu="pow", layout=lay.power),
     op("gelu", "elementwise", elementwise, cpu="gelu"),
     *ops("elementwise", elementwise, "hardsigmoid sigmoid", cpu="sigmoid"),
-    *ops("elementwise", elementwise, "log log10 log1p log2 xlogy", cpu="log"),
+    *ops("elementwise", elementwise, "log log10 log1p log2", cpu="log"),
+    op("xlogy", "elementwise", elementwise, cpu="log", layout=lay.element_wise),
     op("logical_and", "elementwise", elementwise, cpu="compare", absorbing=False),
     op("logical_or", "elementwise", elementwise, cpu="compare", absorbing=True),
     op("where", "elementwise", elementwise, cpu="where"),
@@ -51,31 +57,36 @@ ROWS: list[OpRow] = [
         "elementwise",
         elementwise,
         "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
-        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
-        "special_chebyshev_polynomial_w special_digamma special_entr special_erfc special_erfcx special_erfinv "
-        "special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln "
-        "special_hermite_polynomial_h special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e "
-        "special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p special_log_ndtr special_logit "
-        "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
-        "special_modified_bessel_k1 special_multigammaln special_ndtri special_polygamma special_psi special_round "
-        "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
+        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u "
+        "special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_digamma special_entr "
+        "special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 "
+        "special_gammainc special_gammaincc special_gammaln special_hermite_polynomial_h "
+        "special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e "
+        "special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p special_log_ndtr "
+        "special_logit special_modified_bessel_i0 special_modified_bessel_i1 "
+        "special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtri "
+        "special_polygamma special_psi special_round special_scaled_modified_bessel_k0 "
+        "special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
         "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 special_xlog1py "
-        "special_xlogy special_zeta",
+        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 "
+        "special_zeta",
     ),
+    *ops("elementwise", elementwise, "special_xlog1py special_xlogy", layout=lay.element_wise),
     *ops("elementwise", elementwise, "special_erf special_ndtr", cpu="erf"),
     *ops(
         "elementwise",
         elementwise,
-        "sigmoid_backward tanh_backward threshold_backward glu_jvp glu_backward_jvp hardshrink_backward "
-        "hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward "
-        "logit_backward rrelu_with_noise_backward softshrink_backward _prelu_kernel_backward "
-        "native_dropout_backward",
+        "sigmoid_backward tanh_backward threshold_backward glu_jvp glu_backward_jvp "
+        "hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward "
+        "leaky_relu_backward log_sigmoid_backward logit_backward softshrink_backward "
+        "_prelu_kernel_backward",
     ),
+    op("rrelu_with_noise_backward", "elementwise", elementwise, layout=lay.noisy_backward),
+    op("native_dropout_backward", "elementwise", elementwise, layout=lay.element_wise),
     op("gelu_backward", "elementwise", elementwise, cpu="gelu_backward"),
     op("silu_backward", "elementwise", elementwise, cpu="silu_backward"),
     *ops("elementwise", elementwise, "elu_backward mish_backward softplus_backward", cpu="exp"),
-    op("glu_backward", "elementwise", elementwise, cpu="sigmoid"),
+    op("glu_backward", "elementwise", elementwise, cpu="sigmoid", layout=lay.dense),
     # rounding to a quantization grid: scale, round, clamp, scale back
     *ops(
         "elementwise",
@@ -113,13 +124,13 @@ ROWS: list[OpRow] = [
     op("bincount", "reduction", reduction, sizes_from_values=True),
     *ops("reduction", None, "quantile nanquantile histogramdd"),
     op("mode", "reduction", alg.sort, cpu="sort"),
-    op("sort", "other", alg.sort, cpu="sort"),
+    op("sort", "other", alg.sort, cpu="sort", layout=lay.like(0)),
     op("argsort", "other", alg.sort, cpu="sort"),
     op("msort", "other", alg.msort, cpu="sort"),
     op("topk", "other", reduction, cpu="topk"),
     op("searchsorted", "other", alg.searchsorted),
     op("bucketize", "other", alg.bucketize),
-    op("isin", "other", alg.isin),
+    op("isin", "other", alg.isin, layout=lay.dense),
     # by a table or by sorting, as the library sees fit: no formula
     *ops("other", None, "unique_dim_consecutive _unique"),
     *ops("other", None, "unique_dim unique_consecutive _unique2", sizes_from_values=True),
@@ -137,7 +148,7 @@ ROWS: list[OpRow] = [
     op("lu_unpack", "data movement"),
     # sub, multiply, add for each coordinate of a pair; the Euclidean one is a matrix product
     *ops("other", alg.Distances(3), "cdist _cdist_forward"),
-    op("_cdist_backward", "other", alg.Distances(3, first=1)),
+    op("_cdist_backward", "other", alg.Distances(3, first=1), layout=lay.distances_backward),
     op("_euclidean_dist", "other", alg.Distances(2)),
     *ops("elementwise", PerOutput(3), "cross linalg_cross"),
     *ops(
