@@ -7,6 +7,7 @@ by a name that came in. Operators of other libraries go where they are registere
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ... import ops
+from ..record.arguments import extent
 from ..record.handlers import made_like
 from .wire import WireError
 
@@ -57,12 +59,16 @@ def names() -> Iterable[str]:
     return _table()
 
 
+#: They open files, or trust what they are told of other tensors' contents.
+_UNSAFE = re.compile(r"aten::(from_file|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_test_\w+)")
+
+
 def _is_operation(function: Any) -> bool:
     try:
         name = ops.op_name(function)
     except (TypeError, ValueError, LookupError):
         return False
-    return bool(torch._C._jit_get_schemas_for_operator(name))
+    return not _UNSAFE.fullmatch(name) and bool(torch._C._jit_get_schemas_for_operator(name))
 
 
 @functools.cache
@@ -86,6 +92,8 @@ def name_of(info: Any) -> str:
     call = info.call
     if isinstance(call, functools.partial) and call.func is made_like:
         return f"like {_qualified(call.args[0])}"
+    if _UNSAFE.fullmatch(info.name):
+        raise WireError(f"[{info.name}] expected an operator that checks what it is given")
     if isinstance(info.func, torch._ops.OpOverload) and call in (info.func, info.func._op):
         return f"op {_qualified(info.func)}"
     name = SEED if info.name == SEED else _names().get(_identity(call))
@@ -100,17 +108,40 @@ def called(name: str) -> Callable[..., Any]:
     kind, _, rest = name.partition(" ")
     if kind in ("op", "like") and rest:
         overload = _overload(rest)
-        return functools.partial(made_like, overload) if kind == "like" else overload._op
+        return functools.partial(made_like, overload) if kind == "like" else _checking(overload)
     found = torch.default_generator.manual_seed if name == SEED else _table().get(name)
     if found is None:
         raise WireError(f"expected the name of an operation, got {name[:80]!r}")
-    return found
+    return _safe_segments if name == "torch.segment_reduce" else found
+
+
+def _checking(overload: Any) -> Callable[..., Any]:
+    """What an overload runs; where its kernel does not look whether it stays within memory, something that does."""
+    if overload is torch.ops.aten._reshape_alias.default:
+        return _alias_within
+    if overload._schema.name == "aten::segment_reduce" and overload is not torch.ops.aten.segment_reduce.out:
+        return _safe_segments
+    return overload._op
+
+
+def _alias_within(t: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
+    there, wanted = t.untyped_storage().nbytes(), extent(size, stride, t.storage_offset()) * t.dtype.itemsize
+    if wanted > there:
+        raise RuntimeError(f"[aten::_reshape_alias] expected a view within {there} bytes, got one of {wanted}")
+    return torch.ops.aten._reshape_alias(t, size, stride)
+
+
+def _safe_segments(*args: Any, **kwargs: Any) -> torch.Tensor:
+    kwargs.pop("unsafe", None)  # with it, the kernel believes lengths and offsets
+    return torch.segment_reduce(*args, **kwargs)
 
 
 def _overload(name: str) -> Any:
     qualified, _, overload = name.rpartition(".")
     namespace, _, base = qualified.partition("::")
-    if not torch._C._jit_get_schemas_for_operator(qualified) or not namespace.isidentifier() or not base.isidentifier():
+    if _UNSAFE.fullmatch(qualified):
+        raise WireError(f"expected an operator that checks what it is given, got {qualified}")
+    if not (namespace.isidentifier() and base.isidentifier() and torch._C._jit_get_schemas_for_operator(qualified)):
         raise WireError(f"expected the name of an operator, got {name[:80]!r}")
     packet = getattr(getattr(torch.ops, namespace), base)
     if overload not in packet.overloads():

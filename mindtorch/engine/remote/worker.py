@@ -8,7 +8,7 @@ and so is all that depends on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from ..execute.local import LocalExecutor
 from ..record.arguments import contiguous, extent, overlapping, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
+from .checks import Checks
 from .definitions import Definition
 from .mirrors import view
 from .plans import Plan, Step
@@ -64,6 +65,7 @@ class Worker:
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
         self._failures = 0
+        self._checks = Checks()
 
     def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
         """The reply to a message. WireError where that is no message; then nothing was done."""
@@ -71,13 +73,9 @@ class Worker:
 
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
-        requests = loads(message)
-        if not isinstance(requests, list) or not all(
-            isinstance(r, tuple) and r and r[0] in _REQUESTS for r in requests
-        ):
-            raise WireError("expected a list of requests")
+        requests = self._checks.message(loads(message))
         with quiet():
-            return [_REQUESTS[name](self, *given) for name, *given in requests]
+            return [getattr(self, name)(*given) for name, *given in requests]
 
     # ---- the other side ----------------------------------------------------------------------------------------------
     def hello(self, side: tuple) -> tuple:
@@ -351,6 +349,7 @@ class Worker:
         if key not in known:
             known[key] = next(numbers)
             self._storages[known[key]] = _as_bytes(t)
+            self._checks.made(known[key])
         return known[key], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), _core.view_bits(t)
 
     # ---- reads -------------------------------------------------------------------------------------------------------
@@ -419,12 +418,3 @@ def _taken_apart(t: torch.Tensor) -> tuple:
 def _sent(t: torch.Tensor) -> tuple:
     t = t.detach().contiguous()
     return t.dtype, tuple(t.shape), _contents(_as_bytes(t.clone()))
-
-
-_REQUESTS: dict[str, Callable[..., Any]] = {
-    name: getattr(Worker, name)
-    for name in (
-        "call", "copy", "define", "fetch", "forget", "free", "get_state", "hello", "knows", "plan", "run", "seed",
-        "set_state", "settings", "small", "storage", "sync", "upload", "write",
-    )
-}  # fmt: skip

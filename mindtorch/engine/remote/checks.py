@@ -1,0 +1,253 @@
+"""Is a message one that a worker can do? Decided before any of it is done, and without running anything (SPEC R3).
+
+Checked are the form of every request, that functions are in the table, that numbers name what is there by then (the
+message's own uploads and results included), that plans are made of calls that are defined, and that tensors lie within
+storages whose sizes are known. What calls do to sizes is known when they have run: the worker looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..record.arguments import contiguous, extent
+from . import functions
+from .definitions import Definition, Numbers
+from .plans import Plan, Step
+from .wire import Here, Hole, Reference, WireError
+
+__all__ = ["Checks"]
+
+_MOST = 1 << 48  # of sizes, strides, offsets: their products stay within what Python and torch take
+_MOST_NUMBER = 1 << 62  # of storages
+_Plain = (bool, int, float, complex, str, type(None), type(Ellipsis), torch.dtype, torch.layout, torch.memory_format)
+
+
+class Checks:
+    """What a worker will have when the messages that were checked are done.
+
+    sizes: bytes of each storage, None where only the worker knows.
+    """
+
+    def __init__(self) -> None:
+        self.definitions: list[Definition] = []
+        self.plans: list[tuple[Plan, list[tuple[Step, int]]]] = []  # and what makes each result that is kept
+        self._sizes: dict[int, int | None] = {}
+
+    def message(self, requests: Any) -> list[tuple]:
+        """The requests of a message. WireError where a worker must not do it: no other message can be checked then."""
+        if not isinstance(requests, list):
+            raise WireError(f"expected a list of requests, got {type(requests).__name__}")
+        try:
+            for request in requests:
+                if not isinstance(request, tuple) or not request or request[0] not in _CHECKS:
+                    raise WireError(f"expected a list of requests, got {request!r:.80}")
+                kinds, check = _CHECKS[request[0]]
+                _are(request[0], request[1:], kinds)
+                if check is not None:
+                    check(self, *request[1:])
+        except WireError:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError, MemoryError, AttributeError) as error:
+            raise WireError(f"expected a request, got one that cannot be read: {error}") from error
+        return requests
+
+    # ---- storages ----------------------------------------------------------------------------------------------------
+    def _new(self, number: int, nbytes: int | None) -> None:
+        if not 0 < number < _MOST_NUMBER:
+            raise WireError(f"expected the number of a storage, got {number}")
+        self._sizes[number] = nbytes
+
+    def _there(self, number: Any) -> int | None:
+        """The bytes of a storage that must be there; None: not known."""
+        if type(number) is int and number in self._sizes:
+            return self._sizes[number]
+        raise WireError(f"expected the number of a storage, got {number!r:.40}")
+
+    def made(self, number: int) -> None:
+        """A call has made a storage."""
+        self._sizes[number] = None
+
+    def _upload(self, number: int, data: bytes) -> None:
+        self._new(number, len(data))
+
+    def _write(self, number: int, data: bytes) -> None:
+        nbytes = self._there(number)
+        if nbytes is not None and nbytes != len(data):
+            raise WireError(f"expected {nbytes} bytes for storage {number}, got {len(data)}")
+
+    def _copy(self, number: int, source: int) -> None:
+        self._new(number, self._there(source))
+
+    def _free(self, numbers: list) -> None:
+        for number in numbers:
+            _are("free", (number,), (int,))
+            self._sizes.pop(number, None)
+
+    def _several(self, numbers: list) -> None:
+        for number in numbers:
+            _are("small", (number,), (int,))
+
+    def _tensor(self, described: Any) -> None:
+        """(storage's number, dtype, sizes, strides, offset, MetaBits)"""
+        _are("a tensor", described, (int, torch.dtype, tuple, tuple, int, int))
+        number, dtype, sizes, strides, offset, bits = described
+        if len(sizes) != len(strides) or len(sizes) > 64 or not 0 <= bits <= 3:
+            raise WireError(f"expected sizes, strides and bits of a tensor, got {described[2:]!r:.80}")
+        for n in (*sizes, *strides, offset):
+            if type(n) is not int or not 0 <= n < _MOST:
+                raise WireError(f"expected sizes, strides and an offset of 0 and more, got {n!r:.40}")
+        nbytes = self._there(number)
+        if nbytes is not None and extent(sizes, strides, offset) * dtype.itemsize > nbytes:
+            raise WireError(f"expected a tensor within the {nbytes} bytes of storage {number}, got {described[1:]}")
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def _define(self, definitions: list) -> None:
+        for given in definitions:
+            _are("a definition", given, (str, tuple, dict, int, bool, tuple, bool, tuple, tuple))
+            made = Definition(*given)
+            functions.called(made.function)
+            holes: list[int] = []
+            _argument(made.args, holes)
+            for name, a in made.kwargs.items():
+                if type(name) is not str:
+                    raise WireError(f"expected the name of an argument, got {name!r:.40}")
+                _argument(a, holes)
+            if sorted(holes) != list(range(len(holes))):
+                raise WireError(f"expected holes in order, got {holes}")
+            if not -1 <= made.random < 128:
+                raise WireError(f"expected the index of a generator, got {made.random}")
+            for hole in made.writes:
+                _in("a hole", hole, len(holes))
+            for output in made.outputs:
+                if output is not None:
+                    _in("an output", output if output >= 0 else -1 - output,
+                        len(made.predicted) if output >= 0 else len(holes))  # fmt: skip
+            for predicted in made.predicted:
+                _are("a prediction", predicted, (torch.dtype, int, bool))
+                _in("dimensions", predicted[1], 65)
+            self.definitions.append(made)
+
+    def _plan(self, records: list, given: list, kept: list) -> None:
+        for begins in given:
+            _are("a tensor's kind", begins, (torch.dtype, int, bool, int))
+            _in("dimensions", begins[1], 65)
+            _in("bits", begins[3], 4)
+        for record in records:
+            if not isinstance(record, tuple) or len(record) < 2 or type(record[1]) is not bool:
+                raise WireError(f"expected a record, got {record!r:.80}")
+            _are("a record", (record[0], *record[2:]), (int,) * (len(record) - 1))
+            _in("a definition", record[0], len(self.definitions))
+            holes: list[int] = []
+            made = self.definitions[record[0]]
+            _argument((made.args, tuple(made.kwargs.values())), holes)
+            if len(holes) != len(record) - 2:
+                raise WireError(f"expected {len(holes)} tensors for [{made.function}], got {len(record) - 2}")
+        _are("results", tuple(kept), (int,) * len(kept))
+        plan = Plan(self.definitions, records, given, kept)
+        makers = [(step, k) for step in plan.steps for k in range(len(step.definition.predicted))]
+        self.plans.append((plan, [makers[k] for k in kept]))
+
+    def _forget(self) -> None:
+        self.definitions, self.plans = [], []
+
+    def _run(self, number: int, base: int, positions: bytes, values: bytes, timed: bool) -> None:
+        _in("a plan", number, len(self.plans))
+        plan, makers = self.plans[number]
+        plan.change(positions, values)
+        for described in plan.described():
+            self._tensor(described)
+        for k, (step, position) in zip(plan.kept, makers, strict=True):
+            self._new(base + k, _predicted(step, plan)[position])
+
+    # ---- the rest ----------------------------------------------------------------------------------------------------
+    def _call(self, base: int, given: list, function: str, args: tuple, kwargs: dict, grad: bool, random: int) -> None:
+        functions.called(function)
+        for described in given:
+            self._tensor(described)
+        holes: list[int] = []
+        _argument((args, tuple(kwargs.values())), holes)
+        for hole in holes:
+            _in("a tensor", hole, len(given))
+        if not -1 <= random < 128:
+            raise WireError(f"expected the index of a generator, got {random}")
+        if not 0 < base < _MOST_NUMBER:
+            raise WireError(f"expected the number of a storage, got {base}")
+        for number, *_ in given:  # it may have been resized
+            self._sizes[number] = None
+
+    def _generator(self, index: int, *_state: Any) -> None:
+        _in("a generator", index, 128)
+
+    def _seed(self, _seed: int, besides: list) -> None:
+        for index in besides:
+            _are("seed", (index,), (int,))
+            _in("a generator", index, 128)
+
+
+def _predicted(step: Step, plan: Plan) -> list[int]:
+    """The bytes of each output's storage."""
+    numbers = Numbers(plan.ints, plan.floats, step.begin)
+    for a in (*step.definition.args, *step.definition.kwargs.values()):
+        numbers.fill(a)
+    found = []
+    for dtype, ndim, told in step.definition.predicted:
+        sizes = numbers.several(ndim)
+        strides = numbers.several(ndim) if told else contiguous(sizes)
+        (offset,) = numbers.several(1)
+        if any(not 0 <= n < _MOST for n in (*sizes, *strides, offset)):
+            raise WireError(f"expected sizes, strides and an offset of 0 and more, got {sizes}, {strides}, {offset}")
+        found.append(extent(sizes, strides, offset) * dtype.itemsize)
+    return found
+
+
+def _are(what: str, given: Any, kinds: Sequence[type]) -> None:
+    if not isinstance(given, tuple) or len(given) != len(kinds):
+        raise WireError(f"[{what}] expected {len(kinds)} values, got {given!r:.80}")
+    for value, kind in zip(given, kinds, strict=True):
+        if type(value) is not kind and not (kind is tuple and isinstance(value, tuple)):
+            raise WireError(f"[{what}] expected {kind.__name__}, got {value!r:.80}")
+
+
+def _in(what: str, number: Any, end: int) -> None:
+    if type(number) is not int or not 0 <= number < end:
+        raise WireError(f"expected {what} in 0..{end - 1}, got {number!r:.40}")
+
+
+def _argument(a: Any, holes: list[int]) -> None:
+    """An argument, whose references go into ``holes``."""
+    if isinstance(a, Reference):
+        holes.append(a.index)
+    elif isinstance(a, (tuple, list)):
+        for item in a:
+            _argument(item, holes)
+    elif isinstance(a, slice):
+        _argument((a.start, a.stop, a.step), holes)
+    elif not isinstance(a, (*_Plain, Hole, Here, torch.device)):
+        raise WireError(f"expected an argument, got {type(a).__name__}")
+
+
+#: For each request the kinds of what is in it, and what is checked besides.
+_CHECKS: dict[str, tuple[Sequence[type], Callable[..., None] | None]] = {
+    "call": ((int, list, str, tuple, dict, bool, int), Checks._call),
+    "copy": ((int, int), Checks._copy),
+    "define": ((list,), Checks._define),
+    "fetch": ((tuple,), Checks._tensor),
+    "forget": ((), Checks._forget),
+    "free": ((list,), Checks._free),
+    "get_state": ((int,), Checks._generator),
+    "hello": ((tuple,), None),
+    "knows": ((str,), None),
+    "plan": ((list, list, list), Checks._plan),
+    "run": ((int, int, bytes, bytes, bool), Checks._run),
+    "seed": ((int, list), Checks._seed),
+    "set_state": ((int, bytes), Checks._generator),
+    "settings": ((list,), None),
+    "small": ((list,), Checks._several),
+    "storage": ((int,), Checks._there),
+    "sync": ((), None),
+    "upload": ((int, bytes), Checks._upload),
+    "write": ((int, bytes), Checks._write),
+}

@@ -1,0 +1,159 @@
+"""R3: a message is taken or refused as a whole, by looking at it; in a process of its own, what is taken runs or dies.
+
+More of them: ``pytest tests/remote/test_checks.py --messages 100000``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+from mindtorch.engine.remote.checks import Checks
+from mindtorch.engine.remote.loopback import LoopbackExecutor
+from mindtorch.engine.remote.wire import Reference, WireError, dumps, loads
+from mindtorch.engine.remote.worker import Worker
+
+from .mutations import mutated
+
+LAZY = "remote_accelerator:0"
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[bytes]:
+    """The messages of a program that trains, draws, takes views, writes, and calls what cannot be recorded."""
+    executor = LoopbackExecutor()
+    send, sent = executor._send, []
+
+    def noted(message: bytearray) -> object:
+        sent.append(bytes(message))
+        return send(message)
+
+    executor._send = noted  # type: ignore[method-assign, assignment]
+    previous = mindtorch.set_executor(executor)
+    try:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2)).to(LAZY)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        for step in range(3):
+            loss = nn.functional.cross_entropy(net(torch.rand(3, 4, device=LAZY)), torch.tensor([0, 1, 0]).to(LAZY))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            assert loss.item() > step - 10
+        x = torch.rand(40).to(LAZY)
+        x[3:7].view(2, 2).t().mul_(2)
+        assert x[x > 0.5].unique().sum().item() > 0 and x.conj().tolist()
+        assert torch.nn.functional.conv1d(x.view(1, 1, -1), torch.ones(1, 1, 3).to(LAZY)).sum().item() > 0
+    finally:
+        mindtorch.set_executor(previous)
+    return sent
+
+
+def test_R3_messages_of_programs_are_taken_and_give_the_same_again(corpus: list[bytes]) -> None:
+    first, second = Worker(), Worker()
+    assert len(corpus) >= 6
+    for message in corpus:
+        assert first.handle(message) == second.handle(message)
+
+
+def test_R3_mutated_messages_end_in_a_refusal_or_are_messages(corpus: list[bytes], pytestconfig: pytest.Config) -> None:
+    n = pytestconfig.getoption("--messages")
+    refused = 0
+    for number in range(n):
+        before, message = mutated(corpus, number)
+        checks = Checks()
+        for each in before:
+            _look(checks, each)
+        try:
+            _look(checks, message)
+        except WireError:
+            refused += 1
+    assert n // 2 < refused < n, refused  # some change a number that may be another
+
+
+def _look(checks: Checks, message: bytes) -> None:
+    """Check a message, and let its calls have made what they may."""
+    for name, *given in checks.message(loads(message)):
+        if name == "call":
+            for k in range(8):
+                checks.made(given[0] + k)
+
+
+def test_R3_mutated_messages_are_done_or_refused_in_a_child(
+    corpus: list[bytes], pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    path = tmp_path / "corpus"
+    path.write_bytes(pickle.dumps(corpus))
+    at, end = 0, pytestconfig.getoption("--messages") // 20
+    deaths = refused = 0
+    while at < end:
+        done = subprocess.run(
+            [sys.executable, HERE / "mutations.py", path, str(at), str(end)],
+            capture_output=True, text=True, timeout=1500, check=False,
+        )  # fmt: skip
+        last = done.stdout.splitlines()[-1]
+        if done.returncode == 0:
+            refused += int(last.split()[1])
+            break
+        assert done.returncode < 0, done.stderr[-3000:]  # by a signal: no exception but a refusal comes out of a worker
+        deaths += 1
+        at = int(last) + 1
+    assert deaths <= end // 100 + 1, deaths
+    assert deaths or refused
+
+
+DESCRIBED = (1, torch.float32, (1,), (1,), 0, 0)
+UPLOAD = ("upload", 1, b"abcd")
+RELU = ("op aten::relu.default", (Reference(0),), {}, -1, False, (), True, (0,), ((torch.float32, 1, False),))
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"),
+    [
+        ([("upload", 1, "text")], "upload.*expected bytes"),
+        ([("upload", 1)], "expected 2 values"),
+        ([("upload", 0, b"")], "number of a storage, got 0"),
+        ([UPLOAD, ("write", 1, b"abc")], "expected 4 bytes for storage 1, got 3"),
+        ([("copy", 2, 1)], "number of a storage, got 1"),
+        ([UPLOAD, ("free", [1]), ("storage", 1)], "number of a storage, got 1"),
+        ([("run", 0, 1, b"", b"", False)], "a plan in 0"),
+        ([("plan", [(0, True)], [], [])], "a definition in 0"),
+        ([("define", [RELU]), ("plan", [(0, True)], [], [])], "expected 1 tensors for"),
+        ([("define", [RELU]), ("plan", [(0, True, 0)], [], [])], "expected inputs among 0 tensors"),
+        ([("define", [("op aten::from_file.default", *RELU[1:])])], "checks what it is given"),
+        ([("define", [(RELU[0], (Reference(1),), *RELU[2:])])], "holes in order"),
+        ([UPLOAD, ("call", 5, [DESCRIBED], RELU[0], (Reference(1),), {}, True, -1)], "a tensor in 0..0, got 1"),
+        ([UPLOAD, ("fetch", (1, torch.float32, (-1,), (1,), 0, 0))], "of 0 and more, got -1"),
+        ([UPLOAD, ("fetch", (1, torch.float32, (1 << 60,), (1,), 0, 0))], "of 0 and more"),
+    ],
+)  # fmt: skip
+def test_R3_a_message_is_refused_before_any_of_it_is_done(requests: list[tuple], why: str) -> None:
+    worker = Worker()
+    with pytest.raises(WireError, match=why):
+        worker.handle(dumps([("upload", 9, b"first"), *requests]))
+    assert not worker.has(9)
+
+
+def test_R3_operations_that_trust_what_they_are_told_look_first() -> None:
+    worker = Worker()
+    worker.handle(dumps([("upload", 1, bytes(16)), ("upload", 2, (99).to_bytes(8, "little"))]))
+    data, lengths = (1, torch.float32, (4,), (1,), 0, 0), (2, torch.int64, (1,), (1,), 0, 0)
+    for name, given, args, kwargs in (
+        ("op aten::_reshape_alias.default", [data], (Reference(0), [1000], [1]), {}),
+        (
+            "op aten::segment_reduce.default",
+            [data, lengths],
+            (Reference(0), "sum"),
+            {"lengths": Reference(1), "unsafe": True},
+        ),
+    ):
+        (answer,) = loads(worker.handle(dumps([("call", 50, given, name, args, kwargs, False, -1)])))
+        assert answer[0] == "raised" and answer[1] == "RuntimeError", answer
