@@ -24,8 +24,8 @@ from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
 from .exchange import Session, again
 from .here import bytes_of, run_here
-from .known import UNASKED, Known
 from .mirrors import META, Mirrors, view
+from .small_values import UNASKED, Known
 from .told import Told
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
