@@ -37,6 +37,7 @@ cdef struct Buffer:
 cdef struct Origin:            # where a record comes from
     uint32_t sig, module, loc
     uint8_t phase
+    uint64_t seq
     uint32_t begin, call, end  # of the record in the structure; `call`: where its inputs begin
 
 
@@ -151,6 +152,7 @@ cdef int _call(Tape tape, SigS *s, bint grad, Buffer *structure, Buffer *numbers
 
 
 @cython.final
+@cython.no_gc_clear             # __dealloc__ needs the tape
 cdef class Encoded:
     """What `encode` gives. Keeps the ids of calls in it from being used again.
 
@@ -205,6 +207,10 @@ cdef class Encoded:
         cdef Origin *o = self._at(k)
         return tuple(memoryview(self.structure)[o.call:o.end].cast("I").tolist())
 
+    def seq(self, Py_ssize_t k):
+        """Sequence number of a record."""
+        return self._at(k).seq
+
     def begins(self):
         """(dtype, dimensions, are its strides told, MetaBits) of each tensor in `given`, as in the structure."""
         cdef const uint8_t *p = <const uint8_t *><const char *>self.structure + self.begin_given
@@ -217,7 +223,7 @@ cdef class Encoded:
             p += 3
         return found
 
-    cdef int _add(self, Record *r, uint32_t begin, uint32_t call, uint32_t end) except -1:
+    cdef int _add(self, Record *r, uint64_t seq, uint32_t begin, uint32_t call, uint32_t end) except -1:
         cdef Origin *o
         cdef size_t cap = self.cap * 2 + 64
         if self.n == self.cap:
@@ -227,7 +233,7 @@ cdef class Encoded:
             self.origins, self.cap = o, cap
         o = &self.origins[self.n]
         o.sig, o.module, o.loc, o.phase = r.sig, r.module, r.loc, r.phase
-        o.begin, o.call, o.end = begin, call, end
+        o.seq, o.begin, o.call, o.end = seq, begin, call, end
         ref(&self.tape.interner.sigs[r.sig].refs)
         self.n += 1
         return 0
@@ -293,7 +299,7 @@ def encode(Segment segment):
                 users[n] = tape.slot(n).users
                 metas[n] = sig_out_meta(s)[i]
                 made.nbytes += tape.interner.metas[metas[n]].nbytes
-            made._add(r, begin, call, <uint32_t>structure.n)
+            made._add(r, segment.seqs.data[k], begin, call, <uint32_t>structure.n)
         made.n_outputs = outputs
         made.begin_given = structure.n
         for found in given_metas:

@@ -477,6 +477,33 @@ cdef class Segment:
             yield (<OpInfo>self.tape.interner.sigs[<uint32_t>sig].info).name, sig, ins, outs
 
 
+def fail_dependents(Tape tape, uint64_t seq, slots, object failure):
+    """The record of this number failed, elsewhere, and the storages of these slots were not written as they should have
+    been: what was recorded since and depends on them, or on what has failed, fails. See Segment._fail.
+    """
+    cdef Segment seg = Segment.__new__(Segment)
+    cdef Record *r
+    cdef object first
+    cdef uint64_t k
+    cdef uint32_t i
+    seg.tape = tape
+    for slot in slots:
+        i = slot
+        if i < tape.n_slots:
+            tape.slot(tape.slot(i).root).flags |= SLOT_OVERWRITTEN
+    for k in range(max(seq + 1, tape.head), tape.tail):
+        r = tape.record(k)
+        if r and (r.state == REC_PENDING or r.state == REC_RUNNING) and seg._takes(r):
+            first = seg._failed_input(r, tape.interner.sigs[r.sig])
+            seg._fail_one(k, r, failure if first is None else first)
+    for i in range(1, tape.n_slots):
+        tape.slot(i).flags &= ~SLOT_OVERWRITTEN
+    seg.closed = True
+    tape._drain()
+    tape._advance_head()
+    tape.rearm()
+
+
 cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written):
     cdef Segment seg = Segment.__new__(Segment)
     seg.tape = tape

@@ -97,12 +97,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only_on(*executors, reason): skipped with another --executor")
     if config.getoption("--executor") != "local":
         os.environ["GENIE_EXECUTOR"] = config.getoption("--executor")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--shuffle``, no file may need what another has left behind."""
+    """Tests that do not hold on every executor say why. With ``--shuffle``, no file may need what another has left
+    behind.
+    """
+    executor = config.getoption("--executor")
+    for item in items:
+        for mark in item.iter_markers("only_on"):
+            if executor not in mark.args:
+                item.add_marker(pytest.mark.skip(reason=f"with {executor}: {mark.kwargs['reason']}"))
     seed = config.getoption("--shuffle")
     if seed is not None:
         files = sorted({item.path for item in items})

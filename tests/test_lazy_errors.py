@@ -354,6 +354,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_torch: 
     assert "captured aten::gt" in on.stderr and not off.stderr
 
 
+@pytest.mark.only_on("local", "loopback", reason="a process that was forked has no worker")
 def test_L7_a_fork_while_another_thread_runs_something(after_torch: Callable[..., Any]) -> None:
     code = """
         import os, signal, threading, torch, mindtorch

@@ -14,6 +14,9 @@ class MaterializationError(LazyTensorError):
     ``__cause__`` is torch's own error.
     """
 
+    #: Should the operation have written to a tensor that there is? Then whoever reads next has to hear of it.
+    lost_write = False
+
 
 class SessionLost(MaterializationError):
     """What computes recordings elsewhere is gone, or cannot be relied on, and with it the values that it had."""

@@ -132,10 +132,13 @@ def settle(reason: str) -> None:
         except MaterializationError as error:
             if tape.n_pending == pending:  # for want of memory: it stays pending
                 raise
-            if segment.lost_write:
+            if segment.lost_write or error.lost_write:
                 _overdue.append(error)
-    with suppress(MaterializationError):  # it is kept, and told where its values are asked for
+    try:
         executor().finish()
+    except MaterializationError as error:  # it is kept, and told where its values are asked for
+        if error.lost_write:
+            _overdue.append(error)
     _core.sweep()
 
 

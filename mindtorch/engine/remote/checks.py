@@ -230,7 +230,7 @@ def _argument(a: Any, holes: list[int]) -> None:
 
 
 #: For each request the kinds of what is in it, and what is checked besides.
-_CHECKS: dict[str, tuple[Sequence[type], Callable[..., None] | None]] = {
+_CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "call": ((int, list, str, tuple, dict, bool, int), Checks._call),
     "copy": ((int, int), Checks._copy),
     "define": ((list,), Checks._define),

@@ -23,6 +23,7 @@ from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
 from .exchange import Session, again
+from .failing import Outcome
 from .here import bytes_of, run_here
 from .mirrors import META, Mirrors, view
 from .small_values import UNASKED, Known
@@ -154,10 +155,13 @@ class RemoteExecutor(Session, Executor):
         for number in written:
             self._mirrors.copies.pop(number, None)
         self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
-        segment.settle(self._made(encoded, base))
+        made = self._made(encoded, base)
+        segment.settle(made)
+        views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
+        del made
 
         def answer(given: tuple) -> None:
-            failures, corrections, times = given
+            failures, corrections, times, without, lost = given
             for k, time in enumerate(times):
                 if time is not None:
                     name, _sig, *where = encoded.origin(k)
@@ -172,8 +176,8 @@ class RemoteExecutor(Session, Executor):
             for k, number, kind, text in failures:
                 name, _sig, module, location, _phase = encoded.origin(k)
                 self._failures[number] = triggers.told(name, module, location, _error(kind, text))
-            if failures:
-                raise again(self._failures[failures[0][1]])
+            if without or lost:
+                Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
         timed = local.is_observed()
         nbytes = 32 + len(positions) + len(values)

@@ -165,8 +165,9 @@ class Session:
         return found[0]
 
 
-def again(failure: MaterializationError) -> MaterializationError:
+def again(failure: MaterializationError, lost_write: bool = False) -> MaterializationError:
     """A kept failure, to be raised once more: a new object, so that tracebacks do not pile up."""
     fresh = type(failure)(*failure.args)
     fresh.__cause__ = failure.__cause__
+    fresh.lost_write = lost_write
     return fresh

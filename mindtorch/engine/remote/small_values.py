@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._ext.encoder import Encoded
+from ..record.arguments import quiet
 from .told import Told
 from .worker import Worker
 
@@ -36,7 +37,8 @@ class Known:
     def put(self, number: int, data: bytes) -> None:
         """These are the contents."""
         if len(data) <= _MOST:
-            self._worker.upload(number, data)
+            with quiet():  # modes of the program are on where answers are taken in
+                self._worker.upload(number, data)
 
     def forget(self, number: int) -> None:
         """They are others now, or nobody can name them any more."""
@@ -48,12 +50,14 @@ class Known:
 
     def storage(self, number: int) -> bytes:
         """All of it."""
-        return self._worker.storage(number)[1]
+        with quiet():
+            return self._worker.storage(number)[1]
 
     def copy(self, number: int, source: int) -> None:
         """A new storage has the contents of another."""
         if source in self:
-            self._worker.copy(number, source)
+            with quiet():
+                self._worker.copy(number, source)
 
     def run(self, encoded: Encoded, whole: bool, given: list[int], written: list[int], base: int) -> None:
         """A segment is going to run, whose ``given`` tensors are on these storages: run it here as well if that is
@@ -63,7 +67,8 @@ class Known:
                 self.forget(number)
             return
         plan, _whole = self._told.plan(encoded)
-        failures, _corrections, _times = self._worker.run(plan, base, *self._told.changes(encoded), False)
+        failures, *_ = self._worker.run(plan, base, *self._told.changes(encoded), False)
+        self._worker.told()
         if failures:  # the worker tells it, as what it is
             for number in (*written, *range(base, base + encoded.n_outputs)):
                 self.forget(number)

@@ -8,7 +8,7 @@ and so is all that depends on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -66,6 +66,9 @@ class Worker:
         self._plans: list[Plan] = []
         self._failures = 0
         self._checks = Checks()
+        # Storage's address -> failure of what should have written to it in this message, and the storage: it must not
+        # give its address away.
+        self._overwritten: dict[int, tuple[int, Any]] = {}
 
     def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
         """The reply to a message. WireError where that is no message; then nothing was done."""
@@ -74,6 +77,7 @@ class Worker:
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
         requests = self._checks.message(loads(message))
+        self.told()
         with quiet():
             return [getattr(self, name)(*given) for name, *given in requests]
 
@@ -183,17 +187,22 @@ class Worker:
         """Run a plan with other numbers at some positions (see `plans.Plan.change`). Outputs that it keeps get
         storages, numbered from ``base`` by the output's index.
 
-        Answers (failures, corrections, times): (record, number, kind of error, text), what came otherwise than
-        predicted, and where ``timed`` (start, end) of each record in ns, None for those that did not run.
+        Answers (failures, corrections, times, failed, lost): (record, number, kind of error, text), what came otherwise
+        than predicted, where ``timed`` (start, end) of each record in ns, None for those that did not run, (output,
+        failure's number), and (record, failure's number, storage's) of what was not written.
         """
         plan = self._plans[number]
         plan.change(positions, changed)
-        values: list[Any] = [self._or_failed(described) for described in plan.described()]
+        described = plan.described()
+        values: list[Any] = [self._or_failed(each) for each in described]
+        begun = values[:]
         n_given = len(values)
         times: list[tuple[int, int] | None] = []
         failures: list[tuple] = []
         corrections: list[tuple] = []
-        overwritten: dict[int, int] = {}  # storage's address -> failure of what should have written it
+        without: list[tuple[int, int]] = []
+        overwritten = self._overwritten
+        not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
         drawing, stack = -1, ExitStack()
         with quiet(), without_what_was_said(), stack:
             for k, step in enumerate(plan.steps):
@@ -204,7 +213,7 @@ class Worker:
                 begin = len(values)
                 failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
                 if failed is None and overwritten:
-                    failed = next((overwritten[a] for t in tensors if (a := _address(t)) in overwritten), None)
+                    failed = self._not_written(tensors)
                 if failed is None:
                     if definition.random >= 0 and drawing != definition.random:
                         stack.close()
@@ -225,16 +234,32 @@ class Worker:
                         times.append(None)
                     del values[begin:]
                     values += [Failed(failed)] * len(definition.predicted)
+                    without += [(i - n_given, failed) for i in range(begin, len(values))]
                     for i in definition.writes:
                         if isinstance(tensors[i], torch.Tensor):
-                            overwritten.setdefault(_address(tensors[i]), failed)
+                            at = _address(tensors[i])
+                            not_written.setdefault(at, (k, failed))
+                            overwritten.setdefault(at, (failed, tensors[i].untyped_storage()))
                 tensors.clear()
                 for i in step.dying:
                     values[i] = None
         for k in plan.kept:
             value = values[n_given + k]
             self._storages[base + k] = value if isinstance(value, Failed) else _as_bytes(value)
-        return failures, corrections, times
+        lost: list[tuple[int, int, int]] = []
+        if not_written:
+            numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
+            numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
+            lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
+        return failures, corrections, times, without, lost
+
+    def told(self) -> None:
+        """What is asked for from now on was recorded when the failures so far had been told."""
+        self._overwritten.clear()
+
+    def _not_written(self, tensors: Iterable[Any]) -> int | None:
+        """The failure because of which one of these is not what it should be."""
+        return next((self._overwritten[a][0] for t in tensors if (a := _address(t)) in self._overwritten), None)
 
     def _or_failed(self, described: tuple) -> Any:
         try:
@@ -299,6 +324,8 @@ class Worker:
             tensors = [self._tensor(described) for described in given]
         except Poisoned as error:
             return "failed", error.number
+        if self._overwritten and (failed := self._not_written(tensors)) is not None:
+            return "failed", failed
         known = {t.untyped_storage()._cdata: described[0] for t, described in zip(tensors, given, strict=True)}
         made = functions.called(function)
         cargs = tuple(self._filled(a, tensors) for a in args)

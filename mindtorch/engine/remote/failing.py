@@ -1,0 +1,58 @@
+"""What fails here because something failed where the worker is: the same as in the local executor (SPEC L9, R1)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..._ext import lazy as _core
+from ..._ext.encoder import Encoded
+from ..._ext.replay import fail_dependents
+from ...base.errors import MaterializationError
+from ..execute.values import tape
+from .exchange import again
+from .mirrors import Mirrors
+
+__all__ = ["Outcome"]
+
+
+class Outcome(NamedTuple):
+    """Of a segment that did not run in whole. The last three: see `Worker.run`."""
+
+    encoded: Encoded
+    base: int  # number of the first output's storage
+    views: Sequence[tuple[int, int, weakref.ref[torch.Tensor]]]  # slot, output, mirror of those on other storages
+    failures: Sequence[tuple[int, int, str, str]]
+    without: Sequence[tuple[int, int]]
+    lost: Sequence[tuple[int, int, int]]
+
+    def tell(self, mirrors: Mirrors, known: dict[int, MaterializationError]) -> None:
+        """Let fail what is recorded and depends on it, and raise what has not been told yet.
+
+        known: failures by number.
+        """
+        failed = dict(self.without)
+        for slot, output, reference in self.views:
+            mirror = reference()
+            if mirror is not None and output in failed:
+                _core.exchange(slot, mirror, known[failed[output]])
+        storages = {number: failure for _k, failure, number in self.lost}
+        slots: dict[int, list[int]] = {}
+        for slot, value in _core.computed():
+            if value not in mirrors:
+                continue
+            number = mirrors.number_of(value)
+            if number - self.base in failed:
+                _core.exchange(slot, value, known[failed[number - self.base]])
+            elif number in storages:
+                slots.setdefault(storages[number], []).append(slot)
+        begins = {failure: self.encoded.seq(k) for k, failure, _number in reversed(self.lost)}
+        begins.update({failure: self.encoded.seq(k) for k, failure, *_ in self.failures})
+        for failure, seq in begins.items():
+            fail_dependents(tape, seq, slots.get(failure, ()), known[failure])
+        if begins:
+            first = self.failures[0][1] if self.failures else self.lost[0][1]
+            raise again(known[first], lost_write=bool(self.lost))
