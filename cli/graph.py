@@ -146,7 +146,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     from mindtorch.base.children import ChildWatch
     from mindtorch.graph import ComputationGraph, capture, stop
     from mindtorch.profile.estimate import known
-    from mindtorch.profile.estimate.session import estimating
+    from mindtorch.profile.estimate.estimating import estimating
     from mindtorch.profile.measure.collect import compiled_frames
     from mindtorch.profile.measure.loop import Loop
 

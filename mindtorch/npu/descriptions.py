@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._ext.signals import by_signal_handler
-from ..engine.record.arguments import TORCH_ERRORS, contiguous, quiet
+from ..engine.record.arguments import TORCH_ERRORS, contiguous, is_dense, quiet
 from ..ops.cpu_layouts import REFUSED, laid_out
 
 # AscendCL's codes.
@@ -60,16 +60,6 @@ def meta_results(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             raise
         return None
     return None if found is REFUSED else found
-
-
-def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill a stretch of memory, each once."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides) if size != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def result_strides(sizes: tuple[int, ...], inputs: Sequence[Description]) -> tuple[int, ...] | None:

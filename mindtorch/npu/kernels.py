@@ -5,6 +5,9 @@ overload. It returns the result, or ``NotImplemented`` for arguments that it doe
 elsewhere, mistakes (their errors are torch's to tell). Nothing was queued then, and the caller stages the operation
 through the CPU. ``float32``, ``float16`` and ``bfloat16`` are computed with; what only moves takes every dtype of
 ``DTYPES``. The library may refuse a dtype that the chip does not have: that, too, is ``NotImplemented``.
+
+One file: its kernels are the table's rows, told apart by nothing but their operation; those of several operators are in
+`layers.py`.
 """
 
 from __future__ import annotations

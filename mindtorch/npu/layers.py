@@ -1,5 +1,8 @@
 """ATen operations for which a row is not enough: several operators of the NPU's one after the other, other shapes, or
-results that it gives in another way."""
+results that it gives in another way.
+
+One file: kernels of a few lines each, which share their first and last steps.
+"""
 
 from __future__ import annotations
 

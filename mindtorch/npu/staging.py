@@ -3,6 +3,8 @@
 Views and other changes of metadata are torch's own C++ code on storages without host memory. An op with a registered
 kernel runs on the device. Every other op is staged: what it reads is copied to the host, torch's CPU kernel runs, what
 it wrote and gave is copied back, sharing memory as it does there. All of it is ordered on the device's current stream.
+
+One file: each of the three ways falls back to the next, on the same description of the call.
 """
 
 from __future__ import annotations

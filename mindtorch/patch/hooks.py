@@ -3,6 +3,8 @@
 `enable()` and `disable()`. Torch's compiled functions stay the objects that they are (`_ext.hooks`); what else is
 replaced is an attribute that `disable()` puts back. Torch's slot for a foreign device is claimed when the program
 first names one (`claim`); once registered there, the name stays.
+
+One file: what `enable` puts in place and `disable` takes back is beside both.
 """
 
 from __future__ import annotations

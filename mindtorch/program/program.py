@@ -3,6 +3,8 @@
 A script runs as ``python script.py`` would run it, a module as ``python -m module``. What it does wrong is its own: its
 exceptions and exit codes are captured and handed back with the tool's frames taken out of the traceback. What the user
 asked wrongly of the tool (no such file, no such name, inputs that do not fit) raises ``UsageError``.
+
+One file: a program is found, loaded, called and put back by one class, whatever kind it is of.
 """
 
 from __future__ import annotations

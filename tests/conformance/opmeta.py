@@ -9,6 +9,7 @@ from typing import Any
 import opcases
 import torch
 from opcompare import Place
+from oplayouts import facts
 from torch.utils._pytree import tree_flatten
 
 import mindtorch
@@ -72,14 +73,10 @@ def _differences(expected: Any, got: Any) -> Iterator[str]:
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
             if isinstance(y, mindtorch.LazyTensor) or not y.is_meta:
                 yield f"a {type(y).__name__} on {y.device}"
-            elif _facts(x) != _facts(y):
-                yield f"{_facts(y)}, torch {_facts(x)}"
+            elif facts(x) != facts(y):
+                yield f"{facts(y)}, torch {facts(x)}"
         elif not isinstance(x, torch.Tensor) and x != y:
             yield f"{y!r}, torch {x!r}"
-
-
-def _facts(t: torch.Tensor) -> tuple:
-    return (t.dtype, tuple(t.shape), t.stride(), t.storage_offset(), t.is_conj(), t.is_neg(), t.requires_grad)
 
 
 def _words(result: Any) -> str:

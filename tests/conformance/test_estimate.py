@@ -22,7 +22,7 @@ from mindtorch._ext import intercept, lazy, ledger
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine.execute import values
 from mindtorch.profile.estimate import memory_timeline
-from mindtorch.profile.estimate.session import estimating
+from mindtorch.profile.estimate.estimating import estimating
 
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 

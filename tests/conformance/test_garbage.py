@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 import mindtorch
 from mindtorch.engine.record.meta import MetaTensor
-from mindtorch.profile.estimate.session import estimating
+from mindtorch.profile.estimate.estimating import estimating
 
 
 def _ours(found: object) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 
 from mindtorch.base.errors import UnsupportedOperationError
 from mindtorch.profile.estimate.accelerator import Accelerator
-from mindtorch.profile.estimate.session import estimating
+from mindtorch.profile.estimate.estimating import estimating
 
 CUDA = "cuda"
 

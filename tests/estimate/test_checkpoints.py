@@ -17,8 +17,8 @@ from torch import nn
 import mindtorch
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.estimator import Estimator
-from mindtorch.profile.estimate.session import estimating
 
 GPU = Accelerator("Test GPU", 10**9)
 N = 8_000_000  # 32 MB: far more than what else may be touched

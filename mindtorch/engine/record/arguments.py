@@ -78,6 +78,16 @@ def meta_tensor(handle: Any) -> torch.Tensor:
     return meta_like(_core.meta_of(handle), _core.view_bits(handle))
 
 
+def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory, each once."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
     """Torch's own meta tensor of which these are the facts: (dtype, size, stride or None, offset, place)."""
     dtype, size, stride, offset, _place = facts

@@ -1,4 +1,7 @@
-"""Torch calls on lazy tensors that are answered in Python: reads of metadata, assignments, what needs another way."""
+"""Torch calls on lazy tensors that are answered in Python: reads of metadata, assignments, what needs another way.
+
+One file: a table of answers of a few lines each (`table`).
+"""
 
 from __future__ import annotations
 

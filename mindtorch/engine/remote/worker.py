@@ -7,7 +7,6 @@ and so is all that depends on it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
@@ -19,7 +18,7 @@ from ..._ext import lazy as _core
 from ...base.warned import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
-from ..record.arguments import contiguous, extent, overlapping, quiet
+from ..record.arguments import contiguous, extent, is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks
@@ -388,7 +387,7 @@ class Worker:
             return "failed", error.number
         with quiet():
             plain = view(t.untyped_storage(), t.dtype, t.shape, t.stride(), t.storage_offset())  # without its bits
-            if not _is_dense(plain):
+            if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
                 plain = plain.contiguous()
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
             return "values", tuple(plain.stride()), _contents(_as_bytes(span.clone()))
@@ -421,11 +420,6 @@ def _as_bytes(t: torch.Tensor) -> torch.Tensor:
 
 def _contents(t: torch.Tensor) -> bytes:
     return t.cpu().numpy().tobytes()
-
-
-def _is_dense(t: torch.Tensor) -> bool:
-    """Do the elements fill a stretch of memory, each once?"""
-    return not overlapping(tuple(t.shape), t.stride()) and extent(t.shape, t.stride(), 0) == math.prod(t.shape)
 
 
 def _taken_apart(t: torch.Tensor) -> tuple:

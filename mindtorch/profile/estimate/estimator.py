@@ -31,8 +31,8 @@ from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import known, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
+from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
-from mindtorch.profile.estimate.session import estimating
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run

@@ -7,6 +7,8 @@ it by its sizes and strides, and ops run on it. Whoever writes something unknown
 
 Where the program reads a value that is unknown, the tensor is assumed to be full of one number. Each such place is
 counted and listed (``assumed()``).
+
+One file: what keeps values, computes with them and assumes them goes by the same table.
 """
 
 from __future__ import annotations

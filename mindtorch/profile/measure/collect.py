@@ -5,6 +5,8 @@ Ops on lazy tensors are counted when they are recorded and timed when they run (
 Threads that begin while it watches are part of it. It does not see: other processes' ops (DataLoader workers), and the
 insides of compiled functions and of ops written in Python, which count as one op or as time between ops. Where it can
 tell, it says so in a warning.
+
+One file: nearly all of it is one class, the stages of whose block follow each other.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import mindtorch
 from mindtorch.base.errors import NoDataError, UnsupportedOperationError, UsageError
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.assumptions import assumed
-from mindtorch.profile.estimate.session import estimating
+from mindtorch.profile.estimate.estimating import estimating
 
 GPU = Accelerator("Test GPU", 10**9, 2)
 BIG = 10**12
