@@ -127,6 +127,15 @@ def fixed_seeds() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def slot_is_the_devices() -> None:
+    """Torch's slot for a foreign device goes to whoever asks first, for good: an estimate with NPUs would have it, if
+    its tests came first, and what needs torch to know the device by name would fail afterwards."""
+    import mindtorch.patch.slot
+
+    mindtorch.patch.slot.claim()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_the_past() -> None:
     """The collector need not look again at what earlier files have imported and keep: a million objects in the end."""
