@@ -52,9 +52,7 @@ ONE_SUBJECT = {
     "graph": "the graph, the command that shows it",
     "hook": "functions in torch's place, the list of them",
     "intercept": "the compiled recorder, what it asks Python",
-    "known": "small values that are known: of tensors without data, without asking a worker",
     "program": "the user's program, its options on the command line",
-    "setting": "what a program sets: of torch's, of torch_npu's",
     "tensor": "the classes of tensors by device",
     "tree": "the tree of modules, how it is shown",
 }
