@@ -197,3 +197,25 @@ cdef class Drawing:
         finally:
             self.generator.set_state(self.outside)
             self.outside = None
+
+
+cdef class Held:
+    """``with Held(owner, name):`` the attribute is the block's own, this object, and then again what it was."""
+    cdef object owner, name, before
+
+    def __init__(self, owner, str name):
+        self.owner = owner
+        self.name = name
+
+    def __enter__(self):
+        self.before = getattr(self.owner, self.name)
+        setattr(self.owner, self.name, self)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        setattr(self.owner, self.name, self.before)
+        self.before = None
+        self.left()
+
+    def left(self):
+        """Called afterwards."""

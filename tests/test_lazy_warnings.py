@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -70,6 +71,23 @@ def test_L9_what_filters_show_once_is_shown_once() -> None:
         assert len(warnings_of(lambda size=size: program(size), filters)) == (filters != "ignore"), filters
     with pytest.raises(UserWarning, match="Using a target size"):
         warnings_of(lambda: program(9), "error")
+
+
+def test_L9_warnings_come_again_wherever_a_handler_raises() -> None:
+    """Handlers run where Python functions begin, too: none begins when catching ends."""
+
+    def handler(frame: object, event: str, argument: object) -> None:
+        raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    try:
+        with Caught():
+            sys.settrace(handler)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    assert len(warnings_of(lambda: warnings.warn("still told", stacklevel=1))) == 1
 
 
 def test_L9_another_threads_warnings_are_its_own() -> None:

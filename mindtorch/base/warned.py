@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
+from .._ext.guards import Held
 from . import PACKAGE
 
 __all__ = ["Caught", "listen", "relay", "say", "without_what_was_said"]
@@ -37,22 +38,15 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class Caught:
+class Caught(Held):
     """``with Caught() as caught:`` the block's warnings that the program's filters let through, not shown: messages.
 
     For this thread alone, which is what ``warnings.catch_warnings`` cannot do; and from `listen` on.
     """
 
     def __init__(self) -> None:
+        super().__init__(_thread, "catching")
         self.messages: list[warnings.WarningMessage] = []
-
-    def __enter__(self) -> Caught:
-        self._outer = _thread.catching
-        _thread.catching = self
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _thread.catching = self._outer
 
     def drop(self) -> None:
         """As if they had never been: what filters show only once is still to be shown."""
@@ -63,8 +57,7 @@ class Caught:
 
 
 class _Silent(Caught):
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
+    def left(self) -> None:
         for found in self.messages:
             if (str(found.message), found.category) not in _said:
                 _shown(found)
