@@ -68,6 +68,7 @@ def stats() -> dict[str, Any]:
 
 def reset_stats() -> None:
     """Count from here. State (pending ops, bytes) is not touched."""
+    triggers.forget_places()
     _zero.clear()
     _zero.update(_totals())
     for name, counts in _by_key().items():

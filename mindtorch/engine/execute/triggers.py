@@ -47,6 +47,11 @@ def note(reason: str) -> None:
     _places[place] = _places.get(place, 0) + 1
 
 
+def forget_places() -> None:
+    """Count places from here, and as many of them as at first."""
+    _places.clear()
+
+
 def lines() -> dict[str, int]:
     """``file:line`` → segments that ran because of it."""
     out: dict[str, int] = {}
