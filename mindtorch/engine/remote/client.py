@@ -3,6 +3,8 @@
 A value is known here by a tensor on the meta device (a **mirror**) of its dtype, sizes, strides, offset and bits, whose
 storage stands for one of the worker's. Storages have numbers that are never used twice; one that dies here is freed
 there with the next message, after everything else that the message asks for.
+
+One file: calls, writes and reads must agree, request by request, on which copies and small values here are still good.
 """
 
 from __future__ import annotations
