@@ -136,6 +136,15 @@ def slot_is_the_devices() -> None:
     mindtorch.patch.slot.claim()
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and optimizers that other tests left alive would count, as those do that a program made before."""
+    from mindtorch.engine.semantics import modules, phases
+
+    monkeypatch.setattr(modules, "_roots", [])
+    monkeypatch.setattr(phases, "_optimizers", {})
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_the_past() -> None:
     """The collector need not look again at what earlier files have imported and keep: a million objects in the end."""

@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile import Profiler
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models and optimizers that other tests left alive would count, as those do that a program made before."""
-    monkeypatch.setattr(modules, "_roots", [])
-    monkeypatch.setattr(phases, "_optimizers", {})
+def only_models_of_this_test(alone: None) -> None:
+    pass
 
 
 class Attention(torch.nn.Module):
