@@ -46,8 +46,9 @@ cdef uint64_t MOST = 1 << 40
 cdef class Stream:
     """One end of a socket. Not for two threads at a time."""
     cdef readonly int fd
-    cdef readonly uint64_t number      # of the last message that was put
-    cdef object last                   # that message
+    cdef uint64_t number               # of the message that was asked last
+    cdef dict asked                    # number -> message, as long as it is not dealt with
+    cdef dict got                      # number -> what has come, oldest first
     cdef list out                      # what is still to be sent, oldest first
     cdef size_t sent                   # bytes of the first of those that are
     cdef char head[HEADER]
@@ -55,51 +56,83 @@ cdef class Stream:
     cdef size_t at                     # bytes of the next message that have come
     cdef size_t length
     cdef uint64_t coming
-    cdef object got                    # the message that came last; None: there is none
-    cdef readonly uint64_t got_number
 
     def __init__(self, int fd):
         self.fd = fd
-        self.out = []
+        self.asked, self.got, self.out = {}, {}, []
 
-    def put(self, message, uint64_t number=0):
-        """Queue a message, unless it is the very object that was put last. Its number: one more than that one's."""
+    # ---- the side that asks ------------------------------------------------------------------------------------------
+    def ask(self, message):
+        """Queue a message that is to be answered, unless it is the very object of one that was. Its number."""
+        cdef object number
+        for number, known in self.asked.items():
+            if known is message:
+                return number
+        self.number += 1
+        self.asked[self.number] = message
+        self.put(message, self.number)
+        return self.number
+
+    def answer(self, number, int timeout):
+        """What came under a number; None where it has not in so many ms, or nobody waits for it any more.
+
+        Sends meanwhile what was queued. EOFError when there is nobody at the other end; ValueError for what is no
+        message.
+        """
+        while number in self.asked and number not in self.got:
+            if not self._step(timeout, True):
+                return None
+            if not self.got.keys() <= self.asked.keys():
+                raise ValueError(f"expected the answer to message {number}, got one to {max(self.got)}")
+        return self.got.get(number)
+
+    def awaits(self, number):
+        """Was a message of this number asked that has not been dealt with?"""
+        return number in self.asked
+
+    def push(self, int timeout):
+        """Send what was queued, and take in what comes meanwhile. False where that was not all after so many ms in
+        which nothing moved. Errors as of answer().
+        """
+        while self.out:
+            if not self._step(timeout, True):
+                return False
+        return True
+
+    def keep(self, messages):
+        """All that was asked has been dealt with but these."""
+        cdef object number, message, kept
+        cdef dict asked = {}, got = {}
+        for number, message in self.asked.items():
+            for kept in messages:
+                if message is kept:
+                    asked[number] = message
+                    if number in self.got:
+                        got[number] = self.got[number]
+        self.asked, self.got = asked, got
+
+    # ---- the side that answers ---------------------------------------------------------------------------------------
+    def receive(self):
+        """(number, message) of the next that comes. Errors as of answer()."""
+        while not self.got:
+            self._step(-1, True)
+        number = next(iter(self.got))
+        return number, self.got.pop(number)
+
+    def put(self, message, uint64_t number):
+        """Queue a message under a number: that of what it answers."""
         cdef char head[HEADER]
         cdef uint32_t mark = MARK
-        cdef uint64_t n
-        if message is self.last:
-            return
-        n = len(message)
-        number = number or self.number + 1
+        cdef uint64_t n = len(message)
         memcpy(head, &mark, 4)
         memcpy(head + 4, &number, 8)
         memcpy(head + 12, &n, 8)
         self.out.extend((PyBytes_FromStringAndSize(head, HEADER), message))
-        self.last, self.number = message, number
 
     def flush(self):
-        """Send all that was put."""
+        """Send all that was queued."""
         while self.out:
             self._step(-1, False)
-
-    def receive(self, uint64_t number, int timeout):
-        """The message of this number, or of any (0); None where none has come in so many ms, or none will come any more
-        since another was put.
-
-        Sends meanwhile what was put. EOFError when there is nobody at the other end; ValueError for what is no message.
-        """
-        cdef int found
-        while self.got is None or (number and self.got_number != number):
-            if number and number != self.number:
-                return None
-            found = self._step(timeout, True)
-            if not found:
-                return None
-        return self.got
-
-    def drop(self):
-        """The message that came last has been dealt with."""
-        self.got = None
 
     cdef int _step(self, int timeout, bint reading) except -1:
         """Wait, send and receive what can be. 0 when the time is over."""
@@ -171,7 +204,7 @@ cdef class Stream:
             if self.at == HEADER and self.body is None:
                 self._begin()
             if self.body is not None and self.at == HEADER + self.length:
-                self.got, self.got_number = self.body, self.coming
+                self.got[self.coming] = self.body
                 self.body = None
                 self.at = 0
                 return 0

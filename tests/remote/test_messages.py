@@ -60,7 +60,7 @@ def test_R1_one_message_for_a_step_and_few_plans(
                 optimizer.step()
                 losses.append(loss.item())
             if device == LAZY:
-                messages.append(count["messages"])
+                messages.append(count["waits"])
                 plans.append(count["plans"])
         return losses, list(net.parameters())
 
@@ -91,7 +91,7 @@ def trained(how: str, loopback: LoopbackExecutor) -> Callable[[str], object]:
                 seen.append(loss.item())
                 if how == "accuracy":
                     seen.append((loss * 2).argmax().item() if step % 2 else loss.item())
-            assert device == "cpu" or count["messages"] <= 1 + (how == "accuracy" or not step), (step, count)
+            assert device == "cpu" or count["waits"] <= 1 + (how == "accuracy" or not step), (step, count)
         return seen, list(net.parameters())
 
     return program
@@ -110,7 +110,7 @@ def test_R1_what_is_known_here_follows_what_is_written(loopback: LoopbackExecuto
         with counted(loopback) as count:
             view.add_(5)
             seen += [x.sum().item(), (x > 6).any().item(), x.max().item()]
-        assert count["messages"] == 0 or device == "cpu"
+        assert count["waits"] == 0 or device == "cpu"
         x[0] = torch.randint(10, 20, (), device=device)  # which is not known here, whatever it writes to
         seen.append(view.tolist())
         y = torch.zeros(3).to(device)
@@ -151,7 +151,7 @@ def test_R1_two_messages_for_a_whole_model(how: str, loopback: LoopbackExecutor)
             got = {name: torch.from_numpy(t.numpy()) for name, t in net.state_dict().items()}
         else:
             got = net.to("cpu").state_dict()
-    assert count["messages"] <= 2
+    assert count["waits"] <= 2
     assert all(torch.equal(got[name], t) for name, t in expected.items())
 
 
@@ -187,7 +187,7 @@ def test_R1_few_plans_for_tokens_that_are_decoded(loopback: LoopbackExecutor, sa
             out = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=49)
         if device == LAZY:
             plans.append(count["plans"])
-            messages.append(count["messages"])
+            messages.append(count["waits"])
         return out
 
     same_as_eager(program)
@@ -215,7 +215,7 @@ def test_R1_tokens_without_a_stop_test_wait_for_no_worker(
         with counted(loopback) as count:
             out = model.generate(ids, max_new_tokens=12, do_sample=sample, pad_token_id=0).tolist()
         if device == LAZY:
-            messages.append(count["messages"])
+            messages.append(count["waits"])
         return out
 
     same_as_eager(program)

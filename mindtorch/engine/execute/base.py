@@ -22,6 +22,8 @@ class Executor(ABC):
     device: torch.device
     #: The device of what stands for values.
     place: torch.device
+    #: May what is pending begin now, while the program goes on? Asked after a read.
+    overlaps: bool = False
 
     @abstractmethod
     def submit(self, segment: Any) -> None:
@@ -60,6 +62,9 @@ class Executor(ABC):
     @abstractmethod
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of the whole storage of a value, as bytes."""
+
+    def begin(self) -> None:  # noqa: B027
+        """Let what was submitted begin, and return. Only where ``overlaps``."""
 
     def finish(self) -> None:  # noqa: B027
         """Return when what was submitted has been run. Raises MaterializationError."""

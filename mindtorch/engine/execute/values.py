@@ -105,7 +105,18 @@ def materialize(
 def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch.Tensor]:
     """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
     with lock:
-        return executor().fetch(materialize(tensors, reason), whole)
+        there = executor()
+        found = there.fetch(materialize(tensors, reason), whole)
+        if there.overlaps:
+            go_on()
+        return found
+
+
+def go_on() -> None:
+    """Let what a live tensor can see begin where it runs, while the program goes on. The caller holds ``lock``."""
+    if tape.n_pending:
+        _run_visible("overlap")
+        executor().begin()
 
 
 def flush(reason: str) -> None:
@@ -119,21 +130,32 @@ def flush(reason: str) -> None:
 _overdue: list[MaterializationError] = []
 
 
-def settle(reason: str) -> None:
-    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
+def _run_visible(reason: str) -> MaterializationError | None:
+    """Run everything that a live tensor can see. Returns why that stays pending: for want of memory.
 
-    What fails here fails where its values are asked for, as it would have without the change; that something was not
-    written is said at the next read of anything.
+    What fails here fails where its values are asked for; that something was not written is said at the next read of
+    anything.
     """
     while len(segment := _core.segment_all()):
         pending = tape.n_pending
         try:
             _run(segment, reason)
         except MaterializationError as error:
-            if tape.n_pending == pending:  # for want of memory: it stays pending
-                raise
+            if tape.n_pending == pending:
+                return error
             if segment.lost_write or error.lost_write:
                 _overdue.append(error)
+    return None
+
+
+def settle(reason: str) -> None:
+    """As flush(), before something changes that kernels look at. The caller holds ``lock``.
+
+    What fails here fails where its values are asked for, as it would have without the change.
+    """
+    stays = _run_visible(reason)
+    if stays is not None:
+        raise stays
     try:
         executor().finish()
     except MaterializationError as error:  # it is kept, and told where its values are asked for

@@ -94,8 +94,9 @@ class Checks:
         """(storage's number, dtype, sizes, strides, offset, MetaBits)"""
         _are("a tensor", described, (int, torch.dtype, tuple, tuple, int, int))
         number, dtype, sizes, strides, offset, bits = described
-        if len(sizes) != len(strides) or len(sizes) > 64 or not 0 <= bits <= 3:
-            raise WireError(f"expected sizes, strides and bits of a tensor, got {described[2:]!r:.80}")
+        if len(sizes) != len(strides) or len(sizes) > 64:
+            raise WireError(f"expected sizes and strides of a tensor, got {described[2:4]!r:.80}")
+        _view_bits(dtype, bits)
         for n in (*sizes, *strides, offset):
             if type(n) is not int or not 0 <= n < _MOST:
                 raise WireError(f"expected sizes, strides and an offset of 0 and more, got {n!r:.40}")
@@ -134,7 +135,7 @@ class Checks:
         for begins in given:
             _are("a tensor's kind", begins, (torch.dtype, int, bool, int))
             _in("dimensions", begins[1], 65)
-            _in("bits", begins[3], 4)
+            _view_bits(begins[0], begins[3])
         for record in records:
             if not isinstance(record, tuple) or len(record) < 2 or type(record[1]) is not bool:
                 raise WireError(f"expected a record, got {record!r:.80}")
@@ -211,6 +212,12 @@ def _are(what: str, given: Any, kinds: Sequence[type]) -> None:
             raise WireError(f"[{what}] expected {kind.__name__}, got {value!r:.80}")
 
 
+def _view_bits(dtype: torch.dtype, bits: int) -> None:
+    _in("bits", bits, 4)
+    if bits & 1 and not dtype.is_complex:
+        raise WireError(f"expected a complex dtype for what is conjugated, got {dtype}")
+
+
 def _in(what: str, number: Any, end: int) -> None:
     if type(number) is not int or not 0 <= number < end:
         raise WireError(f"expected {what} in 0..{end - 1}, got {number!r:.40}")
@@ -243,6 +250,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "plan": ((list, list, list), Checks._plan),
     "run": ((int, int, bytes, bytes, bool), Checks._run),
     "seed": ((int, list), Checks._seed),
+    "seen": ((int,), None),
     "set_state": ((int, bytes), Checks._generator),
     "settings": ((list,), None),
     "small": ((list,), Checks._several),

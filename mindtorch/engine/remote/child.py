@@ -24,12 +24,8 @@ def main(fd: int, device: str) -> None:
     serve = _serving(device)
     while True:
         try:
-            message = stream.receive(0, -1)
-            assert message is not None  # it waits for as long as it takes
-            reply = serve(message)
-            number = stream.got_number
-            stream.drop()
-            stream.put(reply, number)
+            number, message = stream.receive()
+            stream.put(serve(message), number)
             stream.flush()
         except EOFError:
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..execute import local, triggers
 from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
-from .exchange import Session, again
+from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
 from .mirrors import META, Mirrors, view
@@ -41,14 +41,15 @@ _UNASKED = 32  # storages whose contents come unasked with one reply
 
 
 class RemoteExecutor(Session, Executor):
-    """Runs recordings where ``send(message) -> reply`` leads to a `Worker`.
+    """Runs recordings where ``send(message) -> reply`` leads to a `Worker`; see `exchange.Session`.
 
-    ``stats``: messages, plans that were told, and bytes up and down.
+    Where there is ``post``, what is pending after a read begins while the program goes on.
     """
 
-    def __init__(self, send: Callable[[bytearray], bytes | bytearray | None]) -> None:
+    def __init__(self, send: Send, post: Post | None = None) -> None:
         self.device, self.place = _CPU, META
-        Session.__init__(self, send)
+        Session.__init__(self, send, post)
+        self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
         self._mirrors = Mirrors(self._known.forget)
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
@@ -78,12 +79,22 @@ class RemoteExecutor(Session, Executor):
             if data is not None and number in self._mirrors.alive:
                 self._known.put(number, data)
 
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """After a read that has waited: the worker has nothing to do now."""
+        waits, before = self.stats["waits"], self._went_on
+        self._went_on = waits
+        return self._post is not None and waits != before and not local.is_observed()
+
+    def begin(self) -> None:
+        self._send_on()
+
     def finish(self) -> None:
-        self._exchange()
+        self._exchange(every=True)
 
     def sync(self) -> None:
         self._ask("sync")
-        self._exchange()
+        self._exchange(every=True)
 
     def _check_there(self, name: str) -> None:
         """WireError unless the worker has the function that goes under this name."""
@@ -178,6 +189,7 @@ class RemoteExecutor(Session, Executor):
             for k, number, kind, text in failures:
                 name, _sig, module, location, _phase = encoded.origin(k)
                 self._failures[number] = triggers.told(name, module, location, _error(kind, text))
+                self._epochs[0] = number
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 

@@ -19,31 +19,47 @@ _LOOKING = frozenset({"call", "run"})  # requests that torch's settings matter t
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
 
 
+Send = Callable[[bytearray], bytes | bytearray | None]
+Post = Callable[[bytearray], None]
+
+
 class _Message:
     """Requests that go together, and who wants to know the answers."""
 
-    __slots__ = ("answers", "data", "nbytes", "requests", "sent")
+    __slots__ = ("answers", "awaited", "data", "nbytes", "posted", "requests", "sent")
 
     def __init__(self) -> None:
         self.requests: list[tuple[tuple, Callable[[Any], None] | None]] = []
         self.nbytes = 0  # roughly
         self.data: bytearray | None = None
-        self.sent = False
+        self.posted = self.sent = False
+        self.awaited = True  # does the program wait for the reply, or was it sent while that goes on?
         self.answers: list[Any] | None = None
+
+    def greets(self) -> bool:
+        return bool(self.requests) and self.requests[0][0][0] == "hello"
+
+    def encoded(self) -> bytearray:
+        """Always the same object."""
+        if self.data is None:
+            self.data = dumps([request for request, _answer in self.requests])
+        return self.data
 
 
 class Session:
     """Asks where ``send(message) -> reply`` leads to a `Worker`.
 
-    ``stats``: messages, plans that were told, and bytes up and down; without the first message, in which the sides get
-    to know each other.
+    ``post(message)``, if there is such, sends one without waiting; ``send`` is called with the same object later, in
+    the order of the messages, and gives its reply. ``stats``: messages, those of them whose reply was waited for at
+    once, plans that were told, and bytes up and down; without the first message, in which the sides get to know each
+    other.
     """
 
     #: After an exception of a signal handler's out of ``send``, may that be called once more with the same object?
     _resumes = False
 
-    def __init__(self, send: Callable[[bytearray], bytes | bytearray | None]) -> None:
-        self._send = send
+    def __init__(self, send: Send, post: Post | None = None) -> None:
+        self._send, self._post = send, post
         self._lock = threading.RLock()
         self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
         self._hello: _Message | None = _Message()
@@ -51,7 +67,8 @@ class Session:
         self._settings: Sequence[Any] = ambient.mirrored(cuda=True)
         self._ambient: dict[str, Any] = {}  # what the worker's settings are
         self._lost: SessionLost | None = None
-        self.stats = {"messages": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
+        self._epochs = [0, 0]  # the last failure that was told here, and the last that the worker knows was
+        self.stats = {"messages": 0, "waits": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
 
     def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
         """Put a request into the next message."""
@@ -66,20 +83,15 @@ class Session:
             if message.nbytes > _WAITING:
                 self._exchange()
 
-    def _exchange(self) -> None:
-        """Send what waits, and hand out the answers. Raises the first failure that came.
+    def _exchange(self, every: bool = False) -> None:
+        """Send what waits, and hand out the answers. Raises the first failure that came of what is waited for; of what
+        was sent ahead only where ``every`` is to be told, or something was not written.
 
         A signal handler of the program's may raise at any point: the message is then dealt with by the next exchange.
         """
         with self._lock:
             line = self._line
-            if self._lost is None:
-                line[-1].requests.extend(self._closing())
-            if line[-1].requests:
-                if self._hello is not None:
-                    line.insert(0, self._hello)
-                    self._hello = None
-                line.append(_Message())
+            self._seal(awaited=True)
             failed: Exception | None = None
             while len(line) > 1:
                 message = line[0]
@@ -87,7 +99,8 @@ class Session:
                     message.answers = self._answers_to(message)
                 if line[0] is message and message.answers is not None:
                     error = self._hand_out(message, message.answers)
-                    failed = failed or error
+                    if message.awaited or every or getattr(error, "lost_write", True):
+                        failed = failed or error
                     del line[0]
                 # Else a signal handler of the program's has seen to it, by a read of its own.
             if self._lost is not None:
@@ -95,20 +108,57 @@ class Session:
             if failed is not None:
                 raise failed
 
+    def _send_on(self) -> None:
+        """Send what waits, and do not wait for the reply: the next exchange takes that in first."""
+        with self._lock:
+            self._seal(awaited=False)
+            try:
+                self._post_all()
+            except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
+                self._broken(error)
+
+    def _seal(self, awaited: bool) -> None:
+        """What is asked for from now on goes into another message."""
+        line = self._line
+        message = line[-1]
+        if self._lost is None:
+            message.requests.extend(self._closing())
+        if message.requests:
+            message.awaited = awaited
+            told, known = self._epochs
+            if told != known:
+                message.requests.insert(0, (("seen", told), None))
+                self._epochs[1] = told
+            if self._hello is not None:
+                line.insert(0, self._hello)
+                self._hello = None
+            line.append(_Message())
+
+    def _post_all(self) -> None:
+        """Send what is sealed. Nothing before the sides know each other."""
+        if self._post is not None and not self._line[0].greets():
+            for message in self._line[:-1]:
+                if not (message.posted or message.sent):
+                    message.posted = True
+                    self._post(message.encoded())
+
     def _answers_to(self, message: _Message) -> list[Any] | None:
         if message.sent and not self._resumes:
             self._lose("the program interrupted a message")
         try:
-            if message.data is None:
-                message.data = dumps([request for request, _answer in message.requests])
+            self._post_all()
             message.sent = True
-            reply = self._send(message.data)
+            reply = self._send(message.encoded())
             return None if reply is None else self._opened(message, reply)
-        except Exception as error:
-            if by_signal_handler(error):
-                raise
-            known = isinstance(error, (ConnectionError, WireError))
-            self._lose(str(error) if known else f"{type(error).__name__}: {error}", error)
+        except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> NoReturn:
+        """An exchange did not come to its end: for good, unless a signal handler is why."""
+        if by_signal_handler(error):
+            raise error
+        known = isinstance(error, (ConnectionError, WireError))
+        self._lose(str(error) if known else f"{type(error).__name__}: {error}", error)
 
     def _opened(self, message: _Message, reply: bytes | bytearray) -> list[Any]:
         answers = loads(reply)
@@ -116,8 +166,9 @@ class Session:
             raise ConnectionError("the worker refused a message: " + ": ".join(map(str, answers[1:])))
         if not isinstance(answers, list) or not 0 <= len(answers) - len(message.requests) <= 1:
             raise WireError(f"expected {len(message.requests)} answers, got {answers!r:.200}")
-        if message.requests[0][0][0] != "hello":
+        if not message.greets():
             self.stats["messages"] += 1
+            self.stats["waits"] += message.awaited
             self.stats["bytes_up"] += len(message.data or b"")
             self.stats["bytes_down"] += len(reply)
         return answers

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from ..._ext.frames import Stream
@@ -34,7 +35,7 @@ class PipeExecutor(RemoteExecutor):
 
     def __init__(self, device: str = "cpu") -> None:
         self._child = _Child(device)
-        super().__init__(self._child.send)
+        super().__init__(self._child.send, self._child.post)
         _all.add(self)
 
     @property
@@ -42,9 +43,9 @@ class PipeExecutor(RemoteExecutor):
         """The child's number; None before the first message."""
         return self._child.pid
 
-    def _exchange(self) -> None:
-        super()._exchange()
-        self._child.done()
+    def _exchange(self, every: bool = False) -> None:
+        super()._exchange(every)
+        self._child.keep([message.data for message in self._line])
 
     def _forked(self) -> None:
         """In a child of the program's, which must leave the pipe alone."""
@@ -94,21 +95,31 @@ class _Child:
         weakref.finalize(self, _end, ours, self._process, os.getpid())
 
     def send(self, message: bytearray) -> bytes | None:
-        """The reply; None where a signal handler has sent another message meanwhile, which comes after the reply.
+        """The reply; None where a signal handler has taken it in meanwhile.
 
-        May be called once more with the same object after an exception.
+        May be called once more with the same object after an exception, or after post().
         """
-        if self._stream is None:
-            self._start()
-        stream = self._stream
-        stream.put(message)
-        number = stream.number
+        stream = self._begun()
+        number = stream.ask(message)
         try:
-            while (reply := stream.receive(number, _LOOK)) is None and stream.number == number:
+            while (reply := stream.answer(number, _LOOK)) is None and stream.awaits(number):
                 self._look()
         except (EOFError, ValueError, MemoryError) as error:
             raise ConnectionError(f"{self._how_it_is()}: {error}") from error
         return reply
+
+    def post(self, message: bytearray) -> None:
+        """Send a message whose reply is waited for later, by send()."""
+        stream = self._begun()
+        stream.ask(message)
+        with contextlib.suppress(EOFError, ValueError, MemoryError):  # which send() will meet again
+            while not stream.push(_LOOK):
+                self._look()
+
+    def _begun(self) -> Any:
+        if self._stream is None:
+            self._start()
+        return self._stream
 
     def _look(self) -> None:
         """Raise an error where the child will not answer."""
@@ -130,10 +141,10 @@ class _Child:
             return f"{what} was ended by {signal.Signals(-code).name}"
         return f"{what} ended with exit code {code}"
 
-    def done(self) -> None:
-        """Nothing that came is needed any more."""
+    def keep(self, messages: Iterable[Any]) -> None:
+        """What came is not needed any more, but for the answers to these."""
         if self._stream is not None:
-            self._stream.drop()
+            self._stream.keep(messages)
 
     def leave(self) -> None:
         """This process has nothing to do with the child."""

@@ -68,7 +68,7 @@ class Known:
             return
         plan, _whole = self._told.plan(encoded)
         failures, *_ = self._worker.run(plan, base, *self._told.changes(encoded), False)
-        self._worker.told()
         if failures:  # the worker tells it, as what it is
+            self._worker.seen(max(number for _k, number, *_ in failures))
             for number in (*written, *range(base, base + encoded.n_outputs)):
                 self.forget(number)

@@ -67,8 +67,8 @@ class Worker:
         self._plans: list[Plan] = []
         self._failures = 0
         self._checks = Checks()
-        # Storage's address -> failure of what should have written to it in this message, and the storage: it must not
-        # give its address away.
+        # Storage's address -> failure of what should have written to it, until the program has been told, and the
+        # storage: it must not give its address away.
         self._overwritten: dict[int, tuple[int, Any]] = {}
 
     def handle(self, message: bytes | bytearray | memoryview) -> bytearray:
@@ -78,7 +78,6 @@ class Worker:
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
         requests = self._checks.message(loads(message))
-        self.told()
         with quiet():
             return [getattr(self, name)(*given) for name, *given in requests]
 
@@ -254,9 +253,10 @@ class Worker:
             lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
         return failures, corrections, times, without, lost
 
-    def told(self) -> None:
-        """What is asked for from now on was recorded when the failures so far had been told."""
-        self._overwritten.clear()
+    def seen(self, failure: int) -> None:
+        """What is asked for from now on was recorded when the failures up to this one had been told."""
+        for address in [address for address, (number, _) in self._overwritten.items() if number <= failure]:
+            del self._overwritten[address]
 
     def _not_written(self, tensors: Iterable[Any]) -> int | None:
         """The failure because of which one of these is not what it should be."""

@@ -1,0 +1,115 @@
+"""R1: how much of a worker's time the program does not wait for, as it records on meanwhile.
+
+The worker is simulated: it runs every message in this process, and a clock that leaves this out says when a worker of
+its own would have had the reply ready.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from .timing import LAZY, mindtorch, torch
+
+from mindtorch.engine.remote.loopback import LoopbackExecutor  # isort: skip - after torch's threads are set
+
+STEPS = 50
+
+
+class Times(NamedTuple):
+    """Seconds: what the program did, what the worker did, and how long both took together."""
+
+    recording: float
+    execution: float
+    together: float
+
+    @property
+    def ratio(self) -> float:
+        return self.together / (self.recording + self.execution)
+
+
+class Simulated(LoopbackExecutor):
+    """A worker that takes ``slower`` times as long as it does here. ``ahead``: does it take messages meanwhile?"""
+
+    def __init__(self, slower: float, ahead: bool = True) -> None:
+        super().__init__()
+        self._handle, self.slower = self._send, slower
+        self._send, self._post = self._wait, self._begin if ahead else None  # type: ignore[assignment]
+        self._replies: dict[int, tuple[object, float]] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        self._here = self._waited = self._ready = self.execution = 0.0
+        self._began = time.perf_counter()
+
+    def _now(self) -> float:
+        """The time of a program whose worker is elsewhere."""
+        return time.perf_counter() - self._began - self._here + self._waited
+
+    def _begin(self, message: bytearray) -> None:
+        at, began = self._now(), time.perf_counter()
+        reply = self._handle(message)
+        took = time.perf_counter() - began
+        self._here += took
+        self.execution += took * self.slower
+        self._ready = max(self._ready, at) + took * self.slower
+        self._replies[id(message)] = reply, self._ready
+
+    def _wait(self, message: bytearray) -> object:
+        if id(message) not in self._replies:
+            self._begin(message)
+        reply, ready = self._replies.pop(id(message))
+        self._waited += max(0.0, ready - self._now())
+        return reply
+
+    def times(self) -> Times:
+        together = self._now()
+        return Times(together - self._waited, self.execution, together)
+
+
+def steps(read: str, n: int = STEPS) -> None:
+    """Training steps of a small model that look at their loss: before the backward pass, or at the step's end."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64), torch.nn.ReLU()] * 4
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10)).to(LAZY)
+    optimizer = torch.optim.AdamW(net.parameters())
+    x, y = torch.randn(32, 64).to(LAZY), torch.randint(10, (32,)).to(LAZY)
+    for _ in range(n):
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        if read == "before":
+            loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if read == "after":
+            loss.item()
+
+
+def training(read: str = "after", slower: float | None = None, ahead: bool = True) -> Times:
+    """Of `STEPS` steps with a worker that takes as long as recording does, unless it is said how much ``slower``."""
+    executor = Simulated(1.0 if slower is None else slower, ahead)
+    previous = mindtorch.set_executor(executor)
+    try:
+        steps(read, 5)
+        executor.sync()
+        if slower is None:
+            executor.clear()
+            steps(read)
+            executor.sync()
+            found = executor.times()
+            executor.slower = max(1.0, found.recording / found.execution)
+        executor.clear()
+        steps(read)
+        executor.sync()
+        return executor.times()
+    finally:
+        mindtorch.set_executor(previous)
+
+
+class Overlap:
+    params = ("before", "after")
+
+    def track_R1_share_of_both(self, read: str) -> float:
+        return training(read).ratio
+
+    track_R1_share_of_both.unit = "of recording plus execution"  # type: ignore[attr-defined]

@@ -1,0 +1,159 @@
+"""R1: what live tensors can see is sent after a read, and runs while the program goes on."""
+
+from __future__ import annotations
+
+import select
+import struct
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.engine.execute import LocalExecutor
+from mindtorch.engine.remote.client import RemoteExecutor
+from mindtorch.engine.remote.loopback import LoopbackExecutor
+from mindtorch.engine.remote.pipe import PipeExecutor
+from mindtorch.engine.remote.wire import Reference, dumps, loads
+from mindtorch.engine.remote.worker import Worker
+
+LAZY = "remote_accelerator:0"
+pytestmark = pytest.mark.usefixtures("nothing_pending")
+
+
+def test_R1_what_can_be_seen_is_sent_after_a_read_and_what_cannot_is_not(loopback: LoopbackExecutor) -> None:
+    x = torch.rand(100, device=LAZY)
+    total, after, gone = x.sum(), x * 2, x * 3
+    del gone
+    assert not after.materialized
+    ops, before = mindtorch.stats()["ops_executed"], dict(loopback.stats)
+
+    def count() -> tuple[int, int]:
+        return loopback.stats["messages"] - before["messages"], loopback.stats["waits"] - before["waits"]
+
+    half = total.item()
+    assert count() == (1, 1), "nobody asks for the reply to what was sent on"
+    assert mindtorch.stats()["ops_executed"] - ops == 3  # rand, sum, * 2
+    assert after.sum().item() == pytest.approx(2 * half)
+    assert count() == (3, 2)
+
+
+def test_R1_a_worker_runs_what_was_sent_on_without_being_asked(pipe: PipeExecutor) -> None:
+    x = torch.rand(100, 100, device=LAZY)
+    after = x @ x
+    assert x.sum().item() > 0
+    arrived, _, _ = select.select([pipe._child._socket], [], [], 60)
+    assert arrived, "the reply is there before anybody waits for it"
+    assert after.shape == (100, 100) and after.sum().item() > 0
+
+
+def test_R1_a_large_message_is_sent_on_while_a_large_reply_comes(pipe: PipeExecutor) -> None:
+    """Neither side may wait for the other one to read: both are larger than what a socket holds."""
+    small = torch.ones(3).to(LAZY)
+    weights = [torch.full((200_000,), float(i)) for i in range(6)]
+    for _ in range(3):
+        there = [w.to(LAZY) for w in weights]
+        doubled = [w * 2 for w in there]
+        assert small.add_(1).sum().item() > 3
+        tripled = [w * 3 for w in there]
+        assert [w.sum().item() for w in doubled] == [2e5 * 2 * i for i in range(6)]
+        assert [w.sum().item() for w in tripled] == [2e5 * 3 * i for i in range(6)]
+
+
+def test_R1_training_that_overlaps_gives_what_eager_gives(
+    elsewhere: RemoteExecutor, same_as_eager: Callable[..., None]
+) -> None:
+    def program(device: str) -> object:
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        seen = []
+        for step in range(6):
+            loss = net(torch.linspace(-1, 1, 32).view(4, 8).to(device)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            seen.append(loss.item())  # before the step: the backward pass is what runs meanwhile
+            optimizer.step()
+            seen.append(sum(p.sum() for p in net.parameters()).item() * step)
+        return seen, list(net.parameters())
+
+    same_as_eager(program)
+
+
+def failing(index: int) -> torch.Tensor:
+    """An operation that fails when it runs."""
+    return torch.ones(100, device=LAZY).gather(0, torch.full((100,), index, device=LAZY))
+
+
+def test_R1_what_fails_ahead_fails_where_it_is_read(elsewhere: RemoteExecutor) -> None:
+    x = torch.rand(100, device=LAZY)
+    bad = failing(700)
+    for _ in range(3):
+        assert x.sum().item() > 0  # which has nothing to do with it
+        x.add_(1)
+    with pytest.raises(mindtorch.MaterializationError, match=r"aten::gather.*test_overlap\.py:\d+"):
+        bad.sum().item()
+    assert x.sum().item() > 0
+
+
+def test_R1_a_write_that_fails_ahead_is_told_as_locally(elsewhere: RemoteExecutor) -> None:
+    def program() -> list[object]:
+        x, y = torch.zeros(100, device=LAZY), torch.ones(100, device=LAZY)
+        x.index_fill_(0, torch.full((1,), 900, device=LAZY), 1.0)
+        found: list[object] = [y.sum().item()]
+        z = x + 1
+        for read in (z.sum, x.sum, y.sum):
+            try:
+                found.append(read().item())
+            except mindtorch.MaterializationError as error:
+                found.append(str(error).partition("]")[0])
+        return [*found, x.add_(1).sum().item()]
+
+    got = program()
+    previous = mindtorch.set_executor(LocalExecutor("cpu"))
+    expected = program()
+    mindtorch.set_executor(previous)
+    assert got == expected
+
+
+def test_R1_a_failure_is_remembered_until_the_program_has_been_told() -> None:
+    """What was on its way when something failed to be written must not use what is there instead."""
+    worker = Worker()
+    fill = (
+        "op aten::index_fill_.int_Scalar",
+        (Reference(0), 0, Reference(1), 1.0),
+        {},
+        -1,
+        False,
+        (0,),
+        True,
+        (-1,),
+        (),
+    )
+    relu = ("op aten::relu.default", (Reference(0),), {}, -1, False, (), True, (0,), ((torch.float32, 1, False),))
+    kinds = [(torch.float32, 1, False, 0), (torch.int64, 1, False, 0)]
+    given = [("upload", 1, bytes(16)), ("upload", 2, (99).to_bytes(8, "little"))]
+    (*_, failed) = loads(
+        worker.handle(
+            dumps(
+                [
+                    *given,
+                    ("define", [fill, relu]),
+                    ("plan", [(0, True, 0, 2)], kinds, []),
+                    ("plan", [(1, True, 0)], kinds[:1], [0]),
+                    ("run", 0, 10, *numbers(1, 2, 4, 0, 1, 0), False),
+                ]
+            )
+        )
+    )
+    ((_k, number, kind, _text),) = failed[0]
+    assert kind in ("IndexError", "RuntimeError")
+    run = ("run", 1, 20, *numbers(1, 4, 0, 4, 0), False)
+    (meanwhile,) = loads(worker.handle(dumps([run])))
+    assert meanwhile[3] == [(0, number)], "the relu of what was not written has failed with it"
+    _, afterwards = loads(worker.handle(dumps([("seen", number), run])))
+    assert afterwards[3] == []
+
+
+def numbers(*values: int) -> tuple[bytes, bytes]:
+    """All numbers of a plan, as a run tells them."""
+    return struct.pack(f"{len(values)}I", *range(len(values))), struct.pack(f"{len(values)}q", *values)
