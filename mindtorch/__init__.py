@@ -34,11 +34,14 @@ from .base.errors import LazyTensorError, MaterializationError, NoDataError, Uns
 if TYPE_CHECKING:
     from . import profile
     from .devices import device, get_default_device, set_default_device
-    from .engine.execute import Executor, LocalExecutor
+    from .engine.execute import Executor, LocalExecutor, WrappingExecutor
     from .engine.execute.counters import reset_stats, stats
     from .engine.execute.tensors import LazyTensor
-    from .engine.execute.values import flush, set_executor
+    from .engine.execute.values import flush, get_executor, set_executor
     from .engine.record.meta import MetaStorage, MetaTensor
+    from .engine.remote.client import RemoteExecutor
+    from .engine.remote.loopback import LoopbackExecutor
+    from .engine.remote.pipe import PipeExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
 
@@ -49,18 +52,23 @@ __all__ = [
     "LazyTensor",
     "LazyTensorError",
     "LocalExecutor",
+    "LoopbackExecutor",
     "MaterializationError",
     "MetaStorage",
     "MetaTensor",
     "NoDataError",
+    "PipeExecutor",
+    "RemoteExecutor",
     "UnsupportedOperationError",
     "UsageError",
+    "WrappingExecutor",
     "capture",
     "device",
     "disable",
     "enable",
     "flush",
     "get_default_device",
+    "get_executor",
     "is_enabled",
     "profile",
     "reset_stats",
@@ -76,6 +84,10 @@ _HOME = {
     "set_default_device": "devices",
     "Executor": "engine.execute",
     "LocalExecutor": "engine.execute",
+    "LoopbackExecutor": "engine.remote.loopback",
+    "PipeExecutor": "engine.remote.pipe",
+    "RemoteExecutor": "engine.remote.client",
+    "WrappingExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",
     "disable": "patch.hooks",
@@ -87,6 +99,7 @@ _HOME = {
     "MetaTensor": "engine.record.meta",
     "LazyTensor": "engine.execute.tensors",
     "flush": "engine.execute.values",
+    "get_executor": "engine.execute.values",
     "set_executor": "engine.execute.values",
 }
 # Packages that are public names themselves; `profile` is called.

@@ -79,6 +79,25 @@ def test_R1_training_that_overlaps_gives_what_eager_gives(
     same_as_eager(program)
 
 
+def test_R1_a_small_value_that_comes_late_is_not_what_was_written_since(
+    elsewhere: RemoteExecutor, same_as_eager: Callable[..., None]
+) -> None:
+    """Its contents come with the reply to what was sent on, when the program has written to it."""
+
+    def program(device: str) -> object:
+        large = torch.ones(1000).to(device)
+        seen = []
+        for step in range(4):
+            count = large[:3] * 2.0  # small, and runs after the read
+            seen.append(large.sum().item())
+            count.add_(step + 1)
+            seen += [count.sum().item(), count.tolist()]
+            large.add_(1)
+        return seen
+
+    same_as_eager(program)
+
+
 def failing(index: int) -> torch.Tensor:
     """An operation that fails when it runs."""
     return torch.ones(100, device=LAZY).gather(0, torch.full((100,), index, device=LAZY))

@@ -208,12 +208,16 @@ def changed(settings: Iterable[Mirrored], known: dict[str, Any]) -> list[tuple[s
 def take_over(settings: Iterable[Mirrored], given: Iterable[tuple[str, Any]]) -> None:
     """Set what ``changed`` found elsewhere. ValueError for what is none of the settings, or no value of one."""
     table = {each.name: each for each in settings}
+    wanted: list[tuple[Mirrored, Any]] = []
+    same = True  # then nothing is set: who asks may be this very process
     for name, value in given:
         if name not in table:
             raise ValueError(f"expected the name of a setting, got {name!r}")
-        setting = table[name]
-        now = setting.get()
+        now = table[name].get()
         if type(value) is not type(now) and None not in (value, now):
             raise ValueError(f"[{name}] expected a {type(now).__name__}, got {value!r}")
-        if value != now or name == _LEGACY:
+        same = same and value == now
+        wanted.append((table[name], value))
+    for setting, value in () if same else wanted:
+        if value != setting.get() or setting.name == _LEGACY:
             setting.set(value)

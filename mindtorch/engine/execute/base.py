@@ -64,10 +64,11 @@ class Executor(ABC):
         """A copy of the whole storage of a value, as bytes."""
 
     def begin(self) -> None:  # noqa: B027
-        """Let what was submitted begin, and return. Only where ``overlaps``."""
+        """Let what was submitted begin, and return. Only asked for where ``overlaps``."""
 
-    def finish(self) -> None:  # noqa: B027
-        """Return when what was submitted has been run. Raises MaterializationError."""
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when what was submitted has been run. Raises MaterializationError for what failed in it."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -83,3 +84,11 @@ class Executor(ABC):
     @abstractmethod
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         """Seed the generators of all indices but ``besides``, those that are used later for the first time included."""
+
+    @abstractmethod
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        """(the seed that generators start from, None where none was given; the states of those that were used)."""
+
+    @abstractmethod
+    def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
+        """Be what another executor's ``generators()`` told. States of another kind of device are left out."""

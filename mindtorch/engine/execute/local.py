@@ -100,6 +100,15 @@ class LocalExecutor(Executor):
     def set_state(self, index: int, state: torch.Tensor) -> None:
         self._states[index] = state
 
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        return self._states.seed, dict(self._states)
+
+    def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
+        self._states.clear()
+        self._states.seed = seed
+        size = self._default_generator().get_state().numel()
+        self._states.update({index: state.clone() for index, state in states.items() if state.numel() == size})
+
     # ---- segments and values -----------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         with quiet(), without_what_was_said():
@@ -131,6 +140,9 @@ class LocalExecutor(Executor):
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         whole = value.untyped_storage().clone()
         return torch.empty(0, dtype=torch.uint8, device=value.device).set_(whole)  # type: ignore[call-overload]
+
+    def finish(self) -> None:
+        """Nothing: whatever is submitted has been run by then."""
 
     def sync(self) -> None:
         if self.device.type == "cuda":

@@ -14,9 +14,10 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import tape as _tape
 from ...base import config
-from ...base.errors import LazyTensorError, MaterializationError, SessionLost
+from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
 from . import triggers
+from .base import Executor
 
 #: What was recorded and has not run.
 tape = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
@@ -24,48 +25,77 @@ lock = threading.RLock()
 # A child has only the thread that forked: no other one may be in the middle of a run then, and keep the lock for good.
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _META = torch.device("meta")  # the place of values that are elsewhere
-_executor: Any = None
-_default_executor: Callable[[], Any] | None = None
+_executor: Executor | None = None
+_default_executor: Callable[[], Executor] | None = None
 
 
-def set_executor(executor: Any) -> Any:
-    """Use another executor (see mindtorch.engine.execute.base); returns the previous one. Pending work is run first.
+def set_executor(executor: Executor | None) -> Executor | None:
+    """Use another executor; returns the previous one, None where none was used yet. ``None``: the default one.
 
-    None: the default one.
+    What is pending is run by the previous one first; what fails in that fails where it is asked for. What was computed
+    and the generators' states go along. UsageError for what is no executor: nothing has changed then.
     """
     global _executor
+    if executor is not None:
+        _check(executor)
     with lock:
-        if _executor is not None:
-            with suppress(SessionLost):  # what can still be computed is pending, and the next one's
-                flush("executor change")
-        if executor is None and _executor is not None and _executor.place == _META and _default_executor is not None:
+        previous = _executor
+        if previous is None:
+            _executor = executor
+            return None
+        with suppress(SessionLost):  # what can still be computed is pending, and the next one's
+            _settle("executor change")
+        if executor is None and previous.place == _META and _default_executor is not None:
             executor = _default_executor()  # now: values are to be handed over
-        previous, _executor = _executor, executor
-        if previous is not None and executor is not None and (_META in (previous.place, executor.place)):
-            _hand_over(previous, executor)
+        if executor is not None and executor is not previous:
+            with suppress(SessionLost):
+                executor.set_generators(*previous.generators())
+            if _META in (previous.place, executor.place):
+                _hand_over(previous, executor)
+        _executor = executor
     return previous
 
 
-def _hand_over(previous: Any, executor: Any) -> None:
+def get_executor() -> Executor:
+    """The executor in use: the one that was set, or else what ``GENIE_EXECUTOR`` says."""
+    with lock:
+        return executor()
+
+
+def _check(executor: object) -> None:
+    if not isinstance(executor, Executor):
+        raise UsageError(f"[set_executor] expected an Executor, got {type(executor).__name__}")
+    for name in ("device", "place"):
+        found = getattr(executor, name, None)
+        if not isinstance(found, torch.device):
+            raise UsageError(
+                f"[set_executor] expected {type(executor).__name__}.{name} to be a torch.device, got {found!r}"
+            )
+
+
+def _hand_over(previous: Executor, executor: Executor) -> None:
     """What was computed goes with the tensors that name it; what failed there has failed here."""
-    held = _core.computed()
     plain: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    for slot, value in held:
+    failed: list[tuple[int, torch.Tensor, MaterializationError]] = []
+    for slot, value in _core.computed():
         try:
             plain.append((slot, value, previous.fetch([value], whole=True)[0]))
         except MaterializationError as error:
-            _core.exchange(slot, value, error)
-    for (slot, old, _), value in zip(plain, executor.adopt([t for _, _, t in plain]), strict=True):
+            failed.append((slot, value, error))
+    values = executor.adopt([t for _, _, t in plain])
+    for slot, old, failure in failed:
+        _core.exchange(slot, old, failure)
+    for (slot, old, _), value in zip(plain, values, strict=True):
         _core.exchange(slot, old, value)
 
 
-def set_default_executor(make: Callable[[], Any]) -> None:
+def set_default_executor(make: Callable[[], Executor]) -> None:
     """What to make when the first segment runs and no executor was set."""
     global _default_executor
     _default_executor = make
 
 
-def executor() -> Any:
+def executor() -> Executor:
     """The executor in use."""
     global _executor
     if _executor is None:
@@ -153,15 +183,22 @@ def settle(reason: str) -> None:
 
     What fails here fails where its values are asked for, as it would have without the change.
     """
-    stays = _run_visible(reason)
+    stays = _settle(reason)
     if stays is not None:
         raise stays
+
+
+def _settle(reason: str) -> MaterializationError | None:
+    """The same; returns why something stays pending."""
+    stays = _run_visible(reason)
     try:
         executor().finish()
     except MaterializationError as error:  # it is kept, and told where its values are asked for
         if error.lost_write:
             _overdue.append(error)
-    _core.sweep()
+    if stays is None:
+        _core.sweep()
+    return stays
 
 
 def draw(reason: str) -> None:

@@ -244,6 +244,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "fetch": ((tuple,), Checks._tensor),
     "forget": ((), Checks._forget),
     "free": ((list,), Checks._free),
+    "get_generators": ((), None),
     "get_state": ((int,), Checks._generator),
     "hello": ((object,), None),  # which looks itself
     "knows": ((str,), None),

@@ -9,9 +9,8 @@ One file: calls, writes and reads must agree, request by request, on which copie
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +27,7 @@ from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
 from .mirrors import META, Mirrors, view
+from .reads import Reads, plain_bytes
 from .small_values import UNASKED, Known
 from .told import Told
 from .wire import HERE, Reference, WireError, dumps
@@ -36,7 +36,6 @@ from .worker import ERRORS
 __all__ = ["RemoteExecutor"]
 
 _CPU = torch.device("cpu")
-_AHEAD = 64 << 20  # bytes of storages that come along with one that is read
 _UNASKED = 32  # storages whose contents come unasked with one reply
 
 
@@ -55,11 +54,10 @@ class RemoteExecutor(Session, Executor):
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
         self._told = Told(self._ask, self._check_there)
         self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
-        self._reads, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
-        self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
-        self._used: set[int] = set()  # numbers of those that have been read
+        self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._failures: dict[int, MaterializationError] = {}
+        self._reads = Reads(self, self._mirrors, self._known, self._failures)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _closing(self) -> list[tuple]:
@@ -68,6 +66,7 @@ class RemoteExecutor(Session, Executor):
         small = [number for number in self._small if number in self._mirrors.alive][-_UNASKED:]
         self._small.clear()
         if small:
+            self._expected.update(small)
             found.append((("small", small), lambda given: self._learn(small, given)))
         if self._mirrors.dead:
             found.append((("free", self._mirrors.dead[:]), None))
@@ -76,8 +75,9 @@ class RemoteExecutor(Session, Executor):
 
     def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
         for number, data in zip(numbers, found, strict=True):
-            if data is not None and number in self._mirrors.alive:
+            if data is not None and number in self._expected and number in self._mirrors.alive:
                 self._known.put(number, data)
+            self._expected.discard(number)
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
@@ -133,6 +133,7 @@ class RemoteExecutor(Session, Executor):
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
         self._mirrors.copies.pop(number, None)
+        self._expected.discard(number)
         self._known.forget(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
@@ -151,7 +152,7 @@ class RemoteExecutor(Session, Executor):
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         encoded = encode(segment)
-        self._no_more_reads()
+        self._reads.are_over()
         try:
             plan, whole = self._told.plan(encoded)
         except WireError:
@@ -167,6 +168,7 @@ class RemoteExecutor(Session, Executor):
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
             self._mirrors.copies.pop(number, None)
+            self._expected.discard(number)
         self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
         made = self._made(encoded, base)
         segment.settle(made)
@@ -235,7 +237,7 @@ class RemoteExecutor(Session, Executor):
             described = [self._mirrors.describe(mirror) for mirror in given]
         except WireError:
             return self._call_here(info, args, kwargs, draws)
-        self._no_more_reads()
+        self._reads.are_over()
         base = self._mirrors.fresh(1 << 16)
         for number, *_ in described:
             self._changed(number)
@@ -328,101 +330,7 @@ class RemoteExecutor(Session, Executor):
     # ---- reads -------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         described = [self._mirrors.describe(mirror) for mirror in values]
-        if whole:
-            storages = self._bring({number for number, *_ in described})
-            return [
-                view(storages[number], dtype, sizes, strides, offset, bits)
-                for number, dtype, sizes, strides, offset, bits in described
-            ]
-        found: dict[int, tuple] = {}
-        copies = {each[0]: self._copy(each[0]) for each in described}
-        asked = [each[0] for each in described if each[0] not in self._known and copies[each[0]] is None]
-        for k, each in enumerate(described):
-            if each[0] in self._known:
-                found[k] = self._known.fetch(each)
-            elif copies[each[0]] is None:
-                self._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
-        if asked:
-            self._read_ahead(asked)
-            self._exchange()
-        return [
-            self._plain(each, *found[k]) if k in found else view(copies[each[0]], *each[1:])
-            for k, each in enumerate(described)
-        ]
-
-    def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
-        if kind == "failed":
-            raise again(self._failures[found[0]])
-        _number, dtype, sizes, _strides, _offset, bits = described
-        strides, data = found
-        with quiet():
-            storage = _plain_bytes(data).untyped_storage()
-        return view(storage, dtype, sizes, strides, 0, bits)
-
-    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Copies of these storages, by one message: for each the same one as long as something is on it."""
-        held: dict[int, torch.UntypedStorage] = {}
-        answers: dict[int, tuple] = {}
-        for number in numbers:
-            copy = self._copy(number)
-            if copy is not None:
-                held[number] = copy
-            elif number in self._known:
-                answers[number] = "bytes", self._known.storage(number)
-            else:
-                self._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
-        asked = [number for number in numbers if number not in held and number not in answers]
-        if asked:
-            self._read_ahead(asked)
-            self._exchange()
-        for number, (kind, found) in answers.items():
-            if kind == "failed":
-                raise again(self._failures[found])
-            held[number] = self._copied(number, found)
-        return held
-
-    def _copy(self, number: int) -> Any:
-        """The copy of a storage that is still alive here, or None."""
-        reference = self._mirrors.copies.get(number)
-        storage = None if reference is None else reference()
-        if storage is not None and self._ahead.get(number) is storage:
-            self._used.add(number)
-        return storage
-
-    def _copied(self, number: int, data: bytes) -> torch.UntypedStorage:
-        with quiet():
-            storage = _plain_bytes(data).clone().untyped_storage()  # which a call may resize
-        self._mirrors.copies[number] = weakref.ref(storage)
-        return storage
-
-    # Programs that read one tensor after the other (a state_dict, a model that moves back) read all of them.
-    def _read_ahead(self, asked: list[int]) -> None:
-        """Let more storages come with those that are asked for, where nothing but reads has happened for a while."""
-        self._reads += 1
-        if self._reads <= self._patience or 2 * len(self._used) < len(self._ahead):
-            return
-        room = _AHEAD
-        self._used.clear()
-        self._ahead.clear()
-        for number, nbytes in self._mirrors.alive.items():
-            if number <= asked[-1] or number in self._known or number in self._mirrors.copies:
-                continue
-            room -= nbytes
-            if room < 0:
-                break
-            self._ask("storage", number, answer=functools.partial(self._came_along, number))
-
-    def _came_along(self, number: int, answer: tuple) -> None:
-        kind, found = answer
-        if kind == "bytes" and number in self._mirrors.alive:
-            self._ahead[number] = self._copied(number, found)
-
-    def _no_more_reads(self) -> None:
-        """Something else happens. Where most of what came along was not read, it takes longer until more does."""
-        if self._ahead:
-            self._patience = 1 if 2 * len(self._used) >= len(self._ahead) else min(2 * self._patience, 1 << 20)
-            self._ahead.clear()
-        self._reads = 0
+        return self._reads.whole(described) if whole else self._reads.elements(described)
 
     # ---- generators --------------------------------------------------------------------------------------------------
     _drawing = -1
@@ -450,18 +358,24 @@ class RemoteExecutor(Session, Executor):
 
     def generator_state(self, index: int) -> torch.Tensor:
         """State of the generator of ``remote_accelerator:index``."""
-        return _plain_bytes(self._question("get_state", index))
+        return plain_bytes(self._question("get_state", index))
 
     def set_generator_state(self, index: int, state: torch.Tensor) -> None:
         self._ask("set_state", index, state.numpy().tobytes())
 
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        seed, states = self._question("get_generators")
+        return seed, {index: plain_bytes(state) for index, state in states}
+
+    def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
+        if seed is not None:
+            self.seed(seed)
+        for index, state in states.items():
+            self.set_generator_state(index, state)
+
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
             self._ask("seed", seed, list(besides))
-
-
-def _plain_bytes(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _error(kind: str, text: str) -> Exception:
@@ -488,7 +402,7 @@ def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
 def _put_together(kind: str, layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]) -> Any:
     """A sparse tensor of its parts."""
     with quiet():
-        plain = [_plain_bytes(data).view(dtype).reshape(shape) for dtype, shape, data in parts]
+        plain = [plain_bytes(data).view(dtype).reshape(shape) for dtype, shape, data in parts]
         if layout is torch.sparse_coo:
             return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
         return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)

@@ -406,6 +406,11 @@ class Worker:
         """Seed all generators but these."""
         self._local.seed(seed, besides)
 
+    def get_generators(self) -> tuple[int | None, list[tuple[int, bytes]]]:
+        """The seed, and the states of the generators that were used."""
+        seed, states = self._local.generators()
+        return seed, [(index, _contents(state)) for index, state in states.items()]
+
     def sync(self) -> None:
         """Return when all is done."""
         self._local.sync()

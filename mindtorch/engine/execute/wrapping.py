@@ -1,0 +1,64 @@
+"""An executor that passes everything on to another one (SPEC R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from .base import Executor
+
+__all__ = ["WrappingExecutor"]
+
+
+class WrappingExecutor(Executor):
+    """Asks ``inner`` for whatever it is asked. Derive from it, and do more in some of the methods."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.device, self.place = inner.device, inner.place
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return self.inner.overlaps
+
+    def submit(self, segment: Any) -> None:
+        self.inner.submit(segment)
+
+    def begin(self) -> None:
+        self.inner.begin()
+
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        return self.inner.fetch(values, whole)
+
+    def address(self, value: torch.Tensor) -> int:
+        return self.inner.address(value)
+
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.inner.adopt(tensors)
+
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
+        return self.inner.call(info, args, kwargs, draws)
+
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        return self.inner.copied_storage(value)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def sync(self) -> None:
+        self.inner.sync()
+
+    def rng(self, index: int) -> AbstractContextManager[None]:
+        return self.inner.rng(index)
+
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        self.inner.seed(seed, besides)
+
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        return self.inner.generators()
+
+    def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
+        self.inner.set_generators(seed, states)

@@ -1,0 +1,137 @@
+"""Values that the program asks for: elements or whole storages, and what it is going to ask for next (SPEC R1)."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...base.errors import MaterializationError
+from ..record.arguments import quiet
+from .exchange import Session, again
+from .mirrors import Mirrors, view
+from .small_values import Known
+
+__all__ = ["Reads", "plain_bytes"]
+
+_AHEAD = 64 << 20  # bytes of storages that come along with one that is read
+
+
+class Reads:
+    """Brings values here by one message, or by none where they are known. failures: the kept ones, by number."""
+
+    def __init__(
+        self, session: Session, mirrors: Mirrors, known: Known, failures: Mapping[int, MaterializationError]
+    ) -> None:
+        self._session, self._mirrors, self._known, self._failures = session, mirrors, known, failures
+        self._so_far, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
+        self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
+        self._used: set[int] = set()  # numbers of those that have been read
+
+    def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
+        """These values, as `Mirrors.describe` names them, on copies of their storages."""
+        storages = self._bring({number for number, *_ in described})
+        return [
+            view(storages[number], dtype, sizes, strides, offset, bits)
+            for number, dtype, sizes, strides, offset, bits in described
+        ]
+
+    def elements(self, described: Sequence[tuple]) -> list[torch.Tensor]:
+        """These values, with no more than their elements."""
+        found: dict[int, tuple] = {}
+        copies = {each[0]: self._copy(each[0]) for each in described}
+        asked = [each[0] for each in described if each[0] not in self._known and copies[each[0]] is None]
+        for k, each in enumerate(described):
+            if each[0] in self._known:
+                found[k] = self._known.fetch(each)
+            elif copies[each[0]] is None:
+                self._session._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
+        if asked:
+            self._read_ahead(asked)
+            self._session._exchange()
+        return [
+            self._plain(each, *found[k]) if k in found else view(copies[each[0]], *each[1:])
+            for k, each in enumerate(described)
+        ]
+
+    def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
+        if kind == "failed":
+            raise again(self._failures[found[0]])
+        _number, dtype, sizes, _strides, _offset, bits = described
+        strides, data = found
+        with quiet():
+            storage = plain_bytes(data).untyped_storage()
+        return view(storage, dtype, sizes, strides, 0, bits)
+
+    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+        """Copies of these storages, by one message: for each the same one as long as something is on it."""
+        held: dict[int, torch.UntypedStorage] = {}
+        answers: dict[int, tuple] = {}
+        for number in numbers:
+            copy = self._copy(number)
+            if copy is not None:
+                held[number] = copy
+            elif number in self._known:
+                answers[number] = "bytes", self._known.storage(number)
+            else:
+                self._session._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
+        asked = [number for number in numbers if number not in held and number not in answers]
+        if asked:
+            self._read_ahead(asked)
+            self._session._exchange()
+        for number, (kind, found) in answers.items():
+            if kind == "failed":
+                raise again(self._failures[found])
+            held[number] = self._copied(number, found)
+        return held
+
+    def _copy(self, number: int) -> Any:
+        """The copy of a storage that is still alive here, or None."""
+        reference = self._mirrors.copies.get(number)
+        storage = None if reference is None else reference()
+        if storage is not None and self._ahead.get(number) is storage:
+            self._used.add(number)
+        return storage
+
+    def _copied(self, number: int, data: bytes) -> torch.UntypedStorage:
+        with quiet():
+            storage = plain_bytes(data).clone().untyped_storage()  # which a call may resize
+        self._mirrors.copies[number] = weakref.ref(storage)
+        return storage
+
+    # Programs that read one tensor after the other (a state_dict, a model that moves back) read all of them.
+    def _read_ahead(self, asked: list[int]) -> None:
+        """Let more storages come with those that are asked for, where nothing but reads has happened for a while."""
+        self._so_far += 1
+        if self._so_far <= self._patience or 2 * len(self._used) < len(self._ahead):
+            return
+        room = _AHEAD
+        self._used.clear()
+        self._ahead.clear()
+        for number, nbytes in self._mirrors.alive.items():
+            if number <= asked[-1] or number in self._known or number in self._mirrors.copies:
+                continue
+            room -= nbytes
+            if room < 0:
+                break
+            self._session._ask("storage", number, answer=functools.partial(self._came_along, number))
+
+    def _came_along(self, number: int, answer: tuple) -> None:
+        kind, found = answer
+        if kind == "bytes" and number in self._mirrors.alive:
+            self._ahead[number] = self._copied(number, found)
+
+    def are_over(self) -> None:
+        """Something else happens. Where most of what came along was not read, it takes longer until more does."""
+        if self._ahead:
+            self._patience = 1 if 2 * len(self._used) >= len(self._ahead) else min(2 * self._patience, 1 << 20)
+            self._ahead.clear()
+        self._so_far = 0
+
+
+def plain_bytes(data: bytes) -> torch.Tensor:
+    """A tensor of these bytes."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
