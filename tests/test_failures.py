@@ -296,10 +296,14 @@ def test_L9_an_executor_out_of_memory_half_way_goes_on_where_it_stopped(tight: T
 
 
 # ---- no memory for the engine's own work -----------------------------------------------------------------------------
+LOCALS_OWN = pytest.mark.only_on("local", reason="what is made to fail is the local executor's own code")
+
+
 def no_memory(*_: object) -> None:
     raise MemoryError("nothing left")
 
 
+@LOCALS_OWN
 def test_L9_a_result_that_cannot_be_checked_for_want_of_memory_is_computed_again(monkeypatch: Any) -> None:
     x = torch.arange(4.0, device=LAZY)
     (x + 1).tolist()
@@ -316,6 +320,7 @@ def test_L9_a_result_that_cannot_be_checked_for_want_of_memory_is_computed_again
     assert w.tolist() == [1.0, 1.3125, 1.625, 1.9375] and y.tolist() == [0.0, 0.3125, 0.625, 0.9375]
 
 
+@LOCALS_OWN
 def test_L9_a_draw_without_memory_is_not_drawn_again(monkeypatch: Any) -> None:
     torch.manual_seed(0)
     x = torch.rand(3, 5, 7, device=LAZY)
@@ -331,6 +336,7 @@ def test_L9_a_draw_without_memory_is_not_drawn_again(monkeypatch: Any) -> None:
     assert after.tolist() == torch.rand(2).tolist()
 
 
+@LOCALS_OWN
 def test_L9_a_failure_without_memory_for_its_words_is_still_one(monkeypatch: Any) -> None:
     x = torch.arange(4.0, device=LAZY)
     y = x.clone()
@@ -370,8 +376,10 @@ def interrupted_while_running(n: int) -> bool:
     assert sender.stdin is not None
     sender.stdin.write(b"go\n")
     sender.stdin.flush()
+    late = False
     with pytest.raises(KeyboardInterrupt):
         x.tolist()
+        late = True
         sender.wait(30)  # the signal is late: on a busy machine it may come after the last op
         time.sleep(30)
     sender.stdin.close()
@@ -381,9 +389,11 @@ def interrupted_while_running(n: int) -> bool:
     assert mindtorch.stats()["ops_executed"] == recorded, "every op ran once"
     noisy("cpu", n)
     assert torch.equal(torch.get_rng_state(), state), "the CPU's generator was left with the device's numbers"
-    return 0 < done < recorded
+    elsewhere = mindtorch.engine.execute.values.executor().place.type == "meta"  # what was sent off counts as run
+    return 0 < done <= recorded and not late if elsewhere else 0 < done < recorded
 
 
+@pytest.mark.only_on("local", "pipe", reason="the worker itself is interrupted, in the middle of what it does")
 def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed(request: pytest.FixtureRequest) -> None:
     # What a shell starts in the background ignores the signal, and so does all that it starts.
     request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
@@ -391,7 +401,10 @@ def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed(request: pytest
     assert any(interrupted_while_running(n) for n in (6_000, 20_000, 60_000, 200_000)), "never came while ops ran"
 
 
-@pytest.mark.parametrize("where", ["verify", "observer", "submit", "after_submit", "fetch"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(where, marks=LOCALS_OWN) for where in ("verify", "observer")] + ["submit", "after_submit", "fetch"],
+)
 def test_L9_an_interrupt_in_the_engines_own_python_code_loses_nothing(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

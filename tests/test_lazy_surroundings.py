@@ -182,7 +182,10 @@ def test_L7_loader_with_workers_and_pinned_batches(same_bits: Same) -> None:
     same_bits(torch.cat(batches), torch.arange(8.0)[:, None].expand(8, 2) * 3)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+FORKED = pytest.mark.only_on("local", "loopback", reason="a process that was forked has no worker")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=FORKED)])
 def test_L7_loader_of_lazy_tensors(workers: int) -> None:
     batches = [batch["x"].sum().item() for batch in DataLoader(Made(LAZY), 4, num_workers=workers)]
     assert batches == [24.0, 88.0]
@@ -211,6 +214,7 @@ def test_L7_queues_between_processes() -> None:
     assert type(first) is torch.Tensor and third.shape == (0,)
 
 
+@FORKED
 def test_L7_a_forked_child_draws_what_the_parent_would() -> None:
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

@@ -26,7 +26,7 @@ from . import functions
 from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
-from .mirrors import META, Mirrors, view
+from .mirrors import META, Deaths, Mirrors, view
 from .reads import Reads, plain_bytes
 from .small_values import UNASKED, Known
 from .told import Told
@@ -51,6 +51,7 @@ class RemoteExecutor(Session, Executor):
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
         self._mirrors = Mirrors(self._known.forget)
+        self._deaths = Deaths()
         self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
         self._told = Told(self._ask, self._check_there)
         self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
@@ -63,6 +64,8 @@ class RemoteExecutor(Session, Executor):
     def _closing(self) -> list[tuple]:
         """Requests, and who wants the answers, that go with every message."""
         found: list[tuple] = []
+        self._forget_homes()
+        self._mirrors.bury()
         small = [number for number in self._small if number in self._mirrors.alive][-_UNASKED:]
         self._small.clear()
         if small:
@@ -111,6 +114,7 @@ class RemoteExecutor(Session, Executor):
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         made = []
+        self._forget_homes()
         for t in tensors:
             home = t.untyped_storage()
             storage = self._homes.get(home._cdata)
@@ -121,14 +125,18 @@ class RemoteExecutor(Session, Executor):
 
     def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
         number = self._mirrors.fresh()
-        data = bytes(bytes_of(home))
+        data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
         self._ask("upload", number, data, nbytes=len(data))
         self._known.put(number, data)
         # As long as the plain storage is there: what shares it is to share this one.
+        self._deaths.watch(home)
         self._homes[home._cdata] = storage
-        weakref.finalize(home, self._homes.pop, home._cdata, None).atexit = False
         return storage
+
+    def _forget_homes(self) -> None:
+        for at, _number in self._deaths.take():
+            self._homes.pop(at, None)
 
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
@@ -285,7 +293,7 @@ class RemoteExecutor(Session, Executor):
         mirrors = list(found.values())
         here = dict(zip(map(id, mirrors), self.fetch(mirrors, whole=True)))
         homes = {plain.untyped_storage()._cdata: mirror for mirror, plain in zip(mirrors, here.values())}
-        before = {key: bytes(bytes_of(plain.untyped_storage())) for key, plain in zip(homes, here.values())}
+        before = {key: bytes_of(plain.untyped_storage()) for key, plain in zip(homes, here.values())}
         back = {id(plain): mirror for mirror, plain in zip(mirrors, here.values())}
 
         def swap(a: Any) -> Any:
@@ -300,7 +308,7 @@ class RemoteExecutor(Session, Executor):
             out = info.call(*map(swap, args), **{key: swap(a) for key, a in kwargs.items()})
         for mirror, plain in zip(mirrors, here.values(), strict=True):
             key = plain.untyped_storage()._cdata
-            now = bytes(bytes_of(plain.untyped_storage()))
+            now = bytes_of(plain.untyped_storage())
             if (plain.shape, plain.stride(), plain.storage_offset()) != (
                 mirror.shape, mirror.stride(), mirror.storage_offset(),
             ):  # fmt: skip
@@ -314,8 +322,8 @@ class RemoteExecutor(Session, Executor):
             if isinstance(item, torch.Tensor):
                 if id(item) in back:
                     return back[id(item)]
-                if item.layout is not torch.strided or item.is_nested or item.is_quantized:
-                    return item
+                if item.layout is not torch.strided or item.is_nested or item.is_quantized or item.device != _CPU:
+                    return item  # the last: a class of the program's around tensors that are on the device
                 home = homes.get(item.untyped_storage()._cdata)
                 if home is None:
                     return self.adopt([item.detach()])[0]
@@ -361,7 +369,9 @@ class RemoteExecutor(Session, Executor):
         return plain_bytes(self._question("get_state", index))
 
     def set_generator_state(self, index: int, state: torch.Tensor) -> None:
-        self._ask("set_state", index, state.numpy().tobytes())
+        with quiet():  # a transform of the program would have its word in this
+            data = state.numpy().tobytes()
+        self._ask("set_state", index, data)
 
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
         seed, states = self._question("get_generators")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._ext import lazy as _core
 from ..execute.local import LocalExecutor
-from ..record.arguments import quiet
 from .mirrors import view
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run_here(executor: RemoteExecutor, segment: Any, encoded: Encoded) -> None:
     back = {id(value): mirror for mirror, value in zip(mirrors, plain, strict=True)}
     homes = {value.untyped_storage()._cdata: mirror for mirror, value in zip(mirrors, plain, strict=True)}
     kept = {value.untyped_storage()._cdata: value for value in plain}
-    before = {key: bytes(bytes_of(value.untyped_storage())) for key, value in kept.items() if encoded.written}
+    before = {key: bytes_of(value.untyped_storage()) for key, value in kept.items() if encoded.written}
     for slot, mirror in _core.computed():
         if id(mirror) in here:
             _core.exchange(slot, mirror, here[id(mirror)])
@@ -53,7 +53,7 @@ def run_here(executor: RemoteExecutor, segment: Any, encoded: Encoded) -> None:
         for index, state in states.items():
             executor.set_generator_state(index, state)
         for key, contents in before.items():
-            now = bytes(bytes_of(kept[key].untyped_storage()))
+            now = bytes_of(kept[key].untyped_storage())
             if now != contents:
                 executor.write(homes[key], now)
         _mirror_again(executor, back, homes)
@@ -76,7 +76,7 @@ def _mirror_again(executor: RemoteExecutor, back: dict[int, Any], homes: dict[in
         _core.exchange(slot, value, made)
 
 
-def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+def bytes_of(storage: torch.UntypedStorage) -> bytes:
     """What is in a storage of this process."""
-    with quiet():
-        return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())  # type: ignore[call-overload]
+    # Not by numpy: a storage that it has looked at cannot be resized any more.
+    return ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""

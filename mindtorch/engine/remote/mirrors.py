@@ -7,7 +7,7 @@ storage's number is never used twice; where the storage dies here, nobody can na
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,20 +16,53 @@ from ..._ext import lazy as _core
 from ..record.arguments import extent, quiet
 from .wire import WireError
 
-__all__ = ["META", "Mirrors"]
+__all__ = ["META", "Deaths", "Mirrors"]
 
 META = torch.device("meta")
 _GRAIN = 512  # bytes
 
 
+class _Death(weakref.ref[Any]):
+    """Is called when an object dies; where it was, and the number that it had."""
+
+    __slots__ = ("at", "number")
+    at: int
+    number: int
+
+
+class Deaths:
+    """Which of the storages that are watched have died.
+
+    No code of Python's runs as one dies: what a signal handler of the program's raised there would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Death] = {}
+        self._dead: list[_Death] = []
+
+    def watch(self, storage: Any, number: int = 0) -> None:
+        """Let `take` tell when it is gone."""
+        death = _Death(storage, self._dead.append)
+        death.at, death.number = storage._cdata, number
+        self._watched[id(death)] = death
+
+    def take(self) -> Iterator[tuple[int, int]]:
+        """Address and number of each that has died since."""
+        while self._dead:
+            death = self._dead.pop()
+            del self._watched[id(death)]
+            yield death.at, death.number
+
+
 class Mirrors:
-    """The mirrors of one executor. ``dead``: numbers of storages that are to be freed; on_death is told each at once.
+    """The mirrors of one executor. ``dead``: numbers of storages to be freed, on_death is told each (see `bury`).
 
     ``copies``: number → weak reference to a storage's contents here, good until something is written there.
     """
 
     def __init__(self, on_death: Callable[[int], None]) -> None:
         self._on_death = on_death
+        self._deaths = Deaths()
         self.dead: list[int] = []
         self.copies: dict[int, Any] = {}
         self._next = 1
@@ -40,30 +73,34 @@ class Mirrors:
 
     def fresh(self, count: int = 1) -> int:
         """The first of so many numbers that were never used."""
+        self.bury()
         first = self._next
         self._next += count
         return first
 
     def __contains__(self, t: torch.Tensor) -> bool:
         """Is it a mirror?"""
+        self.bury()
         return t.is_meta and t.layout is torch.strided and t.untyped_storage()._cdata in self._numbers
 
     def number(self, mirror: torch.Tensor, number: int) -> torch.Tensor:
         """``mirror``, whose new storage stands for that of this number from now on."""
         storage = mirror.untyped_storage()
+        self._deaths.watch(storage, number)
         self._numbers[storage._cdata] = number
         self.alive[number] = storage.nbytes()
-        weakref.finalize(storage, self._gone, storage._cdata, number).atexit = False
         return mirror
 
-    def _gone(self, key: int, number: int) -> None:
-        if self._numbers.get(key) == number:  # the address may be another's by now
-            del self._numbers[key]
-        self.copies.pop(number, None)
-        self._addresses.pop(number, None)
-        self.dead.append(number)
-        self.alive.pop(number, None)
-        self._on_death(number)
+    def bury(self) -> None:
+        """Have no more to do with storages that have died here."""
+        for at, number in self._deaths.take():
+            if self._numbers.get(at) == number:  # the address may be another's by now
+                del self._numbers[at]
+            self.copies.pop(number, None)
+            self._addresses.pop(number, None)
+            self.dead.append(number)
+            self.alive.pop(number, None)
+            self._on_death(number)
 
     def whole(self, nbytes: int, number: int) -> torch.Tensor:
         """What stands for a new storage of so many bytes."""
@@ -72,6 +109,7 @@ class Mirrors:
 
     def number_of(self, mirror: torch.Tensor) -> int:
         """The number of its storage. WireError if it is no mirror."""
+        self.bury()
         number = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
         if number is None:
             raise WireError(f"expected what stands for a value, got a tensor on {mirror.device}")
