@@ -127,6 +127,7 @@ def test_L14_intermediate_memory_is_freed_while_a_segment_runs() -> None:
     assert mindtorch.stats()["values"] <= values - 49
 
 
+@pytest.mark.only_on("local", reason="what is read from elsewhere is a copy, which nobody keeps")
 def test_L14_values_die_with_their_tensors() -> None:
     x = torch.ones(4, device=LAZY) + 1
     reference = weakref.ref(x.materialize())

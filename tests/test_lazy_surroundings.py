@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import io
 import multiprocessing
@@ -191,6 +192,38 @@ def test_L7_loader_of_lazy_tensors(workers: int) -> None:
     assert batches == [24.0, 88.0]
     held = TensorDataset(torch.arange(8.0, device=LAZY) + 1)
     assert [x.tolist() for (x,) in DataLoader(held, 4, num_workers=workers)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+class Failing(Dataset):
+    """Its items fail when they are computed: as a worker hands them over, which is no place where anybody looks."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.ones(3, device=LAZY).gather(0, torch.full((1,), 5 + i, device=LAZY))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.usefixtures("nothing_pending")
+def test_L9_items_of_a_loader_that_fail_are_told_of(workers: int) -> None:
+    """With an executor in another process a forked worker fails for want of that."""
+    with pytest.raises(mindtorch.MaterializationError, match=r"index 5 is out of bounds|session lost: a process that"):
+        for batch in DataLoader(Failing(), 2, num_workers=workers):
+            batch.tolist()
+
+
+def test_L9_a_queue_raises_at_its_other_end_what_a_tensor_fails_with() -> None:
+    queue = multiprocessing.get_context("fork").Queue()
+    queue.put([1, Failing()[0]])
+    queue.put(2)
+    with pytest.raises(mindtorch.MaterializationError, match=r"handed over by a queue: \[aten::gather\] recorded in"):
+        queue.get(timeout=60)
+    assert queue.get(timeout=60) == 2
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        with pytest.raises(mindtorch.MaterializationError, match=r"^\[aten::gather\] recorded in"):
+            pool.submit(torch.neg, Failing()[0]).result(60)
+        assert pool.submit(abs, -3).result(60) == 3
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -19,6 +19,7 @@ from .._ext import intern as _intern
 from .._ext import lazy as _core
 from ..engine.record import eager, intercept
 from ..engine.record.arguments import tensors_in
+from ..engine.tensor import queues
 from ..engine.tensor.recorded import RecordedTensor
 from . import sparse
 
@@ -71,6 +72,7 @@ def _settled(args: tuple, kwargs: Any) -> list[Any]:
     return views
 
 
+@queues.told_at_the_other_end
 @functools.wraps(_torchs_reduce)
 def _reduce(self: Any, protocol: Any) -> Any:
     _settled((self,), None)

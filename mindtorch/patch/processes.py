@@ -11,6 +11,7 @@ from torch.utils.data import default_collate  # noqa: F401  (loads the module be
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..engine.execute import tensors
+from ..engine.tensor.queues import told_at_the_other_end
 from ..npu.tensor import NpuTensor
 
 __all__ = ["install", "uninstall"]
@@ -31,6 +32,7 @@ def uninstall() -> None:
         default_collate_fn_map.pop(cls, None)
 
 
+@told_at_the_other_end
 def _reduce(t: Any) -> Any:
     # By value: torch sends a plain tensor as a file descriptor of its storage, which must then outlive the message.
     plain = t.detach().cpu().resolve_conj().resolve_neg()

@@ -27,6 +27,7 @@ from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
 from ..engine.semantics import phases
+from ..engine.tensor import queues
 
 __all__ = ["Lent", "SparseTensor", "label", "storage_of"]
 _base: Any = torch.Tensor
@@ -176,6 +177,7 @@ class SparseTensor(torch.Tensor):
             copied.__dict__.update(copy.deepcopy(own, memo))
         return memo[id(self)]
 
+    @queues.told_at_the_other_end
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved tensor of ours loads as a plain one (SPEC L7).
         plain = self._copied_to("cpu", None).detach().requires_grad_(self.requires_grad)

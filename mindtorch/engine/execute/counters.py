@@ -18,7 +18,7 @@ def _totals() -> dict[str, Any]:
     whole, dispatched = _intercept.counts()
     return {
         "ops_recorded": c["recorded"],
-        "ops_executed": c["executed"],
+        "ops_executed": c["executed"] - triggers.idle,
         "ops_dropped": c["dropped"],
         "ops_fallback": sum(eager.fallback_counts.values()),
         "recorded_whole": whole,

@@ -26,7 +26,7 @@ from ...base import config
 from ...base.warned import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, is_ours, torch_device  # noqa: F401
 from ..record import eager, handlers, inside, intercept, meta, predict
-from ..tensor import classes
+from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
 from . import values
 
@@ -149,6 +149,7 @@ class LazyTensor(RecordedTensor):
         simple = isinstance(self, torch.nn.Parameter) or _core.is_alone(self._handle)
         return self.detach().clone() if simple else _copy_with_storage(self, memo)
 
+    @queues.told_at_the_other_end
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved lazy tensor loads as a plain one (SPEC L7).
         with Unseen():

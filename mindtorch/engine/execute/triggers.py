@@ -17,6 +17,7 @@ NO_LINE = "(no line of the program)"  # a thread of torch's own, or the interpre
 reasons: dict[str, int] = {}
 _places: dict[int, int] = {}  # location id -> count; turned into words when somebody asks
 segments = 0
+idle = 0  # records that count as run on the tape and did not, where they were sent
 
 
 def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:

@@ -184,7 +184,8 @@ class RemoteExecutor(Session, Executor):
         del made
 
         def answer(given: tuple) -> None:
-            failures, corrections, times, without, lost = given
+            failures, corrections, times, without, lost, idle = given
+            triggers.idle += idle
             for k, time in enumerate(times):
                 if time is not None:
                     name, _sig, *where = encoded.origin(k)

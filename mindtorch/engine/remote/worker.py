@@ -187,9 +187,10 @@ class Worker:
         """Run a plan with other numbers at some positions (see `plans.Plan.change`). Outputs that it keeps get
         storages, numbered from ``base`` by the output's index.
 
-        Answers (failures, corrections, times, failed, lost): (record, number, kind of error, text), what came otherwise
-        than predicted, where ``timed`` (start, end) of each record in ns, None for those that did not run, (output,
-        failure's number), and (record, failure's number, storage's) of what was not written.
+        Answers (failures, corrections, times, failed, lost, idle): (record, number, kind of error, text), what came
+        otherwise than predicted, where ``timed`` (start, end) of each record in ns, None for those that did not run,
+        (output, failure's number), (record, failure's number, storage's) of what was not written, and how many records
+        did not run, or failed.
         """
         plan = self._plans[number]
         plan.change(positions, changed)
@@ -201,6 +202,7 @@ class Worker:
         failures: list[tuple] = []
         corrections: list[tuple] = []
         without: list[tuple[int, int]] = []
+        idle = 0
         overwritten = self._overwritten
         not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
         drawing, stack = -1, ExitStack()
@@ -230,6 +232,7 @@ class Worker:
                         failed = self._failures
                         failures.append((k, failed, type(error).__name__, str(error)))
                 if failed is not None:
+                    idle += 1
                     if timed:
                         times.append(None)
                     del values[begin:]
@@ -251,7 +254,7 @@ class Worker:
             numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
             numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
             lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
-        return failures, corrections, times, without, lost
+        return failures, corrections, times, without, lost, idle
 
     def seen(self, failure: int) -> None:
         """What is asked for from now on was recorded when the failures up to this one had been told."""
