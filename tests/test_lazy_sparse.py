@@ -383,6 +383,22 @@ def test_L7_a_sparse_tensor_shares_memory_with_what_it_is_made_of(layout: torch.
     same_as_eager(program)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["coo", "csr"])
+def test_L7_what_is_written_to_a_sparse_tensor_outlives_it(layout: torch.layout, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        values, rows, ends = torch.tensor([1.0, 2.0]).to(d), torch.tensor([0, 1]).to(d), torch.arange(3).to(d)
+        if layout is torch.sparse_coo:
+            made: Any = torch.sparse_coo_tensor(torch.stack([rows, rows]), values, (2, 2))
+        else:
+            made = torch.sparse_csr_tensor(ends, rows, values, (2, 2))
+        before = values + 1
+        made.mul_(3)
+        del made
+        return before, values * 1, values.add_(1) * 1
+
+    same_as_eager(program)
+
+
 @pytest.mark.parametrize("check", [False, True], ids=["", "checked"])
 def test_L7_a_sparse_tensor_is_made_of_indices_on_the_device(check: bool, same_as_eager: Same) -> None:
     """Which torch reads for the size, and where it checks them."""

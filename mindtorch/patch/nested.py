@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ext import intern as _intern
 from .._ext import lazy as _core
+from ..engine.execute import values
 from ..engine.record import eager, intercept
 from ..engine.record.arguments import tensors_in
 from ..engine.tensor import queues
@@ -117,7 +118,7 @@ def _label(t: Any, index: int, given: Mapping[int, Any] | None = None) -> Any:
         return sparse.label(t, index, None, given)
     lent = sparse.Lent("nested")
     for part in (t._values, t._offsets, t._lengths):
-        made_of = None if part is None else (given or {}).get(sparse.storage_of(part))
+        made_of = None if part is None else (given or {}).get(values.executor().home(part.untyped_storage()))
         if made_of is not None:
             lent.share(part, index, made_of)
     if lent:

@@ -44,6 +44,7 @@ class Lent(dict[int, Any]):
     def __init__(self, reason: str = "sparse") -> None:
         super().__init__()
         self.reason = reason  # for which recordings are run
+        self._memory: dict[int, torch.UntypedStorage] = {}  # by address
 
     def lend(self, part: torch.Tensor, index: int) -> Any:
         """A lazy tensor that is on the memory of ``part``."""
@@ -56,6 +57,7 @@ class Lent(dict[int, Any]):
     def share(self, part: torch.Tensor, index: int, made_of: Any) -> None:
         """``part`` is memory of the lazy tensor ``made_of`` (None: of no other)."""
         self[storage_of(part)] = eager.held(part.data, index, True, made_of)
+        self._memory[storage_of(part)] = part.untyped_storage()
         _lenders[id(self)] = self
 
     def settle(self) -> None:
@@ -63,6 +65,7 @@ class Lent(dict[int, Any]):
         if self:
             roots = list(self.values())
             values.materialize(roots, self.reason, roots)
+            values.executor().bring(list(self._memory.values()))
 
 
 _lenders: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
@@ -197,7 +200,7 @@ def label(t: Any, index: int, lent: Lent | None = None, given: Mapping[int, Any]
         t.__class__ = SparseTensor  # type: ignore[assignment]
         t._index, t._lent = index, Lent() if lent is None else lent
         for part in _parts(t) if given else ():
-            if (made_of := (given or {}).get(storage_of(part))) is not None:
+            if (made_of := (given or {}).get(values.executor().home(part.untyped_storage()))) is not None:
                 t._lent.share(part, index, made_of)
     return t
 

@@ -216,3 +216,12 @@ def test_R1_the_variable_chooses(after_torch: Callable[..., subprocess.Completed
     """
     for value, name in (("loopback", "LoopbackExecutor"), ("pipe", "PipeExecutor")):
         assert after_torch(code, GENIE_EXECUTOR=value).stdout.split("]")[1].split() == [name]
+
+
+def test_R1_values_elsewhere_are_not_said_to_be_in_shared_memory(elsewhere: RemoteExecutor) -> None:
+    x = torch.ones(3, device=LAZY) * 2
+    assert not x.is_shared()
+    for call in (x.share_memory_, torch.nn.Linear(2, 2).to(LAZY).share_memory):
+        with pytest.raises(mindtorch.LazyTensorError, match=r"\[share_memory_\] expected values in this process"):
+            call()
+    assert x.tolist() == [2.0] * 3

@@ -63,6 +63,16 @@ class Executor(ABC):
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of the whole storage of a value, as bytes."""
 
+    def home(self, memory: torch.UntypedStorage) -> int:
+        """The address of the storage on which values on this memory of the process's are known."""
+        return memory._cdata
+
+    def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:  # noqa: B027
+        """Let memory that was adopted be what it is where values are: something in this process may look at it now.
+
+        What writes to it from now on has written to the values.
+        """
+
     def begin(self) -> None:  # noqa: B027
         """Let what was submitted begin, and return. Only asked for where ``overlaps``."""
 

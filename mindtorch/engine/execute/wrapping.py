@@ -33,6 +33,12 @@ class WrappingExecutor(Executor):
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         return self.inner.fetch(values, whole)
 
+    def home(self, memory: torch.UntypedStorage) -> int:
+        return self.inner.home(memory)
+
+    def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:
+        self.inner.bring(memory)
+
     def address(self, value: torch.Tensor) -> int:
         return self.inner.address(value)
 

@@ -53,6 +53,11 @@ def set_runtime(runtime: Any) -> None:
 _label: Any = None
 
 
+def executor() -> Any:
+    """What has the values of lazy tensors."""
+    return _runtime.executor()
+
+
 def set_label(label: Any) -> None:
     """Install what lets sparse tensors know that they are on the device (called once, by mindtorch.patch.sparse)."""
     global _label

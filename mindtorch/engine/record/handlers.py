@@ -150,6 +150,12 @@ def _pad_packed_sequence(
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
+def _share_memory(args: tuple, kwargs: dict) -> Any:
+    if eager.executor().place.type != "meta":
+        return NotImplemented
+    raise LazyTensorError("[share_memory_] expected values in this process: another one's cannot be in shared memory")
+
+
 def _detach(args: tuple, kwargs: dict) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         out = _base.detach(*args, **kwargs)
@@ -468,6 +474,7 @@ def table() -> dict[Any, Handler]:
         torch._C._VariableFunctions._pack_padded_sequence: _pack,
         torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
         torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
+        T.share_memory_: _share_memory,
         _base.detach: _detach,
         _base.tensor_split: _split,
         torch._C._VariableFunctions.tensor_split: _split,

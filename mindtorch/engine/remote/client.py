@@ -10,7 +10,7 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,13 +20,13 @@ from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import MaterializationError
 from ..execute import local, triggers
-from ..execute.base import Executor
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
 from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
-from .mirrors import META, Deaths, Mirrors, view
+from .homes import Homes
+from .mirrors import META, Mirrors, view
 from .reads import Reads, plain_bytes
 from .small_values import UNASKED, Known
 from .told import Told
@@ -39,7 +39,7 @@ _CPU = torch.device("cpu")
 _UNASKED = 32  # storages whose contents come unasked with one reply
 
 
-class RemoteExecutor(Session, Executor):
+class RemoteExecutor(Session, Homes):
     """Runs recordings where ``send(message) -> reply`` leads to a `Worker`; see `exchange.Session`.
 
     Where there is ``post``, what is pending after a read begins while the program goes on.
@@ -51,8 +51,7 @@ class RemoteExecutor(Session, Executor):
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
         self._mirrors = Mirrors(self._known.forget)
-        self._deaths = Deaths()
-        self._homes: dict[int, Any] = {}  # address of a plain storage that was adopted -> its mirror's
+        Homes.__init__(self)
         self._told = Told(self._ask, self._check_there)
         self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
@@ -114,10 +113,9 @@ class RemoteExecutor(Session, Executor):
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         made = []
-        self._forget_homes()
         for t in tensors:
             home = t.untyped_storage()
-            storage = self._homes.get(home._cdata)
+            storage = self._mirror_of(home)
             if storage is None:
                 storage = self._upload(home)
             made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
@@ -129,14 +127,8 @@ class RemoteExecutor(Session, Executor):
         storage = self._mirrors.whole(len(data), number).untyped_storage()
         self._ask("upload", number, data, nbytes=len(data))
         self._known.put(number, data)
-        # As long as the plain storage is there: what shares it is to share this one.
-        self._deaths.watch(home)
-        self._homes[home._cdata] = storage
+        self._tie(home, storage)
         return storage
-
-    def _forget_homes(self) -> None:
-        for at, _number in self._deaths.take():
-            self._homes.pop(at, None)
 
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
@@ -146,11 +138,14 @@ class RemoteExecutor(Session, Executor):
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Other contents for the whole storage of a value."""
-        number = self._mirrors.number_of(value)
+        self._write(self._mirrors.number_of(value), data)
+
+    def _write(self, number: int, data: bytes) -> None:
         self._changed(number)
         self._ask("write", number, data, nbytes=len(data))
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        self._take()
         number = self._mirrors.fresh()
         source = self._mirrors.number_of(value)
         self._ask("copy", number, source)
@@ -159,6 +154,7 @@ class RemoteExecutor(Session, Executor):
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
+        self._take()
         encoded = encode(segment)
         self._reads.are_over()
         try:
@@ -237,6 +233,7 @@ class RemoteExecutor(Session, Executor):
     # ---- calls that cannot wait --------------------------------------------------------------------------------------
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         given: list[torch.Tensor] = []
+        self._take()
         try:
             name = functions.name_of(info)
             self._check_there(name)
@@ -279,7 +276,7 @@ class RemoteExecutor(Session, Executor):
         if kind == "value":
             return self._mirrors.made(found[0], storages)
         if kind == "plain":
-            return _put_together(*found[0])
+            return self._put_together(storages, *found[0])
         if kind == "constant":
             return found[0]
         name, items = found
@@ -288,11 +285,26 @@ class RemoteExecutor(Session, Executor):
             return getattr(torch.return_types, name)(items)
         return items if kind == "list" else tuple(items)
 
+    def _put_together(
+        self, storages: dict[int, Any], layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]
+    ) -> Any:
+        """A sparse tensor of its parts, some of which are on storages that were given to the call."""
+        with quiet():
+            plain = []
+            for dtype, shape, strides, offset, number, data in parts:
+                storage = self._reads.copied(number, data) if number else plain_bytes(data).untyped_storage()
+                if number:
+                    self._tie(storage, storages[number])
+                plain.append(view(storage, dtype, shape, strides, offset))
+            if layout is torch.sparse_coo:
+                return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
+            return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
+
     def _call_here(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         """Run what has no form on the wire (a Python function, a nested tensor) in this process, on the values."""
         found = {id(t): t for t in tensors_in([*args, *kwargs.values()]) if t in self._mirrors}
         mirrors = list(found.values())
-        here = dict(zip(map(id, mirrors), self.fetch(mirrors, whole=True)))
+        here = dict(zip(map(id, mirrors), self._here(mirrors)))
         homes = {plain.untyped_storage()._cdata: mirror for mirror, plain in zip(mirrors, here.values())}
         before = {key: bytes_of(plain.untyped_storage()) for key, plain in zip(homes, here.values())}
         back = {id(plain): mirror for mirror, plain in zip(mirrors, here.values())}
@@ -318,6 +330,7 @@ class RemoteExecutor(Session, Executor):
             elif key in before and now != before[key]:
                 self.write(homes[key], now)
                 before[key] = now
+        self._take()
 
         def mirrored(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
@@ -338,8 +351,12 @@ class RemoteExecutor(Session, Executor):
 
     # ---- reads -------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        self._take()
         described = [self._mirrors.describe(mirror) for mirror in values]
         return self._reads.whole(described) if whole else self._reads.elements(described)
+
+    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+        return self._reads.storages(numbers)
 
     # ---- generators --------------------------------------------------------------------------------------------------
     _drawing = -1
@@ -408,12 +425,3 @@ def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
     if isinstance(a, slice):
         return slice(*(_sendable(part, given) for part in (a.start, a.stop, a.step)))
     return a
-
-
-def _put_together(kind: str, layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]) -> Any:
-    """A sparse tensor of its parts."""
-    with quiet():
-        plain = [plain_bytes(data).view(dtype).reshape(shape) for dtype, shape, data in parts]
-        if layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
-        return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)

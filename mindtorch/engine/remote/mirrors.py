@@ -115,6 +115,10 @@ class Mirrors:
             raise WireError(f"expected what stands for a value, got a tensor on {mirror.device}")
         return number
 
+    def numbered(self, storage: torch.UntypedStorage) -> int:
+        """The number of what a mirror's storage stands for."""
+        return self._numbers[storage._cdata]
+
     def describe(self, mirror: torch.Tensor) -> tuple:
         """A value as a message names it: (number, dtype, sizes, strides, offset, bits). WireError if it is none."""
         number = self.number_of(mirror)

@@ -33,7 +33,7 @@ class Reads:
 
     def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, as `Mirrors.describe` names them, on copies of their storages."""
-        storages = self._bring({number for number, *_ in described})
+        storages = self.storages({number for number, *_ in described})
         return [
             view(storages[number], dtype, sizes, strides, offset, bits)
             for number, dtype, sizes, strides, offset, bits in described
@@ -66,7 +66,7 @@ class Reads:
             storage = plain_bytes(data).untyped_storage()
         return view(storage, dtype, sizes, strides, 0, bits)
 
-    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+    def storages(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
         """Copies of these storages, by one message: for each the same one as long as something is on it."""
         held: dict[int, torch.UntypedStorage] = {}
         answers: dict[int, tuple] = {}
@@ -85,7 +85,7 @@ class Reads:
         for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
-            held[number] = self._copied(number, found)
+            held[number] = self.copied(number, found)
         return held
 
     def _copy(self, number: int) -> Any:
@@ -96,7 +96,8 @@ class Reads:
             self._used.add(number)
         return storage
 
-    def _copied(self, number: int, data: bytes) -> torch.UntypedStorage:
+    def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
+        """Memory of this process with a storage's contents."""
         with quiet():
             storage = plain_bytes(data).clone().untyped_storage()  # which a call may resize
         self._mirrors.copies[number] = weakref.ref(storage)
@@ -122,7 +123,7 @@ class Reads:
     def _came_along(self, number: int, answer: tuple) -> None:
         kind, found = answer
         if kind == "bytes" and number in self._mirrors.alive:
-            self._ahead[number] = self._copied(number, found)
+            self._ahead[number] = self.copied(number, found)
 
     def are_over(self) -> None:
         """Something else happens. Where most of what came along was not read, it takes longer until more does."""

@@ -364,7 +364,7 @@ class Worker:
             if id(out) in same:
                 return "given", same[id(out)]
             if out.layout is not torch.strided or out.is_nested or out.is_quantized:
-                return "plain", _taken_apart(out)
+                return "plain", _taken_apart(out, known)
             return "value", self._described(out, known, numbers)
         if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
             kind = type(out).__name__ if hasattr(out, "_fields") or type(out) not in (tuple, list) else ""
@@ -432,20 +432,24 @@ def _contents(t: torch.Tensor) -> bytes:
     return t.cpu().numpy().tobytes()
 
 
-def _taken_apart(t: torch.Tensor) -> tuple:
-    """A sparse tensor as its layout, sizes and parts."""
+def _taken_apart(t: torch.Tensor, known: dict[int, int]) -> tuple:
+    """A sparse tensor as its layout, sizes, whether it is coalesced, and parts."""
     if t.layout is torch.sparse_coo:
         parts: tuple[torch.Tensor, ...] = (t._indices(), t._values())
-        return "sparse", t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part) for part in parts]
+        return t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part, known) for part in parts]
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = (t.crow_indices(), t.col_indices(), t.values())
     elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
         parts = (t.ccol_indices(), t.row_indices(), t.values())
     else:
         raise WireError("expected dense or sparse results, got a nested or quantized tensor")
-    return "sparse", t.layout, tuple(t.shape), None, [_sent(part) for part in parts]
+    return t.layout, tuple(t.shape), None, [_sent(part, known) for part in parts]
 
 
-def _sent(t: torch.Tensor) -> tuple:
-    t = t.detach().contiguous()
-    return t.dtype, tuple(t.shape), _contents(_as_bytes(t.clone()))
+def _sent(t: torch.Tensor, known: dict[int, int]) -> tuple:
+    """Dtype, sizes, strides, offset, number of the storage if it is one of ``known``, and what is in the storage."""
+    t = t.detach()
+    number = known.get(t.untyped_storage()._cdata, 0)
+    if not number:
+        t = t.contiguous().clone()
+    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, _contents(_as_bytes(t))

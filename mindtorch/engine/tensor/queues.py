@@ -1,4 +1,4 @@
-"""What goes wrong as a queue between processes takes a tensor comes up at its other end, where somebody waits (SPEC L9).
+"""What goes wrong as a queue between processes takes a tensor comes up at its other end, where somebody waits (L9).
 
 ``multiprocessing.Queue`` pickles in a thread of its own, which prints an error and goes on. A DataLoader's worker, or
 whoever is to get the tensor, would wait for good. With torch's own tensors nothing goes wrong there; with ours

@@ -1,0 +1,131 @@
+"""Memory of this process that shares what is in it with storages of the worker's (SPEC L7, R1).
+
+Sparse and nested tensors are torch's own, in this process; lazy tensors on the memory of one, or which it was made of,
+are elsewhere. So what is recorded as written there is brought here before a call looks at it, and what was written here
+is taken there before anything is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ...base.errors import MaterializationError
+from ..execute.base import Executor
+from .here import bytes_of
+from .mirrors import Deaths
+
+if TYPE_CHECKING:
+    from .mirrors import Mirrors
+
+__all__ = ["Homes"]
+
+
+class Homes(Executor):
+    """The part of an executor elsewhere that knows which storages here stand for which there."""
+
+    _mirrors: Mirrors
+
+    def __init__(self) -> None:
+        self._deaths = Deaths()
+        self._homes: dict[int, Any] = {}  # address of a plain storage -> its mirror's
+        # Address of a plain storage that was brought -> itself, what was in it, and again itself until it is looked at:
+        # what writes to it may be all that has it.
+        self._brought: dict[int, tuple[weakref.ref[torch.UntypedStorage], bytes, Any]] = {}
+
+    def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
+        raise NotImplementedError
+
+    def _write(self, number: int, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _tie(self, plain: torch.UntypedStorage, mirror: torch.UntypedStorage) -> None:
+        """As long as ``plain`` is there, what shares it is to share this one."""
+        if self._mirror_of(plain) is None:
+            self._deaths.watch(plain)
+        self._homes[plain._cdata] = mirror
+
+    def _mirror_of(self, plain: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        self._forget_homes()
+        return self._homes.get(plain._cdata)
+
+    def _forget_homes(self) -> None:
+        for at, _number in self._deaths.take():
+            self._homes.pop(at, None)
+            self._brought.pop(at, None)
+
+    def home(self, memory: torch.UntypedStorage) -> int:
+        mirror = self._mirror_of(memory)
+        return memory._cdata if mirror is None else mirror._cdata
+
+    def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:
+        self._take()
+        numbers = [self._number_of(plain) for plain in memory]
+        held = self._bring(list(dict.fromkeys(numbers)))
+        for plain, number in zip(memory, numbers, strict=True):
+            data = bytes_of(held[number])
+            if held[number] is not plain:
+                if len(data) != plain.nbytes():
+                    raise _resized()
+                ctypes.memmove(plain.data_ptr(), data, len(data))
+                self._mirrors.copies[number] = weakref.ref(plain)
+            self._brought[plain._cdata] = weakref.ref(plain), data, plain
+
+    def _take(self) -> None:
+        """What was written to memory that was brought is so where the worker is, from here on."""
+        if not self._brought:
+            return
+        self._forget_homes()
+        for at, (reference, before, _plain) in list(self._brought.items()):
+            plain = reference()
+            if plain is None:
+                continue
+            now = bytes_of(plain)
+            self._brought[at] = reference, now, None
+            if len(now) != len(before):
+                raise _resized()
+            if now != before:
+                number = self._number_of(plain)
+                self._write(number, now)
+                self._mirrors.copies[number] = reference
+
+    def _here(self, mirrors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values as plain tensors on their whole storages: for each the same one as long as something holds it.
+
+        That is how torch knows jagged tensors of the same offsets.
+        """
+        held = {id(mirror): t for mirror in mirrors if (t := _held(mirror)) is not None}
+        self.bring([t.untyped_storage() for t in held.values()])
+        asked = [mirror for mirror in mirrors if id(mirror) not in held]
+        for mirror, t in zip(asked, self.fetch(asked, whole=True), strict=True):
+            self._tie(t.untyped_storage(), mirror.untyped_storage())  # what is made of it may stay on that memory
+            mirror._here = weakref.ref(t)  # type: ignore[attr-defined]
+            held[id(mirror)] = t
+        return [held[id(mirror)] for mirror in mirrors]
+
+    def _number_of(self, plain: torch.UntypedStorage) -> int:
+        mirror = self._mirror_of(plain)
+        if mirror is None:
+            raise MaterializationError("what this tensor shared its memory with belongs to another executor")
+        return self._mirrors.numbered(mirror)
+
+
+def _held(mirror: Any) -> torch.Tensor | None:
+    """What `Homes._here` has given for a mirror, if that is still there and as it was."""
+    t = getattr(mirror, "_here", lambda: None)()
+    if t is None or (t.shape, t.stride(), t.storage_offset()) != (
+        mirror.shape,
+        mirror.stride(),
+        mirror.storage_offset(),
+    ):
+        return None
+    return t if _core.view_bits(t) == _core.view_bits(mirror) else None
+
+
+def _resized() -> MaterializationError:
+    return MaterializationError("memory that is shared with tensors elsewhere was resized")
