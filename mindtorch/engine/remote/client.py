@@ -325,6 +325,7 @@ class RemoteExecutor(Session, Homes):
             if (plain.shape, plain.stride(), plain.storage_offset()) != (
                 mirror.shape, mirror.stride(), mirror.storage_offset(),
             ):  # fmt: skip
+                self._untie(plain.untyped_storage())
                 (moved,) = self.adopt([plain.detach()])
                 mirror.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
             elif key in before and now != before[key]:

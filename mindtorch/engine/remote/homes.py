@@ -59,6 +59,13 @@ class Homes(Executor):
             self._homes.pop(at, None)
             self._brought.pop(at, None)
 
+    def _untie(self, plain: torch.UntypedStorage) -> None:
+        """It has become something else."""
+        mirror = self._homes.pop(plain._cdata, None)
+        if mirror is not None:
+            self._mirrors.copies.pop(self._mirrors.numbered(mirror), None)
+        self._brought.pop(plain._cdata, None)
+
     def home(self, memory: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(memory)
         return memory._cdata if mirror is None else mirror._cdata
@@ -88,6 +95,7 @@ class Homes(Executor):
             now = bytes_of(plain)
             self._brought[at] = reference, now, None
             if len(now) != len(before):
+                del self._brought[at]
                 raise _resized()
             if now != before:
                 number = self._number_of(plain)
