@@ -445,8 +445,11 @@ cdef class Segment:
                     raise again(failure)       # else nobody would hear that something was not written
         return 0
 
-    def settle(self, dict values):
-        """What stands for the values that are kept, by slot: the records have run, or will before anybody looks."""
+    def settle(self, dict values, list requests, list entries):
+        """What stands for the values that are kept, by slot: the records have run, or will before anybody looks.
+
+        ``entries``, which see to that, are put into ``requests`` in the same step: no signal handler comes in between.
+        """
         cdef Tape tape = self.tape
         cdef Record *r
         cdef SigS *s
@@ -464,6 +467,7 @@ cdef class Segment:
                     n = rec_outs(r, s)[i]
                     self._put(n, values.get(n))
                 self._finish(seq, r)
+            requests.extend(entries)
         finally:
             self._give_back()
             tape._advance_head()

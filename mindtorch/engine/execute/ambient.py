@@ -197,11 +197,10 @@ def _precision(backend: str, op: str) -> Mirrored:
 
 
 def changed(settings: Iterable[Mirrored], known: dict[str, Any]) -> list[tuple[str, Any]]:
-    """(name, value) of those that are not as ``known``, which then has them."""
+    """(name, value) of those that are not as ``known``."""
     found = [(name, value) for name, get, _set in settings if (value := get()) != known.get(name, _UNKNOWN)]
     if any(name == _LEGACY for name, _value in found):  # which sets others besides
         found += [(name, get()) for name, get, _set in settings if name.startswith("fp32_precision")]
-    known.update(found)
     return found
 
 

@@ -154,14 +154,24 @@ class RemoteExecutor(Session, Homes):
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
+        if self._lost is not None:
+            raise again(self._lost)
         self._take()
         encoded = encode(segment)
         self._reads.are_over()
         try:
-            plan, whole = self._told.plan(encoded)
+            self._submit(segment, encoded)
         except WireError:
             run_here(self, segment, encoded)
-            return
+        except MaterializationError:
+            raise
+        except BaseException:  # a signal handler's: some of what is known here may be ahead of what has been asked for
+            self._told.forget()
+            self._known.clear()
+            raise
+
+    def _submit(self, segment: Any, encoded: Encoded) -> None:
+        plan, whole = self._told.plan(encoded)
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
@@ -175,9 +185,7 @@ class RemoteExecutor(Session, Homes):
             self._expected.discard(number)
         self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
         made = self._made(encoded, base)
-        segment.settle(made)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
-        del made
 
         def answer(given: tuple) -> None:
             failures, corrections, times, without, lost, idle = given
@@ -201,8 +209,11 @@ class RemoteExecutor(Session, Homes):
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
         timed = local.is_observed()
-        nbytes = 32 + len(positions) + len(values)
-        self._ask("run", plan, base, positions, values, timed, answer=answer, nbytes=nbytes)
+        settings = self._news("run")
+        request = ("run", plan, base, positions, values, timed)
+        segment.settle(made, self._line[-1].requests, [*settings, (request, answer)])
+        self._told_settings(settings)
+        self._grown(32 + len(positions) + len(values))
         if timed:
             self._exchange()
 

@@ -19,6 +19,7 @@ _LOOKING = frozenset({"call", "run"})  # requests that torch's settings matter t
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
 
 
+Entry = tuple[tuple, Callable[[Any], None] | None]  # a request, and who wants to know the answer
 Send = Callable[[bytearray], bytes | bytearray | None]
 Post = Callable[[bytearray], None]
 
@@ -29,7 +30,7 @@ class _Message:
     __slots__ = ("answers", "awaited", "data", "nbytes", "posted", "requests", "sent")
 
     def __init__(self) -> None:
-        self.requests: list[tuple[tuple, Callable[[Any], None] | None]] = []
+        self.requests: list[Entry] = []
         self.nbytes = 0  # roughly
         self.data: bytearray | None = None
         self.posted = self.sent = False
@@ -76,12 +77,29 @@ class Session:
             if self._lost is not None:
                 raise again(self._lost)
             message = self._line[-1]
-            if self._settings and request[0] in _LOOKING and (found := ambient.changed(self._settings, self._ambient)):
-                message.requests.append((("settings", found), None))
-            message.requests.append((request, answer))
-            message.nbytes += nbytes
-            if message.nbytes > _WAITING:
-                self._exchange()
+            settings = self._news(request[0])
+            message.requests.extend([*settings, (request, answer)])
+            self._told_settings(settings)
+            self._grown(nbytes)
+
+    def _news(self, name: str) -> list[Entry]:
+        """The settings that have changed, as they go into a message before a request that looks at them."""
+        if not self._settings or name not in _LOOKING:
+            return []
+        found = ambient.changed(self._settings, self._ambient)
+        return [(("settings", found), None)] if found else []
+
+    def _told_settings(self, entries: list[Entry]) -> None:
+        """What `_news` gave is in a message. Had something come in between, it would be told again."""
+        for (_name, found), _ in entries:
+            self._ambient.update(found)
+
+    def _grown(self, nbytes: int) -> None:
+        """So much more is in the message that is not sent yet."""
+        message = self._line[-1]
+        message.nbytes += nbytes
+        if message.nbytes > _WAITING:
+            self._exchange()
 
     def _exchange(self, every: bool = False) -> None:
         """Send what waits, and hand out the answers. Raises the first failure that came of what is waited for; of what

@@ -18,7 +18,7 @@ from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
 from ..execute.base import Executor
 from .here import bytes_of
-from .mirrors import Deaths
+from .mirrors import Death, Deaths
 
 if TYPE_CHECKING:
     from .mirrors import Mirrors
@@ -33,7 +33,8 @@ class Homes(Executor):
 
     def __init__(self) -> None:
         self._deaths = Deaths()
-        self._homes: dict[int, Any] = {}  # address of a plain storage -> its mirror's
+        # Address of a plain storage -> its mirror's, and its death to come: another may be at the address then.
+        self._homes: dict[int, tuple[torch.UntypedStorage, Death]] = {}
         # Address of a plain storage that was brought -> itself, what was in it, and again itself until it is looked at:
         # what writes to it may be all that has it.
         self._brought: dict[int, tuple[weakref.ref[torch.UntypedStorage], bytes, Any]] = {}
@@ -46,18 +47,17 @@ class Homes(Executor):
 
     def _tie(self, plain: torch.UntypedStorage, mirror: torch.UntypedStorage) -> None:
         """As long as ``plain`` is there, what shares it is to share this one."""
-        if self._mirror_of(plain) is None:
-            self._deaths.watch(plain)
-        self._homes[plain._cdata] = mirror
+        self._homes[plain._cdata] = mirror, self._deaths.watch(plain)
 
     def _mirror_of(self, plain: torch.UntypedStorage) -> torch.UntypedStorage | None:
         self._forget_homes()
-        return self._homes.get(plain._cdata)
+        return self._homes.get(plain._cdata, (None,))[0]
 
     def _forget_homes(self) -> None:
-        for at, _number in self._deaths.take():
-            self._homes.pop(at, None)
-            self._brought.pop(at, None)
+        for death in self._deaths.take():
+            if self._homes.get(death.at, (None, None))[1] is death:
+                self._brought.pop(death.at, None)
+                del self._homes[death.at]
 
     def _untie(self, plain: torch.UntypedStorage) -> None:
         """It has become something else."""

@@ -22,7 +22,7 @@ META = torch.device("meta")
 _GRAIN = 512  # bytes
 
 
-class _Death(weakref.ref[Any]):
+class Death(weakref.ref[Any]):
     """Is called when an object dies; where it was, and the number that it had."""
 
     __slots__ = ("at", "number")
@@ -37,21 +37,23 @@ class Deaths:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, _Death] = {}
-        self._dead: list[_Death] = []
+        self._watched: dict[int, Death] = {}
+        self._dead: list[Death] = []
 
-    def watch(self, storage: Any, number: int = 0) -> None:
+    def watch(self, storage: Any, number: int = 0) -> Death:
         """Let `take` tell when it is gone."""
-        death = _Death(storage, self._dead.append)
+        death = Death(storage, self._dead.append)
         death.at, death.number = storage._cdata, number
         self._watched[id(death)] = death
+        return death
 
-    def take(self) -> Iterator[tuple[int, int]]:
-        """Address and number of each that has died since."""
+    def take(self) -> Iterator[Death]:
+        """Each that has died since. Again, if something was raised before it was dealt with."""
         while self._dead:
-            death = self._dead.pop()
-            del self._watched[id(death)]
-            yield death.at, death.number
+            death = self._dead[0]
+            yield death
+            self._watched.pop(id(death), None)
+            del self._dead[0]
 
 
 class Mirrors:
@@ -93,7 +95,8 @@ class Mirrors:
 
     def bury(self) -> None:
         """Have no more to do with storages that have died here."""
-        for at, number in self._deaths.take():
+        for death in self._deaths.take():
+            at, number = death.at, death.number
             if self._numbers.get(at) == number:  # the address may be another's by now
                 del self._numbers[at]
             self.copies.pop(number, None)

@@ -25,6 +25,10 @@ class Known:
     """Contents of storages by number, as far as they are known."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
         self._worker = Worker()
         self._told = Told(self._ask)
 

@@ -40,7 +40,7 @@ class Told:
     def plan(self, encoded: Encoded) -> tuple[int, bool]:
         """Number of the plan, and whether all its values are integers and booleans."""
         plan = self._plans.get(encoded.structure)
-        if plan is None:
+        if plan is None or self._nbytes > _MOST:
             plan = self._tell(encoded)
         return plan.number, plan.whole
 
@@ -51,6 +51,10 @@ class Told:
         changed = np.flatnonzero(now != plan.numbers)
         plan.numbers = now
         return changed.astype(np.uint32).tobytes(), now[changed].tobytes()
+
+    def forget(self) -> None:
+        """Tell everything anew, the worker's having been told to forget it."""
+        self._nbytes = _MOST + 1
 
     def _tell(self, encoded: Encoded) -> _Plan:
         if self._nbytes > _MOST:
