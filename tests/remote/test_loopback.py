@@ -225,3 +225,28 @@ def test_R1_values_elsewhere_are_not_said_to_be_in_shared_memory(elsewhere: Remo
         with pytest.raises(mindtorch.LazyTensorError, match=r"\[share_memory_\] expected values in this process"):
             call()
     assert x.tolist() == [2.0] * 3
+
+
+def test_R1_a_fork_waits_for_what_another_thread_asks(
+    after_torch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    code = """
+        import os, signal, threading, time, torch, mindtorch
+        from mindtorch.engine.execute import values
+        x = torch.ones(3, device="remote_accelerator:0") * 2
+        executor, asking = values.executor(), threading.Event()
+        def ask():
+            with executor._lock:
+                asking.set()
+                time.sleep(0.5)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        asking.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if x.tolist() == [2.0] * 3 else 1)
+        thread.join()
+        print(os.waitpid(child, 0)[1])
+    """
+    assert after_torch(code, GENIE_EXECUTOR="loopback").stdout == "0\n"

@@ -13,11 +13,22 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-LAZY = ("creation", "sharing", "training", "devices", "sequences", "products", "layouts", "techniques")
+LAZY = (
+    "creation",
+    "sharing",
+    "training",
+    "devices",
+    "sequences",
+    "products",
+    "layouts",
+    "techniques",
+    "sparse",
+    "jagged",
+)
 #: Executor → files of tests, and how many tests pass in them at least.
 SLICES = {
     "loopback": ([f"test_lazy_{name}.py" for name in LAZY], 500),
-    "pipe": (["test_lazy_training.py", "test_lazy_sharing.py", "test_flags.py"], 100),
+    "pipe": (["test_lazy_training.py", "test_lazy_sharing.py", "test_lazy_warnings.py", "test_flags.py"], 100),
 }
 
 

@@ -125,7 +125,7 @@ class RemoteExecutor(Session, Homes):
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        self._ask("upload", number, data, nbytes=len(data))
+        self._ask("upload", number, data, nbytes=64 + len(data))
         self._known.put(number, data)
         self._tie(home, storage)
         return storage

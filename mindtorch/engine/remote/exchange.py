@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError, SessionLost
 from ...base.warned import relay
-from ..execute import ambient
+from ..execute import ambient, values
 from . import hello
 from .wire import WireError, dumps, loads
 
@@ -61,7 +60,7 @@ class Session:
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self._send, self._post = send, post
-        self._lock = threading.RLock()
+        self._lock = values.lock  # which nobody else has in a child that was forked
         self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
         self._hello: _Message | None = _Message()
         self._hello.requests.append((("hello", tuple(hello.here())), self._greeted))

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -49,7 +48,6 @@ class PipeExecutor(RemoteExecutor):
 
     def _forked(self) -> None:
         """In a child of the program's, which must leave the pipe alone."""
-        self._lock = threading.RLock()
         if self._child.pid is not None:
             self._lost = SessionLost(
                 "session lost: a process that was forked does not have the worker of the one that forked it; "
