@@ -209,7 +209,7 @@ class Failing(Dataset):
 @pytest.mark.usefixtures("nothing_pending")
 def test_L9_items_of_a_loader_that_fail_are_told_of(workers: int) -> None:
     """With an executor in another process a forked worker fails for want of that."""
-    with pytest.raises(mindtorch.MaterializationError, match=r"index 5 is out of bounds|session lost: a process that"):
+    with pytest.raises(mindtorch.MaterializationError, match=r"index [57] is out of bounds|session lost: a process"):
         for batch in DataLoader(Failing(), 2, num_workers=workers):
             batch.tolist()
 
