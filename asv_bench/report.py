@@ -1,6 +1,7 @@
 """SPEC's speed table S1-S10 in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
-Minima over many rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes about a minute.
+R1 besides: how executors elsewhere overlap with recording; its reference is recording plus execution. Minima over many
+rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks import (
     bench_materialize,
     bench_memory,
     bench_meta,
+    bench_overlap,
     bench_record,
     bench_streams,
 )
@@ -154,6 +156,17 @@ def s10() -> Iterator[Line]:
         yield Line("S10", "  in instructions", shown, "", counted or 0.0, "")
 
 
+def r1() -> Iterator[Line]:
+    for read, what in (
+        ("after", "50 steps, worker as slow as recording"),
+        ("before", "  loss read before the backward"),
+    ):
+        times = bench_overlap.training(read)
+        both = times.recording + times.execution
+        must = 0.85 if read == "after" else None
+        yield Line("R1", what, f"{times.together:.3f} s", f"{both:.3f} s", times.ratio, f"{times.ratio:.2f}x", must)
+
+
 ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S1": s1,
     "S2": s2,
@@ -165,6 +178,7 @@ ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S8": s8,
     "S9": s9,
     "S10": s10,
+    "R1": r1,
 }
 
 

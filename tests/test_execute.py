@@ -14,6 +14,8 @@ import torch
 import mindtorch
 from mindtorch._ext import context
 
+from .executors import using
+
 LAZY = "remote_accelerator:0"
 
 
@@ -287,10 +289,8 @@ class Recording(mindtorch.LocalExecutor):
 
 @pytest.fixture
 def recording() -> Iterator[Recording]:
-    executor = Recording()
-    previous = mindtorch.set_executor(executor)
-    yield executor
-    mindtorch.set_executor(previous)
+    with using(Recording()) as executor:
+        yield executor
 
 
 def test_R1_another_executor_gets_segments_in_program_order(recording: Recording) -> None:
@@ -303,11 +303,8 @@ def test_R1_another_executor_gets_segments_in_program_order(recording: Recording
 
 def test_R1_pending_work_runs_before_the_executor_changes() -> None:
     pending = torch.ones(2, device=LAZY) * 4
-    previous = mindtorch.set_executor(Recording())
-    try:
+    with using(Recording()):
         assert pending.materialized and pending.tolist() == [4.0, 4.0]
-    finally:
-        mindtorch.set_executor(previous)
 
 
 @pytest.mark.parametrize("device", ["meta", "banana", "cuda:99", "npu"])

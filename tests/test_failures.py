@@ -22,6 +22,8 @@ import mindtorch
 from mindtorch import MaterializationError
 from mindtorch.engine.execute import local
 
+from .executors import using
+
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
@@ -257,11 +259,9 @@ class Tight(mindtorch.LocalExecutor):
 
 @pytest.fixture
 def tight() -> Iterator[Tight]:
-    executor = Tight()
-    previous = mindtorch.set_executor(executor)
-    yield executor
-    executor.fail_before, executor.fail_after = False, None
-    mindtorch.set_executor(previous)
+    with using(Tight()) as executor:
+        yield executor
+        executor.fail_before, executor.fail_after = False, None
 
 
 def test_L9_an_executor_out_of_memory_loses_nothing(tight: Tight) -> None:

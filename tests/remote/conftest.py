@@ -6,27 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
-import mindtorch
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.pipe import PipeExecutor
 
+from ..executors import using
+
 
 @pytest.fixture
 def loopback() -> Iterator[LoopbackExecutor]:
-    executor = LoopbackExecutor()
-    previous = mindtorch.set_executor(executor)
-    yield executor
-    mindtorch.set_executor(previous)
+    with using(LoopbackExecutor()) as executor:
+        yield executor
 
 
 @pytest.fixture
 def pipe() -> Iterator[PipeExecutor]:
     """With a process of its own, which takes seconds to begin."""
-    executor = PipeExecutor()
-    previous = mindtorch.set_executor(executor)
-    yield executor
-    mindtorch.set_executor(previous)
+    with using(PipeExecutor()) as executor:
+        yield executor
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +33,5 @@ def shared_pipe() -> PipeExecutor:
 
 @pytest.fixture(params=["loopback", "pipe"])
 def elsewhere(request: pytest.FixtureRequest, shared_pipe: PipeExecutor) -> Iterator[RemoteExecutor]:
-    executor = LoopbackExecutor() if request.param == "loopback" else shared_pipe
-    previous = mindtorch.set_executor(executor)
-    yield executor
-    mindtorch.set_executor(previous)
+    with using(LoopbackExecutor() if request.param == "loopback" else shared_pipe) as executor:
+        yield executor

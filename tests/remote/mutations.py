@@ -27,18 +27,23 @@ def mutated(corpus: list[bytes], number: int) -> tuple[list[bytes], bytes]:
     at = draw.randrange(len(corpus))
     if number % 2:
         return corpus[:at], dumps(_changed(loads(corpus[at]), draw, [draw.randrange(1, 400)]))
-    data = bytearray(corpus[at])
+    return corpus[:at], scrambled(corpus[at], draw)
+
+
+def scrambled(message: bytes, draw: random.Random) -> bytes:
+    """The message with some bytes changed, taken out or put in."""
+    data = bytearray(message)
     for _ in range(draw.choice((1, 1, 2, 8))):
         if not data:
             break
-        how, at_byte = draw.randrange(3), draw.randrange(len(data))
+        how, at = draw.randrange(3), draw.randrange(len(data))
         if how == 0:
-            data[at_byte] = draw.randrange(256)
+            data[at] = draw.randrange(256)
         elif how == 1:
-            del data[at_byte : at_byte + draw.randrange(1, 9)]
+            del data[at : at + draw.randrange(1, 9)]
         else:
-            data[at_byte:at_byte] = draw.randbytes(draw.randrange(1, 9))
-    return corpus[:at], bytes(data)
+            data[at:at] = draw.randbytes(draw.randrange(1, 9))
+    return bytes(data)
 
 
 def _changed(value: Any, draw: random.Random, countdown: list[int]) -> Any:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-import mindtorch
 from mindtorch.engine.remote.checks import Checks
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.wire import Reference, WireError, dumps, loads
 from mindtorch.engine.remote.worker import Worker
 
+from ..executors import using
 from .mutations import mutated
 
 LAZY = "remote_accelerator:0"
@@ -37,8 +37,7 @@ def corpus() -> list[bytes]:
         return send(message)
 
     executor._send = noted  # type: ignore[method-assign, assignment]
-    previous = mindtorch.set_executor(executor)
-    try:
+    with using(executor):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2)).to(LAZY)
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -52,8 +51,6 @@ def corpus() -> list[bytes]:
         x[3:7].view(2, 2).t().mul_(2)
         assert x[x > 0.5].unique().sum().item() > 0 and x.conj().tolist()
         assert torch.nn.functional.conv1d(x.view(1, 1, -1), torch.ones(1, 1, 3).to(LAZY)).sum().item() > 0
-    finally:
-        mindtorch.set_executor(previous)
     return sent
 
 

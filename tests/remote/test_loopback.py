@@ -15,6 +15,8 @@ import mindtorch
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 
+from ..executors import using
+
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
 
@@ -131,14 +133,11 @@ def test_R1_values_go_with_the_tensors_when_the_executor_changes() -> None:
     before = torch.arange(4.0, device=LAZY) + 1
     view = before[1:3]
     assert view.tolist() == [2.0, 3.0]
-    previous = mindtorch.set_executor(LoopbackExecutor())
-    try:
+    with using(LoopbackExecutor()):
         view.mul_(10)
         assert before.tolist() == [1.0, 20.0, 30.0, 4.0]
         there = before * 2
         assert there[0].item() == 2.0
-    finally:
-        mindtorch.set_executor(previous)
     view.zero_()
     assert before.tolist() == [1.0, 0.0, 0.0, 4.0] and there.tolist() == [2.0, 40.0, 60.0, 8.0]
 
@@ -159,11 +158,8 @@ def test_R1_values_that_die_while_the_executor_changes_are_let_go(monkeypatch: p
         return made
 
     monkeypatch.setattr(executor, "adopt", adopting)
-    previous = mindtorch.set_executor(executor)
-    try:
+    with using(executor):
         assert staying.tolist() == [7.0] * 3
-    finally:
-        mindtorch.set_executor(previous)
     assert (staying + 1).tolist() == [8.0] * 3
 
 

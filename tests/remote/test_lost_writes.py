@@ -11,6 +11,8 @@ import mindtorch
 from mindtorch.engine.execute import LocalExecutor
 from mindtorch.engine.remote.client import RemoteExecutor
 
+from ..executors import using
+
 LAZY = "remote_accelerator:0"
 
 
@@ -81,8 +83,7 @@ def test_R1_a_write_that_failed_takes_with_it_what_it_takes_locally(
     program: Callable[[], list[object]], elsewhere: RemoteExecutor
 ) -> None:
     got = program()
-    previous = mindtorch.set_executor(LocalExecutor("cpu"))
-    expected = program()
-    mindtorch.set_executor(previous)
+    with using(LocalExecutor("cpu")):
+        expected = program()
     assert got == expected
     assert any(isinstance(each, str) for each in expected) and any(not isinstance(each, str) for each in expected)

@@ -17,6 +17,8 @@ from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import Reference, dumps, loads
 from mindtorch.engine.remote.worker import Worker
 
+from ..executors import using
+
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
@@ -128,9 +130,8 @@ def test_R1_a_write_that_fails_ahead_is_told_as_locally(elsewhere: RemoteExecuto
         return [*found, x.add_(1).sum().item()]
 
     got = program()
-    previous = mindtorch.set_executor(LocalExecutor("cpu"))
-    expected = program()
-    mindtorch.set_executor(previous)
+    with using(LocalExecutor("cpu")):
+        expected = program()
     assert got == expected
 
 

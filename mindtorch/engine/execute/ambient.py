@@ -147,7 +147,12 @@ def _plainly(setting: Setting) -> Mirrored | None:
     get = getattr(torch._C, name, None)
     if get is None or not isinstance(get(), (bool, int, str, list)):
         return None
-    return Mirrored(setting.setter, get, lambda value: getattr(torch._C, setting.setter)(value))
+    return _of(setting.setter, get)
+
+
+def _of(setter: str, get: Callable[[], Any]) -> Mirrored:
+    """Of a setter that takes what the question gives. It is looked up when it is called: the program's are patched."""
+    return Mirrored(setter, get, lambda value: getattr(torch._C, setter)(value))
 
 
 def mirrored(cuda: bool) -> list[Mirrored]:
@@ -156,19 +161,15 @@ def mirrored(cuda: bool) -> list[Mirrored]:
     Two cannot be asked for in general: what sets several others, which are here, and where files are read from.
     """
     found = [
-        Mirrored("_set_default_dtype", torch.get_default_dtype, lambda value: torch._C._set_default_dtype(value)),
-        Mirrored("set_flush_denormal", _flushes_denormal, lambda value: torch._C.set_flush_denormal(value)),
+        _of("_set_default_dtype", torch.get_default_dtype),
+        _of("set_flush_denormal", _flushes_denormal),
         Mirrored(
             "_set_deterministic_algorithms",
             _deterministic,
             lambda value: torch._C._set_deterministic_algorithms(value[0], warn_only=value[1]),
         ),
-        Mirrored(
-            "_set_check_sparse_tensor_invariants",
-            torch._C._check_sparse_tensor_invariants,
-            lambda value: torch._C._set_check_sparse_tensor_invariants(value),
-        ),
-        Mirrored("_set_warnAlways", torch._C._get_warnAlways, lambda value: torch._C._set_warnAlways(value)),
+        _of("_set_check_sparse_tensor_invariants", torch._C._check_sparse_tensor_invariants),
+        _of("_set_warnAlways", torch._C._get_warnAlways),
     ]
     known = {each.name for each in found} | {_LEGACY, "_set_onednn_allow_tf32", "_set_cudnn_allow_tf32"}
     of_sdp = [s for s in TABLE if s.setter.startswith("_set_sdp_")]  # the CPU has a flash kernel, too
