@@ -53,6 +53,7 @@ def test_L14_nothing_runs_twice() -> None:
         z.tolist()
 
 
+@pytest.mark.only_on("local", reason="elsewhere what can be seen runs after a read, too")
 def test_L14_only_what_a_read_needs_runs() -> None:
     x = torch.ones(3, device=LAZY)
     a, b, c = x + 1, x + 2, x + 3

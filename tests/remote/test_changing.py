@@ -32,6 +32,8 @@ def test_R1_what_is_no_executor_changes_nothing() -> None:
         mindtorch.set_executor("loopback")  # type: ignore[arg-type]
     with pytest.raises(mindtorch.UsageError, match=r"Half\.place to be a torch.device, got None"):
         mindtorch.set_executor(Half())
+    with pytest.raises(mindtorch.UsageError, match=r"\[WrappingExecutor\] expected an Executor, got 'pipe'"):
+        mindtorch.WrappingExecutor("pipe")  # type: ignore[arg-type]
     assert mindtorch.get_executor() is before and (x + 1).tolist() == [3.0, 3.0]
 
 
@@ -85,6 +87,27 @@ def test_R1_generators_go_along(name: str) -> None:
 
     assert all(map(torch.equal, draws(True), draws(False)))
     assert torch.remote_accelerator.initial_seed() == 7
+
+
+def test_R1_generators_of_a_lost_session_begin_again_from_the_seed() -> None:
+    worker, gone = Worker(), False
+
+    def send(message: bytearray) -> bytearray:
+        if gone:
+            raise ConnectionError("gone")
+        return worker.handle(message)
+
+    torch.manual_seed(5)
+    expected = torch.rand(2, device=LAZY).tolist()
+    mindtorch.set_executor(mindtorch.RemoteExecutor(send))
+    torch.manual_seed(5)
+    z = torch.ones(200, device=LAZY)
+    assert z.sum().item() == 200
+    gone = True
+    with pytest.raises(mindtorch.MaterializationError, match="session lost: gone"):
+        (z + 1).sum().item()
+    mindtorch.set_executor(mindtorch.LocalExecutor())
+    assert torch.rand(2, device=LAZY).tolist() == expected
 
 
 def test_R1_a_worker_in_the_programs_own_process_leaves_its_settings_alone() -> None:

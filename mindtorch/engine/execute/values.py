@@ -48,8 +48,10 @@ def set_executor(executor: Executor | None) -> Executor | None:
         if executor is None and previous.place == _META and _default_executor is not None:
             executor = _default_executor()  # now: values are to be handed over
         if executor is not None and executor is not previous:
-            with suppress(SessionLost):
+            try:
                 executor.set_generators(*previous.generators())
+            except SessionLost:  # the states are gone
+                executor.seed(torch.initial_seed())
             if _META in (previous.place, executor.place):
                 _hand_over(previous, executor)
         _executor = executor

@@ -8,15 +8,21 @@ from typing import Any
 
 import torch
 
+from ...base.errors import UsageError
 from .base import Executor
 
 __all__ = ["WrappingExecutor"]
 
 
 class WrappingExecutor(Executor):
-    """Asks ``inner`` for whatever it is asked. Derive from it, and do more in some of the methods."""
+    """Asks ``inner`` for whatever it is asked. Derive from it, and do more in some of the methods.
+
+    UsageError where ``inner`` is no executor.
+    """
 
     def __init__(self, inner: Executor) -> None:
+        if not isinstance(inner, Executor):
+            raise UsageError(f"[{type(self).__name__}] expected an Executor, got {inner!r:.80}")
         self.inner = inner
         self.device, self.place = inner.device, inner.place
 

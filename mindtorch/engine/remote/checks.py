@@ -126,6 +126,9 @@ class Checks:
                 if output is not None:
                     _in("an output", output if output >= 0 else -1 - output,
                         len(made.predicted) if output >= 0 else len(holes))  # fmt: skip
+            covered = sorted(output for output in made.outputs if output is not None and output >= 0)
+            if covered != list(range(len(made.predicted))):
+                raise WireError(f"expected results for {len(made.predicted)} outputs, got {made.outputs!r:.80}")
             for predicted in made.predicted:
                 _are("a prediction", predicted, (torch.dtype, int, bool))
                 _in("dimensions", predicted[1], 65)

@@ -61,9 +61,9 @@ class Homes(Executor):
 
     def _untie(self, plain: torch.UntypedStorage) -> None:
         """It has become something else."""
-        mirror = self._homes.pop(plain._cdata, None)
-        if mirror is not None:
-            self._mirrors.copies.pop(self._mirrors.numbered(mirror), None)
+        tied = self._homes.pop(plain._cdata, None)
+        if tied is not None:
+            self._mirrors.copies.pop(self._mirrors.numbered(tied[0]), None)
         self._brought.pop(plain._cdata, None)
 
     def home(self, memory: torch.UntypedStorage) -> int:

@@ -25,6 +25,7 @@ from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks
 from .definitions import Definition
+from .here import bytes_of
 from .mirrors import view
 from .plans import Plan, Step
 from .wire import Here, Reference, WireError, dumps, loads
@@ -429,7 +430,8 @@ def _as_bytes(t: torch.Tensor) -> torch.Tensor:
 
 
 def _contents(t: torch.Tensor) -> bytes:
-    return t.cpu().numpy().tobytes()
+    """What is in a tensor that has all of its storage."""
+    return bytes_of(t.cpu().untyped_storage())
 
 
 def _taken_apart(t: torch.Tensor, known: dict[int, int]) -> tuple:
