@@ -60,26 +60,30 @@ class Handler:
 
 
 class Resuming(mindtorch.LoopbackExecutor):
-    """Gives the reply again to who asks with the same message, as a way to another process does."""
+    """Takes messages as they arrive, each once, and gives its reply to who asks, as a way to another process does."""
 
     _resumes = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._handle, self._send = self._send, self._once  # type: ignore[assignment]
-        self._replies: list[tuple[object, Any]] = []
+        self._handle, self._send, self._post = self._send, self._reply, self._arrives  # type: ignore[assignment]
+        self._arrived: list[bytearray] = []
+        self._replies: list[Any] = []
 
-    def _once(self, message: bytearray) -> Any:
-        for known, reply in self._replies:
-            if known is message:
-                return reply
+    def _arrives(self, message: bytearray) -> None:
+        if not any(known is message for known in self._arrived):
+            self._arrived.append(message)
+
+    def _reply(self, message: bytearray) -> Any:
+        self._arrives(message)
         tracing = sys.gettrace()
         sys.settrace(None)  # the worker is elsewhere
         try:
-            self._replies.append((message, self._handle(message)))
+            while len(self._replies) < len(self._arrived):
+                self._replies.append(self._handle(self._arrived[len(self._replies)]))
         finally:
             sys.settrace(tracing)
-        return self._replies[-1][1]
+        return next(reply for known, reply in zip(self._arrived, self._replies, strict=True) if known is message)
 
 
 def program(device: str, handler: Handler | None = None) -> list[object]:

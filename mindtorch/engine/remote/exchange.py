@@ -55,7 +55,7 @@ class Session:
     other.
     """
 
-    #: After an exception of a signal handler's out of ``send``, may that be called once more with the same object?
+    #: After an exception of a signal handler's out of ``send`` or ``post``, may it be called again with the same object?
     _resumes = False
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
@@ -156,8 +156,8 @@ class Session:
         if self._post is not None and not self._line[0].greets():
             for message in self._line[:-1]:
                 if not (message.posted or message.sent):
-                    message.posted = True
                     self._post(message.encoded())
+                    message.posted = True  # not before: none must overtake one that a signal handler has held up
 
     def _answers_to(self, message: _Message) -> list[Any] | None:
         if message.sent and not self._resumes:
