@@ -55,7 +55,7 @@ class Session:
     other.
     """
 
-    #: After an exception of a signal handler's out of ``send`` or ``post``, may it be called again with the same object?
+    #: May ``send`` and ``post`` be called with the same object again, after a signal handler has raised out of them?
     _resumes = False
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
