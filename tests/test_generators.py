@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -275,3 +278,43 @@ def test_L7_generators_follow_the_default_device() -> None:
     with torch.device(DEVICES[0]):
         assert str(torch.rand(2, generator=g).device) == DEVICES[0]
     assert torch.rand(2, generator=torch.Generator()).device.type == "cpu"
+
+
+@pytest.mark.only_on("local", reason="it strikes in the local executor's own code")
+def test_L9_an_interrupt_while_seeding_leaves_what_was_drawn_before() -> None:
+    """At every line of it: what was recorded before draws from the seed that held then."""
+
+    class Struck(Exception):
+        pass
+
+    left = reached = 0
+
+    def step(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left, reached
+        if event == "line":
+            left, reached = left - 1, reached + 1
+            if left < 0:
+                raise Struck
+        return step
+
+    def enter(frame: FrameType, event: str, arg: object) -> Any:
+        return step if frame.f_code in seeding else None
+
+    states = type(mindtorch.get_executor()._states)  # type: ignore[attr-defined]
+    seeding = (mindtorch.LocalExecutor.seed.__code__, states.keep.__code__)
+    torch.manual_seed(7)
+    expected = torch.rand(3).tolist()
+    for nth in range(20):
+        mindtorch.flush("test")  # no draw is pending: the seed is taken at once
+        torch.manual_seed(7)
+        x = torch.rand(3, device="remote_accelerator:0")
+        left = nth
+        sys.settrace(enter)
+        try:
+            torch.manual_seed(3)
+        except Struck:
+            pass
+        finally:
+            sys.settrace(None)
+        assert x.tolist() == expected, nth
+    assert reached > 20

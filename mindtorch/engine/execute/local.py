@@ -6,7 +6,7 @@ special care: the replay happens in program order on real, aliased storage, belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -88,10 +88,10 @@ class LocalExecutor(Executor):
         return Drawing(self._default_generator(), self._states, index, self._swapped_in)
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
-        kept = {index: self._states[index] for index in besides}
-        self._states.clear()  # the same dictionary: a block that is open draws from it
+        for index in besides:
+            self._states[index]  # which begins with the old seed, if it was not used yet
         self._states.seed = seed
-        self._states.update(kept)
+        self._states.keep(besides)
 
     def state(self, index: int) -> torch.Tensor:
         """State of the generator of ``remote_accelerator:index``."""
@@ -104,10 +104,11 @@ class LocalExecutor(Executor):
         return self._states.seed, dict(self._states)
 
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
-        self._states.clear()
         self._states.seed = seed
         size = self._default_generator().get_state().numel()
-        self._states.update({index: state.clone() for index, state in states.items() if state.numel() == size})
+        taken = {index: state.clone() for index, state in states.items() if state.numel() == size}
+        self._states.update(taken)
+        self._states.keep(taken)
 
     # ---- segments and values -----------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
@@ -162,6 +163,13 @@ class _States(dict[int, torch.Tensor]):
             fresh.manual_seed(self.seed)
         self[index] = fresh.get_state()
         return self[index]
+
+    def keep(self, indices: Collection[int]) -> None:
+        """Forget all others. The dictionary stays the same: a block that is open draws from it. Nothing is taken out
+        that is to stay: a signal handler may raise at any point.
+        """
+        for index in [index for index in self if index not in indices]:
+            del self[index]
 
 
 def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
