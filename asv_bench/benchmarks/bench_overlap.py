@@ -29,12 +29,14 @@ class Times(NamedTuple):
 
 
 class Simulated(LoopbackExecutor):
-    """A worker that takes ``slower`` times as long as it does here. ``ahead``: does it take messages meanwhile?"""
+    """A worker that takes ``slower`` times as long as it does here."""
 
-    def __init__(self, slower: float, ahead: bool = True) -> None:
+    slower = 1.0
+
+    def __init__(self) -> None:
         super().__init__()
-        self._handle, self.slower = self._send, slower
-        self._send, self._post = self._wait, self._begin if ahead else None  # type: ignore[assignment]
+        self._handle = self._send
+        self._send, self._post = self._wait, self._begin  # type: ignore[assignment]
         self._replies: dict[int, tuple[object, float]] = {}
         self.clear()
 
@@ -85,23 +87,22 @@ def steps(read: str, n: int = STEPS) -> None:
             loss.item()
 
 
-def training(read: str = "after", slower: float | None = None, ahead: bool = True) -> Times:
-    """Of `STEPS` steps with a worker that takes as long as recording does, unless it is said how much ``slower``."""
-    executor = Simulated(1.0 if slower is None else slower, ahead)
+def training(read: str) -> Times:
+    """Of `STEPS` steps with a worker that takes as long as recording does, or longer."""
+    executor = Simulated()
     previous = mindtorch.set_executor(executor)
-    try:
-        steps(read, 5)
-        executor.sync()
-        if slower is None:
-            executor.clear()
-            steps(read)
-            executor.sync()
-            found = executor.times()
-            executor.slower = max(1.0, found.recording / found.execution)
+
+    def measured(n: int = STEPS) -> Times:
         executor.clear()
-        steps(read)
+        steps(read, n)
         executor.sync()
         return executor.times()
+
+    try:
+        measured(5)
+        found = measured()
+        executor.slower = max(1.0, found.recording / found.execution)
+        return measured()
     finally:
         mindtorch.set_executor(previous)
 

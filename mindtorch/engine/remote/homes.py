@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,13 @@ class Homes(Executor):
         # what writes to it may be all that has it.
         self._brought: dict[int, tuple[weakref.ref[torch.UntypedStorage], bytes, Any]] = {}
 
+    @abstractmethod
     def _bring(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        raise NotImplementedError
+        """Copies of these storages, by number."""
 
+    @abstractmethod
     def _write(self, number: int, data: bytes) -> None:
-        raise NotImplementedError
+        """Other contents for a whole storage."""
 
     def _tie(self, plain: torch.UntypedStorage, mirror: torch.UntypedStorage) -> None:
         """As long as ``plain`` is there, what shares it is to share this one."""
