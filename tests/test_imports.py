@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"engine.tensor", "engine.record"},
     {"engine.execute", "engine.semantics"},
     {"engine.remote"},
+    {"cluster"},
     {"npu"},
     {"patch", "graph"},
     {"npu.compat"},
@@ -40,6 +41,7 @@ ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
     "networkx": {"graph"},
+    "ray": {"cluster"},
     "transformers": {"program"},
     "tomli": {"profile.cost"},
 }
