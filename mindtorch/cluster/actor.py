@@ -29,6 +29,7 @@ class Actor:
         import ray
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
         if path is not None:
             sys.path[:] = path
         from ..engine.remote.child import serving

@@ -20,7 +20,7 @@ from typing import Any
 from .._ext.frames import Stream
 from . import private
 from .actor import PART, Actor, state_of
-from .words import ERROR, ended, refused
+from .endings import ERROR, ended, refused
 
 __all__ = ["main"]
 
@@ -43,7 +43,7 @@ def main(control: int) -> None:
 
 
 def _keep_quiet() -> None:
-    """What actors print gets to the program's standard error; what Ray's C++ code writes to its own, nowhere."""
+    """What Python writes goes to the program's standard error; what Ray's C++ code writes to that, nowhere."""
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
@@ -92,7 +92,7 @@ class Broker:
         self._folder = folder
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
-        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": True}
+        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         if address is None:
             ray.init(
                 address="local", num_cpus=cpus, num_gpus=gpus, object_store_memory=memory, include_dashboard=False,
@@ -232,6 +232,8 @@ class _Line:
 
                 self._lost = ended(error, self._process, self._node)
                 ray.kill(self._actor)
+                if self._here and state_of(self._process) in ("T", "t"):  # it does not hear of that
+                    os.kill(self._process, signal.SIGKILL)
         return ERROR + self._lost.encode()
 
     def _all(self, number: int, size: int) -> bytearray:
@@ -254,7 +256,7 @@ class _Line:
                 return ray.get(ref, timeout=_LOOK if self._here else _PROBE)
             except ray.exceptions.GetTimeoutError:
                 if (state_of(self._process) if self._here else self._probe()) in ("T", "t"):
-                    raise ConnectionError("it does not run") from None
+                    raise ConnectionError("does not run: it was stopped") from None
 
     def _probe(self) -> str:
         """How the process is, on another node; empty while that does not answer, of which Ray takes care."""

@@ -10,7 +10,7 @@ from typing import Any
 from .._ext.frames import Stream
 from ..engine.remote.pipe import Child, StreamExecutor
 from .link import Link
-from .words import ERROR
+from .endings import ERROR
 
 __all__ = ["RayExecutor", "executors"]
 

@@ -22,18 +22,15 @@ def ended(error: Exception, process: int, node: str) -> str:
     text = str(error)
     kind = type(error).__name__
     if isinstance(error, ConnectionError):
-        return f"{who} cannot be understood: {text}"
+        return f"{who} {text}"
     if kind == "OutOfMemoryError" or "running low on memory" in text or "memory usage threshold" in text:
         return f"{who} was ended because there was not enough memory on its node"
     if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
         if "its node has died" in text or "node is dead" in text:
             return f"{who} was ended with its node"
-        signal = re.search(r"receives a (SIG\w+)", text)
-        if signal is not None:
-            return f"{who} was ended by {signal[1]}"
         if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
             return f"{who} ended with exit code {code[1]}"
-        return f"{who} was ended by a signal: killed (SIGKILL), or crashed"
+        return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"
     return f"{who} cannot be understood: {kind}: {_last_line(text)}"
 
 
