@@ -20,7 +20,7 @@ from typing import Any
 from .._ext.frames import Stream
 from . import private
 from .actor import PART, Actor, state_of
-from .endings import ERROR, ended, refused
+from .endings import DAEMON, ERROR, ended, refused
 
 __all__ = ["main"]
 
@@ -61,6 +61,7 @@ class Broker:
         self._folder: str | None = None  # of a cluster that was started
         self._runtime: dict[str, Any] = {}
         self._path: list[str] | None = None
+        self._ending = threading.Event()
 
     def serve(self) -> None:
         while True:
@@ -100,6 +101,8 @@ class Broker:
             )  # fmt: skip
         else:
             ray.init(address=address, **quiet)
+        if folder is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
         there = "://" not in (address or "")
         self._here = ray.get_runtime_context().get_node_id() if there else ""
         variables = {"GENIE_AUTO_ENABLE": "0"}
@@ -109,6 +112,14 @@ class Broker:
         self._runtime = {"env_vars": variables}
         nodes = [node for node in ray.nodes() if node["Alive"]]
         return {"gpus": int(sum(node["Resources"].get("GPU", 0) for node in nodes)), "version": ray.__version__}
+
+    def _watch(self) -> None:
+        """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
+        import ray._private.worker as worker
+
+        while not self._ending.wait(1):
+            if worker._global_node is not None and worker._global_node.dead_processes():
+                self.end(DAEMON)
 
     def _actor(self, fd: int, device: str, seconds: float) -> dict[str, Any]:
         import ray
@@ -134,19 +145,21 @@ class Broker:
         line.start()
         return {"process": process, "node": node[:8]}
 
-    def end(self) -> None:
-        """Nobody is there any more."""
+    def end(self, code: int = 0) -> None:
+        """Nobody is there any more, or it is of no use."""
         import ray
 
+        self._ending.set()
         closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()
         try:
-            ray.shutdown()
+            if not code:
+                ray.shutdown()
         finally:
             if self._folder is not None:
-                private.clear(self._folder)
-            os._exit(0)
+                private.clear(self._folder, os.getsid(0))
+            os._exit(code)
 
 
 class _Line:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["ERROR", "ended", "refused"]
+__all__ = ["DAEMON", "ERROR", "ended", "refused"]
 
 #: What a reply begins with that is none, but says why.
 ERROR = b"\xff"
+#: The broker's exit code when one of Ray's daemons has ended.
+DAEMON = 3
 
 
 def refused(error: BaseException) -> str:

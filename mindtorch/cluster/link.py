@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 from ..base.errors import SessionLost, UsageError
 from . import private
+from .endings import DAEMON
 
 __all__ = ["Link", "check_ray"]
 
@@ -66,7 +66,8 @@ class Link:
                 self.ask("open", address=address, folder=self._folder, cpus=cpus, gpus=gpus, memory=_STORE, path=path),
                 _OPEN,
             )
-        except BaseException:
+        except BaseException:  # a signal handler's, too
+            self._process.kill()
             self.close()
             raise
         self.gpus: int = found["gpus"]
@@ -119,9 +120,9 @@ class Link:
         code = self._process.poll()
         if code is None:
             return f"{what} cannot be understood"
-        return (
-            f"{what} was ended by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with exit code {code}"
-        )
+        if code == DAEMON:
+            return f"one of Ray's daemons has ended, and {what}"
+        return f"{what} was ended by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with code {code}"
 
     @property
     def alive(self) -> bool:
@@ -154,5 +155,5 @@ def _close(ours: socket.socket, process: subprocess.Popen[bytes], folder: str | 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if folder is not None:  # the broker removes it, unless it was ended before
-        shutil.rmtree(folder, ignore_errors=True)
+    if folder is not None and os.path.isdir(folder):  # the broker removes it, unless it was ended before
+        private.clear(folder, process.pid)

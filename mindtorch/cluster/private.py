@@ -55,10 +55,10 @@ def store(folder: str, memory: int) -> dict[str, Any]:
     return {"_plasma_directory": folder}
 
 
-def clear(folder: str) -> None:
-    """End whatever of the cluster is still there, and remove its folder."""
+def clear(folder: str, session: int) -> None:
+    """End whatever of the cluster is still there, in its broker's session, and remove its folder."""
     for _ in range(20):
-        left = _left(folder)
+        left = _left(folder, session)
         if not left:
             break
         for process in left:
@@ -68,14 +68,13 @@ def clear(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _left(folder: str) -> list[int]:
-    """Processes of this session that have a file below a folder open: each of Ray's has a log there."""
+def _left(folder: str, session: int) -> list[int]:
+    """Processes of a session that have a file below a folder open: each of Ray's has a log there."""
     found = []
-    here = os.getsid(0)
     for name in os.listdir("/proc"):
         process = int(name) if name.isdigit() else 0
         with suppress(OSError):
-            if process and process != os.getpid() and os.getsid(process) == here:
+            if process and process != os.getpid() and os.getsid(process) == session:
                 files = f"/proc/{name}/fd"
                 if any(os.readlink(f"{files}/{fd}").startswith(folder + "/") for fd in os.listdir(files)):
                     found.append(process)

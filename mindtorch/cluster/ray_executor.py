@@ -9,8 +9,8 @@ from typing import Any
 
 from .._ext.frames import Stream
 from ..engine.remote.pipe import Child, StreamExecutor
-from .link import Link
 from .endings import ERROR
+from .link import Link
 
 __all__ = ["RayExecutor", "executors"]
 

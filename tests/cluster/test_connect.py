@@ -157,24 +157,22 @@ def test_R3_a_cluster_of_its_own_is_only_for_this_user_and_machine(link: Link, s
 
 
 def test_R3_who_has_no_token_is_not_let_in(link: Link, shared_actor: RayExecutor) -> None:
-    (gcs,) = (command(process) for process in members(link.broker) if "gcs_server" in command(process))
-    port = re.search(r"--gcs_server_port=(\d+)", gcs)
-    code = (
-        "import sys, ray\n"
-        "try: ray.init(sys.argv[1], log_to_driver=False, logging_level='CRITICAL')\n"
-        "except BaseException as error: print(type(error).__name__, error)\n"
-        "else: print('let in')\n"
-    )
-    address = connected_address(link)
-    variables = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    done = subprocess.run(
-        [sys.executable, "-c", code, address], env=variables, capture_output=True, text=True, timeout=100
-    )
-    assert "let in" not in done.stdout
-    assert "authent" in (done.stdout + done.stderr).lower() or "token" in (done.stdout + done.stderr).lower(), done
+    code = "import sys, ray; ray.init(sys.argv[1]); print('let in', file=sys.stderr)"
+    variables = {
+        **os.environ,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0" * 64,
+    }
+    command = [sys.executable, "-c", code, address_of(link)]
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "Unauthenticated" in line or "let in" in line)
+        process.kill()
+    assert "InvalidAuthToken" in said
 
 
-def connected_address(link: Link) -> str:
+def address_of(link: Link) -> str:
     for process in members(link.broker):
         found = re.search(r"--gcs-address=(\S+)", command(process))
         if found:
@@ -192,7 +190,7 @@ def test_R2_one_that_runs_is_joined_and_left_as_it_was(
         monkeypatch.setenv(name, variables[name.encode()].decode())
     before = mindtorch.get_executor()
     x = torch.arange(4.0, device=LAZY) * 2
-    executor = mindtorch.connect(connected_address(link))
+    executor = mindtorch.connect(address_of(link))
     try:
         assert isinstance(executor, RayExecutor)
         assert x.tolist() == [0, 2, 4, 6]
@@ -222,9 +220,11 @@ def no_folder_stays() -> Iterator[None]:
     raise AssertionError("a folder was left behind")
 
 
-def test_R4_a_program_that_forks_and_ends_leaves_nothing_behind(after_torch: InPython, no_folder_stays: None) -> None:
+def test_R4_what_a_killed_program_had_is_gone_in_seconds(after_torch: InPython, no_folder_stays: None) -> None:
+    """In the middle of a computation, and after a fork."""
     code = """
-        import os, signal, sys, torch, mindtorch
+        import os, signal, sys, threading, torch, mindtorch
+        from mindtorch.cluster import connect
         def mine(*_): pass
         signal.signal(signal.SIGTERM, mine)
         x = torch.arange(100.0, device="remote_accelerator:0") * 2
@@ -240,38 +240,22 @@ def test_R4_a_program_that_forks_and_ends_leaves_nothing_behind(after_torch: InP
                 sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
         assert signal.getsignal(signal.SIGTERM) is mine and "ray" not in sys.modules
-        from mindtorch.cluster import connect
-        print(x[4].item(), connect._link.broker, flush=True)
-    """
-    done = after_torch(code, GENIE_EXECUTOR="ray")
-    value, broker = done.stdout.split()
-    assert value == "8.0" and done.stderr == ""
-    assert all_gone([int(broker), *members(int(broker))])
-
-
-def test_R4_what_a_killed_program_had_is_gone_in_seconds(after_torch: InPython, no_folder_stays: None) -> None:
-    code = """
-        import os, signal, threading, torch, mindtorch
-        from mindtorch.cluster import connect
-        mindtorch.connect()
-        x = torch.ones(1, device="remote_accelerator:0")
-        x.item()
-        print(connect._link.broker, mindtorch.get_executor().process, flush=True)
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        print(x[4].item(), executor.process, connect._link.broker, flush=True)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
         a = torch.rand(1500, 1500, device="remote_accelerator:0")
         for _ in range(5000):
             a = a @ a
         a.sum().item()
     """
-    began = time.monotonic()
-    broker, process = map(int, after_torch(code, fails=True).stdout.split())
-    assert all_gone([process, broker, *members(broker)])
-    assert time.monotonic() - began < 60
+    done = after_torch(code, fails=True, GENIE_EXECUTOR="ray")
+    value, process, broker = done.stdout.split()
+    assert value == "8.0" and done.stderr == ""
+    assert all_gone([int(process), int(broker), *members(int(broker))])
 
 
 def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_folder_stays: None) -> None:
     code = """
-        import os, re, signal, torch, mindtorch
+        import os, re, signal, time, torch, mindtorch
         from mindtorch.cluster import connect
         mindtorch.connect()
         x = torch.ones(100, device="remote_accelerator:0") * 2
@@ -280,13 +264,14 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
         print(broker, flush=True)
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if os.getsid(int(name)) == broker and "/raylet " in open(f"/proc/{name}/cmdline").read().replace(chr(0), " "):
+                if os.getsid(int(name)) == broker and os.readlink(f"/proc/{name}/exe").endswith("/raylet"):
                     os.kill(int(name), signal.SIGKILL)
             except OSError:
                 pass
+        end = time.monotonic() + 60
         for _ in range(2):
             try:
-                for _ in range(100):
+                while time.monotonic() < end:
                     (x + 1).tolist()
             except mindtorch.MaterializationError as error:
                 print(error)
@@ -295,7 +280,7 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
     """
     done = after_torch(code)
     broker, first, second, after = done.stdout.splitlines()
-    assert first == second and first.startswith("session lost: the "), done.stdout
+    assert first == second and first.startswith("session lost: one of Ray's daemons has ended, and the process"), first
     assert after == "[2.0, 2.0]" and done.stderr == ""
     assert all_gone([int(broker), *members(int(broker))])
 
