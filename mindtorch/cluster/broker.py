@@ -129,7 +129,7 @@ class Broker:
         made = remote.options(
             # In a cluster of our own there is nobody to share the CPUs with.
             num_cpus=0 if cuda or self._folder else 1, num_gpus=1 if cuda else 0,
-            max_restarts=0, max_task_retries=0, runtime_env=self._runtime,
+            max_restarts=0, max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
         ).remote()  # fmt: skip
         begun = made.begin.remote("cuda:0" if cuda else device, self._path)
         try:
