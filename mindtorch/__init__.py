@@ -121,12 +121,14 @@ def _bootstrap(wait: bool = False) -> None:
     from .base import config
     from .engine import semantics
     from .engine.execute import tensors, values
+    from .engine.semantics import phases
     from .patch import hooks
 
     config.check()
     values.set_default_executor(_executor)
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
+    phases.after_step(values.stepped)
     if not config.auto_enable():
         return
     if wait and __spec__ is not None:

@@ -24,6 +24,8 @@ class Executor(ABC):
     place: torch.device
     #: May what is pending begin now, while the program goes on? Asked after a read.
     overlaps: bool = False
+    #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.
+    ahead: bool = False
 
     @abstractmethod
     def submit(self, segment: Any) -> None:
@@ -74,7 +76,7 @@ class Executor(ABC):
         """
 
     def begin(self) -> None:  # noqa: B027
-        """Let what was submitted begin, and return. Only asked for where ``overlaps``."""
+        """Let what was submitted begin, and return. Only asked for where ``overlaps`` or ``ahead``."""
 
     @abstractmethod
     def finish(self) -> None:

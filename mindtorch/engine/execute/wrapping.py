@@ -30,6 +30,10 @@ class WrappingExecutor(Executor):
     def overlaps(self) -> bool:  # type: ignore[override]
         return self.inner.overlaps
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self.inner.ahead
+
     def submit(self, segment: Any) -> None:
         self.inner.submit(segment)
 

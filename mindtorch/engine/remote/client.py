@@ -88,6 +88,10 @@ class RemoteExecutor(Session, Homes):
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self._post is not None and self._lost is None and not local.is_observed()
+
     def begin(self) -> None:
         self._send_on()
 
