@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
+    from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
 
@@ -59,6 +60,7 @@ __all__ = [
     "NoDataError",
     "PipeExecutor",
     "RemoteExecutor",
+    "SpreadExecutor",
     "UnsupportedOperationError",
     "UsageError",
     "WrappingExecutor",
@@ -87,6 +89,7 @@ _HOME = {
     "LoopbackExecutor": "engine.remote.loopback",
     "PipeExecutor": "engine.remote.pipe",
     "RemoteExecutor": "engine.remote.client",
+    "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",

@@ -74,7 +74,7 @@ def held(t: torch.Tensor, place: int, no_grad: bool, root: Any = None) -> Any:
     """The tensor of ours on ``place`` that plain ``t`` becomes: where it has data, its memory is the executor's from
     now on. ``root``: the one of ours whose storage it shares.
     """
-    return _core.hold(_runtime.executor().adopt([t])[0] if place >= 0 else t, place, root, no_grad)
+    return _core.hold(_runtime.executor().adopt([t], place)[0] if place >= 0 else t, place, root, no_grad)
 
 
 def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
