@@ -173,6 +173,7 @@ def r1() -> Iterator[Line]:
     for read, what in (
         ("after", "50 steps, worker as slow as recording"),
         ("before", "  loss read before the backward"),
+        ("never", "  loss never read"),
     ):
         times = bench_overlap.training(read)
         both = times.recording + times.execution

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
+    from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
 
@@ -62,6 +63,7 @@ __all__ = [
     "PipeExecutor",
     "RayExecutor",
     "RemoteExecutor",
+    "SpreadExecutor",
     "UnsupportedOperationError",
     "UsageError",
     "WrappingExecutor",
@@ -93,6 +95,7 @@ _HOME = {
     "PipeExecutor": "engine.remote.pipe",
     "RayExecutor": "cluster.ray_executor",
     "RemoteExecutor": "engine.remote.client",
+    "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",
@@ -129,12 +132,14 @@ def _bootstrap(wait: bool = False) -> None:
     from .base import config
     from .engine import semantics
     from .engine.execute import tensors, values
+    from .engine.semantics import phases
     from .patch import hooks
 
     config.check()
     values.set_default_executor(_executor)
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
+    phases.after_step(values.stepped)
     if not config.auto_enable():
         return
     if wait and __spec__ is not None:

@@ -68,6 +68,31 @@ def test_R1_one_message_for_a_step_and_few_plans(
     assert messages == [1] * 20 and sum(plans) <= 8, (messages, plans)
 
 
+def test_R1_one_message_for_a_step_of_lstms_that_were_seen_before(
+    loopback: LoopbackExecutor, same_as_eager: Same
+) -> None:
+    waits: list[int] = []
+
+    def program(device: str) -> object:
+        net, head = nn.LSTM(4, 6, 2, bidirectional=True).to(device), nn.Linear(12, 1).to(device)
+        optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+        losses = []
+        for _ in range(4):
+            x = torch.randn(5, 2, 4).to(device)
+            with counted(loopback) as count:
+                optimizer.zero_grad()
+                loss = head(net(x)[0]).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            if device == LAZY:
+                waits.append(count["waits"])
+        return losses, list(net.parameters())
+
+    same_as_eager(program)
+    assert waits[1:] == [1] * 3, waits
+
+
 def trained(how: str, loopback: LoopbackExecutor) -> Callable[[str], object]:
     """A program that trains, and looks at more than its loss; it asserts one message a step."""
 

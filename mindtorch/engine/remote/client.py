@@ -10,7 +10,7 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -44,6 +44,9 @@ class RemoteExecutor(Session, Homes):
 
     Where there is ``post``, what is pending after a read begins while the program goes on.
     """
+
+    #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor`).
+    settle_here: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self.device, self.place = _CPU, META
@@ -88,6 +91,10 @@ class RemoteExecutor(Session, Homes):
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self._post is not None and self._lost is None and not local.is_observed()
+
     def begin(self) -> None:
         self._send_on()
 
@@ -111,7 +118,7 @@ class RemoteExecutor(Session, Homes):
     def address(self, value: torch.Tensor) -> int:
         return self._mirrors.address(value)
 
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         made = []
         for t in tensors:
             home = t.untyped_storage()
@@ -152,12 +159,20 @@ class RemoteExecutor(Session, Homes):
         self._known.copy(number, source)
         return self._mirrors.whole(value.untyped_storage().nbytes(), number)
 
+    def take_from(self, other: RemoteExecutor, value: torch.Tensor) -> torch.Tensor:
+        """A copy of the whole storage of a value that another one has, as bytes: by way of the program."""
+        whole = view(value.untyped_storage(), torch.uint8, (value.untyped_storage().nbytes(),), (1,), 0)
+        return self.adopt(other.fetch([whole], whole=True))[0]
+
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         if self._lost is not None:
             raise again(self._lost)
         self._take()
         encoded = encode(segment)
+        if self.settle_here is not None:
+            mirrors = self.settle_here([mirror for mirror, _root in encoded.given])
+            encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
         self._reads.are_over()
         try:
             self._submit(segment, encoded)
