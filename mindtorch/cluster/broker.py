@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from typing import Any
 
 from .._ext.frames import Stream
@@ -45,6 +46,7 @@ def main(control: int) -> None:
 def _keep_quiet() -> None:
     """What Python writes goes to the program's standard error; what Ray's C++ code writes to that, nowhere."""
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    warnings.simplefilter("ignore")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)

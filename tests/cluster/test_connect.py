@@ -117,6 +117,16 @@ def test_R4_a_server_that_is_no_cluster_does_not_hang(monkeypatch: pytest.Monkey
             mindtorch.connect(address)
 
 
+def test_R2_rays_client_is_asked_for_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            mindtorch.UsageError, match=rf"{address} needs Ray's client, .* pip install 'ray\[client\]'"
+        ):
+            mindtorch.connect(address)
+
+
 # ---- of its own ------------------------------------------------------------------------------------------------------
 def listening(processes: list[int]) -> dict[tuple[int, str], str]:
     """(process, local address) of the TCP sockets on which they wait for connections."""
