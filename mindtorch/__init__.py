@@ -33,6 +33,8 @@ from .base.errors import LazyTensorError, MaterializationError, NoDataError, Uns
 
 if TYPE_CHECKING:
     from . import profile
+    from .cluster.connect import connect, disconnect
+    from .cluster.ray_executor import RayExecutor
     from .devices import device, get_default_device, set_default_device
     from .engine.execute import Executor, LocalExecutor, WrappingExecutor
     from .engine.execute.counters import reset_stats, stats
@@ -59,14 +61,17 @@ __all__ = [
     "MetaTensor",
     "NoDataError",
     "PipeExecutor",
+    "RayExecutor",
     "RemoteExecutor",
     "SpreadExecutor",
     "UnsupportedOperationError",
     "UsageError",
     "WrappingExecutor",
     "capture",
+    "connect",
     "device",
     "disable",
+    "disconnect",
     "enable",
     "flush",
     "get_default_device",
@@ -88,11 +93,14 @@ _HOME = {
     "LocalExecutor": "engine.execute",
     "LoopbackExecutor": "engine.remote.loopback",
     "PipeExecutor": "engine.remote.pipe",
+    "RayExecutor": "cluster.ray_executor",
     "RemoteExecutor": "engine.remote.client",
     "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",
+    "connect": "cluster.connect",
+    "disconnect": "cluster.connect",
     "disable": "patch.hooks",
     "enable": "patch.hooks",
     "is_enabled": "patch.hooks",
@@ -151,6 +159,10 @@ def _executor() -> Executor:
         from .engine.remote.loopback import LoopbackExecutor
 
         return LoopbackExecutor(config.executor_device())
+    if config.executor() == "ray":
+        from .cluster.connect import default_executor
+
+        return default_executor()
     from .engine.remote.pipe import PipeExecutor
 
     return PipeExecutor(config.executor_device())
