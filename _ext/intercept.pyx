@@ -50,7 +50,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
-cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, bring_together, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference
@@ -59,12 +59,13 @@ cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False
 cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
 cdef object evaluate = None           # while estimating: see set_mode
+cdef object meet = None               # where plain tensors may meet ours: see set_mode
 cdef bint apart = False
 
 
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, bring_together, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
@@ -89,6 +90,7 @@ def init(hooks, torch):
     run_whole = hooks.run_whole
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
+    bring_together = hooks.bring_together
     on_record = hooks.on_record
 
 
@@ -114,11 +116,13 @@ def set_mode(mode):
     calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
     lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the fresh ones, as in
     `template`.
+    meets: `engine.record.meeting.bring_together` is asked about calls with plain tensors among the arguments.
     """
-    global apart, evaluate
+    global apart, evaluate, meet
     tape.interner.frozen += <bint>mode.everywhere - apart
     apart = mode.everywhere
     evaluate = None if mode.known is None else mode.known.evaluate
+    meet = bring_together if mode.meets else None
 
 
 def counts():
@@ -620,6 +624,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
+            return out
+    if meet is not None and any_foreign(args, <dict>kwargs):
+        out = meet(info, func, args, {} if kwargs is None else kwargs)
+        if out is not NotImplemented:
             return out
     if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
         out = _apart(info, func, types, args, <dict>kwargs)
