@@ -50,22 +50,20 @@ cdef enum:
 cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
-cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, bring_together, on_record
+cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
-cdef bint logging = False
+cdef bint logging = False, apart = False
 cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
-cdef object evaluate = None           # while estimating: see set_mode
-cdef object meet = None               # where plain tensors may meet ours: see set_mode
-cdef bint apart = False
+cdef object evaluate = None, meet = None    # see set_mode
 
 
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, bring_together, on_record
+    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
@@ -90,7 +88,6 @@ def init(hooks, torch):
     run_whole = hooks.run_whole
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
-    bring_together = hooks.bring_together
     on_record = hooks.on_record
 
 
@@ -116,13 +113,12 @@ def set_mode(mode):
     calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
     lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the fresh ones, as in
     `template`.
-    meets: `engine.record.meeting.bring_together` is asked about calls with plain tensors among the arguments.
+    meets: `(info, func, args, kwargs)` answers calls with plain tensors among the arguments, or NotImplemented.
     """
     global apart, evaluate, meet
     tape.interner.frozen += <bint>mode.everywhere - apart
     apart = mode.everywhere
-    evaluate = None if mode.known is None else mode.known.evaluate
-    meet = bring_together if mode.meets else None
+    evaluate, meet = None if mode.known is None else mode.known.evaluate, mode.meets
 
 
 def counts():

@@ -104,8 +104,8 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """The console script."""
-    cli.main(prog_name="genie")
+    """The console script: the process ends with the command."""
+    cli.main(prog_name="genie", obj="the process ends with the command")
 
 
 if __name__ == "__main__":

@@ -13,22 +13,23 @@ from mindtorch.program.program import Program
 
 from .program import ProgramCommand
 
-__all__ = ["command"]
+__all__ = ["ENDS_WITH_THE_COMMAND", "command"]
 
+ENDS_WITH_THE_COMMAND = "the process ends with the command"  # what the context holds where that is so
 _EPILOG = """\b
 Examples:
-  genie run train.py --lr 0.1                   options after the script are the script's
-  genie run --executor pipe -m pkg.train        python -m pkg.train, computed by another process
-  genie run --map cuda train.py                 what the program says of cuda means remote_accelerator
-  GENIE_EXECUTOR=pipe genie run train.py        the executor is that of the environment
+  genie run train.py --lr 0.1               options after the script are its own
+  genie run --executor pipe -m pkg.train    python -m, computed by a child process
+  genie run --map cuda train.py             what it says of cuda is mapped
+  genie run --device remote_accelerator:1 train.py
 """
 
 
-@click.command(name="run", cls=ProgramCommand, epilog=_EPILOG, short_help="Run a program on another device.")
+@click.command(name="run", cls=ProgramCommand, epilog=_EPILOG, short_help="Run a program on remote_accelerator.")
 @click.option(
     "--device",
     metavar="DEVICE",
-    help="Where tensors are made that name no device: remote_accelerator[:i], the default; with --map, only if given.",
+    help="The default device: remote_accelerator[:i]. With --map and without this, it stays the CPU.",
 )
 @click.option(
     "--map", "mapped", type=click.Choice(["cuda"]), help="What the program says of CUDA means remote_accelerator."
@@ -36,7 +37,7 @@ Examples:
 @click.option(
     "--executor",
     type=click.Choice(["local", "loopback", "pipe", "ray"]),
-    help="What computes; default: GENIE_EXECUTOR, or local.",
+    help="What computes: instead of GENIE_EXECUTOR.",
 )
 @click.option("--address", metavar="ADDRESS", help="Of the cluster, with --executor ray.")
 @click.option(
@@ -53,31 +54,25 @@ def command(
     address: str | None,
     as_module: bool,
 ) -> int:
-    """Run PROGRAM, a script or a module (-m), unchanged: as python would, but on remote_accelerator.
+    """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
 
-    Tensors that name no device are made there. Its output, exit code and traceback are its own.
+    Tensors for which the program names no device are made there. Its output, exit code and traceback are its own.
     """
     index = None if device is None and mapped else _index(device or "remote_accelerator")
     program = Program.parse(argument, script_args, as_module=as_module)
     if program.is_model:
         raise UsageError(f"{argument} is a model, which does not run by itself: give a script, or a module (-m)")
-    _choose(executor, address)
-    # On a machine with CUDA, too, torch is to know the device by its name: the program has been told to use it.
-    os.environ.setdefault("GENIE_REGISTER_DEVICE", "always")
-    import mindtorch
-
-    mindtorch._bootstrap()
-    from mindtorch.patch.cuda_names import cuda_is_ours
-    from mindtorch.patch.default_device import default_device
-
-    moved = ExitStack()
-    atexit.register(moved.close)  # after what the program registers, which runs as the program does
-    if mapped:
-        moved.enter_context(cuda_is_ours())
-    if index is not None:
-        moved.enter_context(default_device(index))
-    outcome = program.run()
-    outcome.show()
+    stack = ExitStack()
+    atexit.register(stack.close)  # after what the program registers, which runs as the program does
+    try:
+        _choose(executor, address, stack)
+        _move(index, mapped is not None, stack)
+        outcome = program.run()
+        outcome.show()
+    finally:
+        if click.get_current_context().find_root().obj != ENDS_WITH_THE_COMMAND:
+            atexit.unregister(stack.close)
+            stack.close()
     return outcome.exit_code
 
 
@@ -94,16 +89,38 @@ def _index(name: str) -> int:
     return asked.index or 0
 
 
-def _choose(executor: str | None, address: str | None) -> None:
-    """Let the environment say what computes: also to processes that the program starts."""
+def _choose(executor: str | None, address: str | None, stack: ExitStack) -> None:
+    """Say what computes, in the environment: to processes that the program starts, too."""
     if address is not None and executor != "ray":
         raise UsageError("--address is for --executor ray")
-    if executor is not None:
-        os.environ["GENIE_EXECUTOR"] = executor
     if executor == "ray":
         import mindtorch
 
-        connect = getattr(mindtorch, "connect", None)
-        if connect is None:
-            raise UsageError("--executor ray: this version of mindtorch has no Ray transport")
+        try:
+            connect = mindtorch.connect  # type: ignore[attr-defined]
+        except AttributeError:
+            raise UsageError("--executor ray: this version of mindtorch has no way to Ray") from None
         connect(address)
+    elif executor is not None:
+        _set("GENIE_EXECUTOR", executor, stack)
+    if "GENIE_REGISTER_DEVICE" not in os.environ:
+        _set("GENIE_REGISTER_DEVICE", "always", stack)  # on a machine with CUDA, too: the program is to use the device
+
+
+def _set(name: str, value: str, stack: ExitStack) -> None:
+    before = os.environ.get(name)
+    stack.callback(os.environ.pop, name, None) if before is None else stack.callback(os.environ.update, {name: before})
+    os.environ[name] = value
+
+
+def _move(index: int | None, cuda: bool, stack: ExitStack) -> None:
+    import mindtorch
+
+    mindtorch._bootstrap()
+    from mindtorch.patch.cuda_names import cuda_is_ours
+    from mindtorch.patch.default_device import default_device
+
+    if cuda:
+        stack.enter_context(cuda_is_ours())
+    if index is not None:
+        stack.enter_context(default_device(index))

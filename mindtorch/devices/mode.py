@@ -22,7 +22,8 @@ class Mode:
     accelerator: the type of device that an index alone means.
     default: the index of the remote_accelerator on which tensors are made that name no device, in every thread (SPEC
     C9). None: torch's own default.
-    meets: plain tensors join those on a remote_accelerator in any call.
+    meets: `mindtorch.engine.record.meeting.bring_together` where plain tensors join those on a remote_accelerator in
+    any call; None: two devices are two devices.
     draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
     from it, too. Not None where `default` is not.
     cuda_is_ours: ``cuda`` is another name for ``remote_accelerator``.
@@ -34,7 +35,7 @@ class Mode:
     current_cuda: Callable[[], int] = int  # 0
     accelerator: str = "cuda"
     default: int | None = None
-    meets: bool = False
+    meets: Any = None
     draws: int | None = None
     cuda_is_ours: bool = False
 

@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 from .._ext import hooks as _hooks
 from ..devices import mode
 from ..engine.execute import tensors
+from ..engine.record.meeting import bring_together
 from . import creation, generators, hooks, late, loaders, pretrained, slot
 from .replaced import replaced
 
@@ -46,7 +47,7 @@ def default_device(index: int) -> Iterator[None]:
     hooks.enable()
     late.when_loaded("transformers.modeling_utils", pretrained.patch)
     told = [(torch, "get_default_device", _get_default), loaders.workers()]
-    with one_generator(index), mode.enter(default=index, meets=True), replaced(told):
+    with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):
         yield
 
 

@@ -18,14 +18,12 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
-from .meeting import bring_together
 from .mixing import mixed_devices
 from .predict import RULES, decompose, infer, lazy_in, taken_apart
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
 __all__ = [
-    "bring_together",
     "describe",
     "infer",
     "lift",
