@@ -105,11 +105,10 @@ def _together(found: list[RayExecutor]) -> Executor:
 
 
 def _is_ours(executor: Any) -> bool:
-    while executor is not None:
-        if isinstance(executor, RayExecutor):
-            return True
-        executor = getattr(executor, "inner", None)
-    return False
+    """Is it, or does it wrap, one of this file's?"""
+    while not isinstance(executor, (RayExecutor, type(None))):
+        executor = executor.executors[0] if isinstance(executor, SpreadExecutor) else getattr(executor, "inner", None)
+    return executor is not None
 
 
 def _where(address: str) -> str | None:
