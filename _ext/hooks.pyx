@@ -11,7 +11,7 @@ from .lazy cimport device_index, handle_of, is_ours
 
 cdef extern from *:
     """
-    #define MT_SLOTS 64
+    #define MT_SLOTS 84
     #define MT_METHODS 30
     /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
        Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
@@ -95,12 +95,13 @@ cdef extern from *:
         return mt_method(n, s, a, k); }
     #define MT_4(f, t) f(t##0) f(t##1) f(t##2) f(t##3)
     #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
-    #define MT_64(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_4(f, 6)
-    MT_64(MT_ENTRY)
+    #define MT_84(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_10(f, 6) \
+        MT_10(f, 7) MT_4(f, 8)
+    MT_84(MT_ENTRY)
     MT_10(MT_METHOD, ) MT_10(MT_METHOD, 1) MT_10(MT_METHOD, 2)
     #define MT_NAME(n) mt_call_##n,
     #define MT_METHOD_NAME(n) mt_method_##n,
-    static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_64(MT_NAME) };
+    static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_84(MT_NAME) };
     static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = {
         MT_10(MT_METHOD_NAME, ) MT_10(MT_METHOD_NAME, 1) MT_10(MT_METHOD_NAME, 2) };
 
@@ -270,13 +271,27 @@ def set_mode(mode):
 
     everywhere: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
     except while torch is at work for ourselves. known: a `meta` device is one of ours, too: torch's own functions make
-    tensors of ours, where subclasses may be used.
+    tensors of ours, where subclasses may be used. draws: what makes tensors on no device of ours is asked about, as
+    is what draws (take_default). cuda_is_ours: ``cuda`` is another name for the recording device.
     """
-    global everything, _subclasses_enabled, _last_foreign
+    global everything, moved, _another_name, _subclasses_enabled, _last_foreign
     from torch import _C
     everything = _C._is_torch_function_all_disabled if mode.everywhere else None
+    moved = None if mode.draws is None else _C._is_torch_function_all_disabled
+    _another_name = "cuda" if mode.cuda_is_ours else _device_type
     _subclasses_enabled = _C._is_torch_function_enabled if mode.known is not None else None
     _last_foreign = None
+
+
+cdef object moved = None                  # while torch's default generator is ours: is torch at work for ourselves?
+cdef object _default = None
+cdef str _another_name = "remote_accelerator"    # what else means the recording device
+
+
+def take_default(make):
+    """`make(twin, args, kwargs)` answers what names no device of ours, while that may draw or be made there."""
+    global _default
+    _default = make
 
 
 cdef object _meta_where = None             # asked about a `meta` device outside estimates: is it ours where this runs?
@@ -331,13 +346,13 @@ cdef inline bint _is_other(object t) except -1:
 
 cdef bint _names_us(object device) except -1:
     if type(device) is str:
-        if (<str>device).startswith((_device_type, _other_type, _other_name)):
+        if (<str>device).startswith((_device_type, _other_type, _other_name, _another_name)):
             return True
         return (<str>device).startswith("meta") and _meta_is_ours()
     if type(device) is int:
         return _numbers is not None and _numbers()
     kind = getattr(device, "type", None)
-    if kind == _device_type or kind == _other_type or kind == _other_name:
+    if kind == _device_type or kind == _other_type or kind == _other_name or kind == _another_name:
         return True
     return kind == "meta" and _meta_is_ours()
 
@@ -353,60 +368,6 @@ def take_hidden(asked):
 
 cdef inline bint _hides_ours(PyObject *t) except -1:
     return _hidden is not None and t != NULL and _hidden(<object>t)
-
-
-cdef class StandIn:
-    """What stands for a function of torch's, and says so when asked who it is."""
-    cdef object func
-    cdef dict __dict__
-    cdef object __weakref__                    # torch.jit.script keeps functions by weak reference
-
-    @property
-    def __class__(self):
-        return type(self.func)                 # isinstance(torch.zeros, types.BuiltinFunctionType): Dynamo asks
-
-    def __getattr__(self, name):
-        return getattr(self.func, name)        # __self__, __text_signature__ and what else a builtin has
-
-    def __hash__(self):
-        return hash(self.func)
-
-    def __eq__(self, other):
-        # Dynamo's tables may have been made with torch's own function or with the hook: both find the other.
-        if issubclass(type(other), StandIn):   # isinstance() would believe `__class__`
-            return (<StandIn>other).func is self.func
-        return other is self.func
-
-    def __get__(self, instance, owner):
-        return self                            # a builtin does not bind either
-
-    def __repr__(self):
-        return repr(self.func)
-
-    def __reduce__(self):
-        return self.__name__                   # pickled by name, like the function it stands for
-
-
-cdef class SettingHook(StandIn):
-    """Stand-in for a function that changes a setting: before(args, kwargs) is called first, after() last, under `lock`.
-
-    It has no frame, so that a warning of the function names the line that it would name without us.
-    """
-    cdef object lock, before, after
-
-    def __init__(self, func, lock, before, after):
-        self.func = func
-        self.lock = lock
-        self.before = before
-        self.after = after
-
-    def __call__(self, *args, **kwargs):
-        with self.lock:
-            self.before(args, kwargs)
-            try:
-                return self.func(*args, **kwargs)
-            finally:
-                self.after()
 
 
 cdef class Hook:
@@ -442,6 +403,8 @@ cdef class CreationHook(Hook):
             if everything():
                 return False
             return device == NULL or _type_of_device(<object>device) != "meta" or _names_us(<object>device)
+        if moved is not None and not moved():
+            return True
         return self.prepare is not None or self.named_us(first, device)
 
     cdef bint named_us(self, PyObject *first, PyObject *device) except -1:
@@ -468,8 +431,16 @@ cdef class CreationHook(Hook):
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef object device = kwargs.get("device")
         cdef PyObject *first = <PyObject *>args[0] if args else NULL
-        if self.prepare is None or everything is not None or self.named_us(first, <PyObject *>device):
+        if everything is not None or self.named_us(first, <PyObject *>device) or (
+            self.prepare is None and moved is None
+        ):
             return self.create(self.twin, args, kwargs)
+        if moved is not None and not moved():
+            made = _default(self.twin, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        if self.prepare is None:
+            return self.twin(*args, **kwargs)
         args, kwargs = self.prepare(args, kwargs)
         return self.twin(*args, **kwargs)
 
@@ -546,11 +517,16 @@ cdef class MethodHook(PythonHook):
 
 
 cdef class DrawHook(PythonHook):
-    """A function or `method` that draws: `slow(twin, args, kwargs)` is called where a generator of ours is given."""
+    """A function or `method` that draws: `slow(twin, args, kwargs)` is called where a generator of ours is given, and
+    wherever torch's default generator is one of ours."""
     cdef bint method
 
     def __init__(self, slow, bint method):
         self.slow, self.method = slow, method
+
+    cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
+                       bint named) except -1:
+        return moved is not None and not moved()
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, (<object>owner, *args) if self.method else args, kwargs)
@@ -606,7 +582,9 @@ cdef class NameHook(Hook):
         if type(value) is not str:
             return False
         kind = (<str>value).partition(":")[0]
-        return kind == _device_type or (_other_base is not None and (kind == _other_type or kind == _other_name))
+        if kind == _device_type or kind == _another_name:
+            return True
+        return _other_base is not None and (kind == _other_type or kind == _other_name)
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []

@@ -56,10 +56,9 @@ cdef object excluded, past_autograd    # asked in a dispatch: whether it came th
 cdef object below, detach, increment_version, requires_grad, is_inference
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
-cdef bint logging = False
+cdef bint logging = False, apart = False
 cdef int drawing_at_once = 0           # nested calls of draw_at_once(True)
-cdef object evaluate = None           # while estimating: see set_mode
-cdef bint apart = False
+cdef object evaluate = None, meet = None    # see set_mode
 
 
 def init(hooks, torch):
@@ -114,11 +113,12 @@ def set_mode(mode):
     calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
     lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the fresh ones, as in
     `template`.
+    meets: `(info, func, args, kwargs)` answers calls with plain tensors among the arguments, or NotImplemented.
     """
-    global apart, evaluate
+    global apart, evaluate, meet
     tape.interner.frozen += <bint>mode.everywhere - apart
     apart = mode.everywhere
-    evaluate = None if mode.known is None else mode.known.evaluate
+    evaluate, meet = None if mode.known is None else mode.known.evaluate, mode.meets
 
 
 def counts():
@@ -620,6 +620,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
+            return out
+    if meet is not None and any_foreign(args, <dict>kwargs):
+        out = meet(info, func, args, {} if kwargs is None else kwargs)
+        if out is not NotImplemented:
             return out
     if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
         out = _apart(info, func, types, args, <dict>kwargs)

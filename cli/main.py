@@ -14,7 +14,7 @@ from mindtorch.base.errors import UsageError
 
 __all__ = ["cli", "entry"]
 
-_COMMANDS = ("profile", "graph", "devices")  # each is the module of that name in this package, with a `command`
+_COMMANDS = ("profile", "graph", "run", "devices")  # each is the module of that name in this package, with a `command`
 
 
 class Genie(click.Group):
@@ -90,6 +90,7 @@ Examples:
   genie profile train.py --lr 0.1     options after the script are the script's
   genie profile model.py:build --input 1x3x224x224
   genie graph model.py:build --input 1x128:int64 --dot graph.dot
+  genie run train.py --lr 0.1         the same, computed by another executor
   genie devices npu                   exit code 3 when it cannot be used
 """
 
@@ -103,8 +104,8 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """The console script."""
-    cli.main(prog_name="genie")
+    """The console script: the process ends with the command."""
+    cli.main(prog_name="genie", obj="the process ends with the command")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from mindtorch.base import config, hardware
+from mindtorch.base.errors import UsageError
 from mindtorch.devices.names import DEVICE_TYPES, device
 
 __all__ = ["DEVICE_TYPES", "describe", "versions"]
@@ -55,13 +56,30 @@ def _meta(_index: int | None) -> _Answer:
     return True, None, None, details
 
 
+def _pipe() -> dict[str, Any]:
+    return {"where": "in a child process of the program, on this machine"}
+
+
+#: By what GENIE_EXECUTOR says: where recordings would run, found out without starting anything.
+_EXECUTORS = {
+    "local": lambda: {"where": "with torch, in the program's process"},
+    "loopback": lambda: {"where": "behind messages, in the program's process"},
+    "pipe": _pipe,
+}
+
+
 def _remote(index: int | None) -> _Answer:
     runs_on = config.executor_device()
-    details = {
-        "executor": "in-process",
+    details: dict[str, Any] = {
+        "executor": None,
         "runs_on": runs_on,
         "note": "operations are recorded and run when they are read",
     }
+    try:
+        details["executor"] = config.executor()
+    except UsageError as error:
+        return False, str(error), "see docs/EXECUTORS.md", details
+    details |= _EXECUTORS[details["executor"]]()
     if not hardware.has_module("torch"):
         return False, "torch is not installed", _INSTALL_TORCH, details
     if importlib.util.find_spec("mindtorch._ext.tape") is None:

@@ -53,7 +53,9 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
         if details["torch_npu"]:
             yield "torch_npu", details["torch_npu"]
     elif row["type"] == "remote_accelerator":
-        yield "runs", f"{details['executor']}, on {details['runs_on']}: {details['note']}"
+        yield "is", details["note"]
+        if details["executor"]:
+            yield "executor", f"{details['executor']}: {details['where']}, on {details['runs_on']}"
     elif details.get("note"):
         yield "is", details["note"]
 

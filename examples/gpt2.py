@@ -5,12 +5,16 @@ The weights are random, so the tokens mean nothing; the shapes, the operations a
     python examples/gpt2.py                      # as it is
     genie profile examples/gpt2.py               # the same run, measured
     genie profile examples/gpt2.py --layers 2    # everything after the script is the script's
+    genie run --executor pipe examples/gpt2.py   # the same tokens and losses, computed by another process
+
+How long it took is on standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 
 import torch
@@ -117,6 +121,10 @@ def train_step(model: GPT2, optimizer: torch.optim.Optimizer, tokens: Tensor) ->
     return loss.detach()
 
 
+def took(what: str, began: float) -> None:
+    print(f"{what} in {time.perf_counter() - began:.2f} s", file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A GPT-2-small-shaped model: prefill, decode, one training step.")
     parser.add_argument("--layers", type=int, default=12)
@@ -126,7 +134,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seq", type=int, default=64, help="prompt length in tokens (default 64)")
     parser.add_argument("--decode", type=int, default=4, help="tokens to generate after the prompt's own (default 4)")
-    parser.add_argument("--no-train", action="store_true", help="skip the training step")
+    parser.add_argument("--steps", type=int, default=1, help="training steps (default 1)")
+    parser.add_argument("--no-train", action="store_true", help="skip them")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -137,13 +146,16 @@ def main() -> None:
     prompt = torch.randint(args.vocab, (args.batch, args.seq))
     began = time.perf_counter()
     tokens = generate(model, prompt, args.decode)
-    print(f"generated {tokens.tolist()} in {time.perf_counter() - began:.2f} s")
+    print(f"generated {tokens.tolist()}")
+    took("generated", began)
 
     if not args.no_train:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-        began = time.perf_counter()
-        loss = train_step(model, optimizer, prompt)
-        print(f"trained one step, loss {loss.item():.3f}, in {time.perf_counter() - began:.2f} s")
+        for step in range(args.steps):
+            began = time.perf_counter()
+            loss = train_step(model, optimizer, prompt)
+            print(f"trained step {step + 1}, loss {loss.item():.6f}")
+            took("trained one step", began)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_C1_gpt2_example_runs_with_plain_python(training: bool, tmp_path: Path) 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 layers" in done.stdout and "generated" in done.stdout
-    assert ("trained one step" in done.stdout) == training
+    assert ("trained step 1, loss " in done.stdout) == training
 
 
 def test_C1_gpt2_example_has_gpt2s_parameters() -> None:

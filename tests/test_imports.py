@@ -55,6 +55,7 @@ ONE_SUBJECT = {
     "hook": "functions in torch's place, the list of them",
     "intercept": "the compiled recorder, what it asks Python",
     "program": "the user's program, its options on the command line",
+    "run": "what a profile keeps of a run, the command that runs a program elsewhere",
     "tensor": "the classes of tensors by device",
     "tree": "the tree of modules, how it is shown",
 }

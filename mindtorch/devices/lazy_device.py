@@ -93,7 +93,7 @@ def _parts(device: Any) -> tuple[str, int | None]:
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
     if mode.now.everywhere and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
         return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
-    return spec.type, spec.index
+    return DEVICE_TYPE if spec.type == "cuda" and mode.now.cuda_is_ours else spec.type, spec.index
 
 
 def _device(kind: str, index: int | None) -> Any:
@@ -136,8 +136,9 @@ def is_ours(device: Any) -> bool:
     if mode.now.everywhere:
         return False
     if isinstance(device, str):
-        return device.startswith(DEVICE_TYPE)
-    return getattr(device, "type", None) == DEVICE_TYPE
+        return device.startswith(DEVICE_TYPE) or (mode.now.cuda_is_ours and device.startswith("cuda"))
+    kind = getattr(device, "type", None)
+    return kind == DEVICE_TYPE or (kind == "cuda" and mode.now.cuda_is_ours)
 
 
 def index_of(device: Any) -> int:

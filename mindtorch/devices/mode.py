@@ -20,6 +20,13 @@ class Mode:
     cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
     current_cuda: which one it has chosen.
     accelerator: the type of device that an index alone means.
+    default: the index of the remote_accelerator on which tensors are made that name no device, in every thread (SPEC
+    C9). None: torch's own default.
+    meets: `mindtorch.engine.record.meeting.bring_together` where plain tensors join those on a remote_accelerator in
+    any call; None: two devices are two devices.
+    draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
+    from it, too. Not None where `default` is not.
+    cuda_is_ours: ``cuda`` is another name for ``remote_accelerator``.
     """
 
     everywhere: bool = False
@@ -27,9 +34,18 @@ class Mode:
     cudas: int | None = None
     current_cuda: Callable[[], int] = int  # 0
     accelerator: str = "cuda"
+    default: int | None = None
+    meets: Any = None
+    draws: int | None = None
+    cuda_is_ours: bool = False
 
 
 now = Mode()
+
+
+def change(**changes: Any) -> None:
+    """The mode is another one from here on."""
+    _set(replace(now, **changes))
 
 
 @contextmanager

@@ -71,7 +71,7 @@ EAGER = (
     *QUANTIZED,
 )
 NESTED = ("nested_tensor", "as_nested_tensor")
-_RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
+RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
 _transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
@@ -81,7 +81,7 @@ def _info(func: Callable[..., Any]) -> Any:
     info = _infos.get(func)
     if info is None:
         name = func.__name__
-        info = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in _RANDOM)
+        info = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in RANDOM)
         _infos[func] = info
     return info
 
@@ -118,7 +118,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if _transforming() is not None:
         if args and index >= 0 and inside.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
             return func(*args, **kwargs)  # is there already: to C++ that is the CPU
-        if func.__name__ in _RANDOM:
+        if func.__name__ in RANDOM:
             return transforms.draw(func, args, kwargs, index)
     if func.__name__.endswith("_like") and args and _core.get_handle(args[0]) is not None:
         like = args[0]

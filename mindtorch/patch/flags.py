@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from .._ext.standin import SettingHook
 from ..engine.execute import values
 from ..engine.execute.ambient import TABLE, Setting
 from ..engine.record import predict
@@ -43,12 +43,12 @@ def _dict(found: Any) -> dict[str, Any]:
     return getattr(found, "__dict__", {})
 
 
-def _stand_in(setting: Setting, original: Callable[..., Any]) -> _hooks.SettingHook:
+def _stand_in(setting: Setting, original: Callable[..., Any]) -> SettingHook:
     def before(args: tuple, kwargs: dict[str, Any]) -> None:
         if _seen_by_pending(setting) and setting.changes(args, kwargs):
             values.settle(setting.setter.removeprefix("_"))
 
-    hook = _hooks.SettingHook(original, values.lock, before, note if setting.shapes else _nothing)
+    hook = SettingHook(original, values.lock, before, note if setting.shapes else _nothing)
     functools.update_wrapper(hook, original)
     return hook
 

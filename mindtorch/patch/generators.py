@@ -7,12 +7,16 @@ when they are called, so they come in program order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from ..base import config
+from ..devices import mode
 from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors, values
 from ..engine.record import eager
@@ -76,17 +80,69 @@ def where_it_draws(generator: Any) -> torch.device:
 
 
 def draw(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """``function(..., generator=g)`` with a generator of ours: refused, as torch would, where the CPU's is wanted."""
+    """``function(..., generator=g)`` with a generator of ours: refused, as torch would, where the CPU's is wanted.
+
+    While torch's default generator is one of ours: what draws on the CPU, or may.
+    """
     given = (*args, *kwargs.values())
     ours = any(_core.get_handle(a) is not None or is_npu(a) for a in given)  # they look themselves whose it is
+    found = next((g.device.type for g in given if isinstance(g, Generator)), None)
+    if found is None:
+        kwargs = without_default(kwargs)
+        with nullcontext() if ours or not _draws(function.__name__, args, kwargs) else one_sequence():
+            return function(*args, **kwargs)
     if torch._C._is_torch_function_enabled() and not ours:
         where = kwargs.get("device") or next((a.device for a in given if isinstance(a, torch.Tensor)), "cpu")
-        found = next(g.device.type for g in given if isinstance(g, Generator))
         raise RuntimeError(f"Expected a '{torch.device(where).type}' device type for generator but found '{found}'")
     return function(*args, **kwargs)
 
 
+def without_default(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments; torch's default generator is the same as none."""
+    if kwargs.get("generator") is not torch.default_generator:
+        return kwargs
+    return {name: value for name, value in kwargs.items() if name != "generator"}
+
+
+@contextmanager
+def one_sequence() -> Iterator[None]:
+    """What torch draws on the CPU meanwhile comes from the device's generator, if that is torch's default one: the
+    program has one sequence of numbers then, in the order in which it asks for them, as it has without us."""
+    index = sequence_of()
+    if index is None:
+        yield
+        return
+    values.materialize([], "draw on the CPU", generator=index)  # those that come before
+    with values.lock, values.executor().rng(index):
+        yield
+
+
+def sequence_of() -> int | None:
+    """The index of the device whose generator torch's default one is, or None.
+
+    It has to be of the CPU's kind: where recordings run on a GPU there are two sequences.
+    """
+    if mode.now.draws is None or values.executor().device.type != "cpu" or config.executor_device() != "cpu":
+        return None
+    return mode.now.draws
+
+
+def _draws(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does the call of a function that may draw, do so? False when it certainly does not."""
+    if kwargs.get("generator") is not None:
+        return False  # from that one
+    if "dropout" in name and len(args) > 2:
+        return bool(args[1] and args[2])
+    return name not in _RARELY or any(type(a) is float and a > 0 for a in (*args, *kwargs.values()))
+
+
+#: Draw when they have a dropout among their arguments.
+_RARELY = ("lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention")
 _FUNCTIONS = ("bernoulli", "multinomial", "poisson", "binomial")
+#: The same on the way to something else.
+_ON_THE_WAY = ("dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
+               "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout", "rrelu", "rrelu_",
+               "_standard_gamma", "_sample_dirichlet", "lstm", "gru", "rnn_tanh", "rnn_relu")  # fmt: skip
 _METHODS = ("bernoulli", "multinomial", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "cauchy_",
             "log_normal_", "geometric_")  # fmt: skip
 
@@ -101,6 +157,17 @@ def _watch() -> None:
             function = getattr(owner, name)
             _watching.append(function)
             _hooks.hook(function, _hooks.DrawHook(draw, names is _METHODS))
+
+
+def watch_all() -> None:
+    """Everything that may draw is asked, where it does so (`one_sequence`)."""
+    _watch()
+    for owner, names in ((torch._C._VariableFunctions, _ON_THE_WAY), (torch._C._nn, ("scaled_dot_product_attention",))):
+        for name in names:
+            function = getattr(owner, name)
+            if function not in _watching:
+                _watching.append(function)
+                _hooks.hook(function, _hooks.DrawHook(draw, False))
 
 
 def unwatch() -> None:

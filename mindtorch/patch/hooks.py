@@ -75,10 +75,10 @@ def enable() -> None:
     for name in (*creation.RECORDED, *creation.EAGER):
         if hasattr(_functions, name):
             prepare = creation.read_indices if name == "sparse_coo_tensor" else None
-            asked = _hooks.CreationHook(_create, name in creation.FROM_DATA, prepare)
+            asked = _hooks.CreationHook(create, name in creation.FROM_DATA, prepare)
             _public[_hook(getattr(_functions, name), asked)] = getattr(_functions, name)
     for function in (torch._C._fft.fft_fftfreq, torch._C._fft.fft_rfftfreq):
-        _public[_hook(function, _hooks.CreationHook(_create))] = function
+        _public[_hook(function, _hooks.CreationHook(create))] = function
     for name in creation.NESTED:
         _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
     _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
@@ -229,6 +229,7 @@ _torch_rebuild_tensor = torch._utils._rebuild_tensor
 _torch_module_to = torch.nn.Module.to
 _torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
+_torch_nested_tensor = torch.nested.nested_tensor
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
@@ -238,7 +239,7 @@ _function_modes = torch._C._len_torch_function_stack
 _modes_on = torch._C._len_torch_dispatch_stack
 
 
-def _create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
@@ -265,8 +266,10 @@ def _nested_hook(original: Any) -> Any:
         device = kwargs.get("device")
         if type(device) is int and _numbers_ours():
             kwargs["device"] = device = of_number(device)
+        if device is None and mode.now.default is not None and original is _torch_nested_tensor:
+            kwargs["device"] = device = tensors.torch_device(mode.now.default)
         ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
-        return _create(original, args, kwargs) if ours else original(*args, **kwargs)
+        return create(original, args, kwargs) if ours else original(*args, **kwargs)
 
     return make
 
@@ -420,14 +423,14 @@ def _new_hook(name: str) -> Any:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
-            return _create(_hooks.original(factory), args, kwargs)
+            return create(_hooks.original(factory), args, kwargs)
         nowhere = mode.now.known is not None and lazy and _core.device_index(self) < 0
         if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
-            return _create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
+            return create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
         if device is not None and is_npu(self):  # which to C++ is on the CPU, whatever other device is named
             return original(torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if not lazy:
@@ -496,5 +499,5 @@ def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: 
     ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
     ours = ours or (holds_no_data(self.device) and (mode.now.known is not None or namespace.speaks()))
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
-        return _create(_hooks.original(func), args, {**kwargs, "device": self.device})
+        return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

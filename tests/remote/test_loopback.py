@@ -84,6 +84,18 @@ def test_R1_what_is_saved_shares_as_the_values_do(elsewhere: RemoteExecutor, sam
     same_as_eager(program)
 
 
+def test_R1_storages_tell_whether_they_are_one(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        a = torch.arange(6.0, device=device)
+        b = a + 1
+        told = [a.untyped_storage().data_ptr() for _ in range(3)]  # each a copy that is gone by the next
+        others = [t.untyped_storage().data_ptr() for t in (b, b[2:], torch.empty(0, device=device))]
+        same = [told[0] == told[1] == told[2] == a.data_ptr(), a[2:].untyped_storage().data_ptr() == told[0]]
+        return torch.tensor([*same, others[0] in told, others[0] == others[1], others[2] == 0])
+
+    same_as_eager(program)
+
+
 def test_R1_training_equals_eager(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
     def program(device: str) -> object:
         net = torch.nn.Sequential(

@@ -115,7 +115,11 @@ class LazyTensor(RecordedTensor):
         return values.executor().address(values.materialize([self], "data_ptr")[0])
 
     def untyped_storage(self) -> Any:
-        return handlers.lend_storage(self, values.read([self], "storage", whole=True)[0].untyped_storage())
+        storage = handlers.lend_storage(self, values.read([self], "storage", whole=True)[0].untyped_storage())
+        if values.executor().place.type == "meta":  # a copy, which is to say whom it is of
+            start = self.data_ptr() - self.storage_offset() * self.element_size() if self.numel() else 0
+            storage.data_ptr = lambda: start
+        return storage
 
     def storage(self) -> Any:
         storage = values.read([self], "storage", whole=True)[0].storage()

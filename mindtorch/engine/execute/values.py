@@ -59,6 +59,12 @@ def set_executor(executor: Executor | None) -> Executor | None:
     return previous
 
 
+def begin_again(executor: Executor) -> None:
+    """In a process that was forked, whose values are in a session of its parent's: use ``executor`` from here on."""
+    global _executor
+    _executor = executor
+
+
 def get_executor() -> Executor:
     """The executor in use: the one that was set, or else what ``GENIE_EXECUTOR`` says."""
     with lock:

@@ -22,6 +22,7 @@ from ...base.errors import MaterializationError
 from ..execute import local, triggers
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
+from .contents import Contents, digest_of
 from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
@@ -53,7 +54,8 @@ class RemoteExecutor(Session, Homes):
         Session.__init__(self, send, post)
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
-        self._mirrors = Mirrors(self._known.forget)
+        self._contents = Contents()
+        self._mirrors = Mirrors(self._died)
         Homes.__init__(self)
         self._told = Told(self._ask, self._check_there)
         self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
@@ -132,8 +134,14 @@ class RemoteExecutor(Session, Homes):
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        self._ask("upload", number, data, nbytes=64 + len(data))
-        self._known.put(number, data)
+        digest = digest_of(data)
+        source = self._contents.source(digest)
+        if source is None:
+            self._ask("upload", number, data, nbytes=64 + len(data))
+            self._known.put(number, data)
+        else:
+            self._ask("copy", number, source)
+        self._contents.put(number, digest)
         self._tie(home, storage)
         return storage
 
@@ -141,7 +149,11 @@ class RemoteExecutor(Session, Homes):
         """What is in a storage there may be other than what is known here."""
         self._mirrors.copies.pop(number, None)
         self._expected.discard(number)
+        self._died(number)
+
+    def _died(self, number: int) -> None:
         self._known.forget(number)
+        self._contents.forget(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Other contents for the whole storage of a value."""
@@ -183,6 +195,7 @@ class RemoteExecutor(Session, Homes):
         except BaseException:  # a signal handler's: some of what is known here may be ahead of what has been asked for
             self._told.forget()
             self._known.clear()
+            self._contents.clear()
             raise
 
     def _submit(self, segment: Any, encoded: Encoded) -> None:
@@ -198,6 +211,7 @@ class RemoteExecutor(Session, Homes):
         for number in written:
             self._mirrors.copies.pop(number, None)
             self._expected.discard(number)
+            self._contents.forget(number)
         self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]

@@ -17,6 +17,7 @@ from ..._ext import attributes as _attributes
 from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad, Unseen
+from ...devices import mode
 from . import classes
 from .metadata import TensorMetadata
 
@@ -121,7 +122,9 @@ def formatted(t: torch.Tensor, value: torch.Tensor) -> str:
 
 
 def _formatted(t: torch.Tensor, value: torch.Tensor) -> str:
-    suffixes = [f"device='{t.device}'"]
+    # As torch, which does not name the default device. The index is of ours alone.
+    at_home = mode.now.default is not None and _core.device_index(t) == mode.now.default
+    suffixes = [] if at_home else [f"device='{t.device}'"]
     if value.numel() == 0 and value.dim() != 1:
         suffixes.append(f"size={tuple(value.shape)}")
     default = torch.get_default_dtype()

@@ -22,6 +22,7 @@ from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch import attention
+from ...patch.replaced import of_cuda
 from . import assumptions
 
 
@@ -98,19 +99,8 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     if accelerator is None:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
-    replaced = [(torch.cuda, name, value) for name, value in said.items()]
-    for module in (torch.cuda.random, torch.cuda.memory):  # where torch.cuda has them from, and programs may, too
-        replaced += [(module, name, said[name]) for name in said if vars(module).get(name) is getattr(torch.cuda, name)]
-    replaced += [(torch.cuda, name, _refusing(name)) for name in _REFUSED]
-    replaced += [(torch.cuda.graphs, name, _refusing(name)) for name in ("CUDAGraph", "graph", "graph_pool_handle")]
-    replaced.append((torch.cuda.graphs, "make_graphed_callables", said["make_graphed_callables"]))
-    nothing = dict.fromkeys(
-        ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),
-        lambda *args: 0,
-    )
-    replaced.append((torch.cuda.nvtx, "_nvtx", types.SimpleNamespace(**nothing)))
-    replaced.append((torch.nn.parallel.comm, "scatter", _scatter))
-    replaced += [(torch.cuda.profiler, name, lambda: None) for name in ("start", "stop")]
+    refused = {name: _refusing(name) for name in _REFUSED}
+    replaced = [*of_cuda(said | refused), (torch.nn.parallel.comm, "scatter", _scatter)]
     return shared + replaced + _of_npus(accelerator) + _of_any_kind(accelerator)
 
 

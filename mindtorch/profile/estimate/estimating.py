@@ -18,6 +18,7 @@ from ...engine.execute import tensors, values
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
+from ...patch.replaced import replaced
 from . import checkpoints, known, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
@@ -48,26 +49,16 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         stack.callback(set_current, 0)
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)
-        for owner, name, value in (
+        told = (
             *answers(accelerator),
             *checkpoints.replacements(),
             *saved.replacements(),
             *written.replacements(),
             *_foreach(),
             made,
-        ):
-            _replace(stack, owner, name, value)
+        )
+        stack.enter_context(replaced(told))
         yield
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    if own:
-        stack.callback(setattr, owner, name, before)
-    else:
-        stack.callback(delattr, owner, name)
 
 
 def _foreach() -> list[tuple[Any, str, Any]]:

@@ -1,0 +1,126 @@
+"""``genie run``: a program as it is, its tensors on another device (SPEC C9)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import ExitStack
+
+import click
+
+from mindtorch.base.errors import UsageError
+from mindtorch.program.program import Program
+
+from .program import ProgramCommand
+
+__all__ = ["ENDS_WITH_THE_COMMAND", "command"]
+
+ENDS_WITH_THE_COMMAND = "the process ends with the command"  # what the context holds where that is so
+_EPILOG = """\b
+Examples:
+  genie run train.py --lr 0.1               options after the script are its own
+  genie run --executor pipe -m pkg.train    python -m, computed by a child process
+  genie run --map cuda train.py             what it says of cuda is mapped
+  genie run --device remote_accelerator:1 train.py
+"""
+
+
+@click.command(name="run", cls=ProgramCommand, epilog=_EPILOG, short_help="Run a program on remote_accelerator.")
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="The default device: remote_accelerator[:i]. With --map and without this, it stays the CPU.",
+)
+@click.option(
+    "--map", "mapped", type=click.Choice(["cuda"]), help="What the program says of CUDA means remote_accelerator."
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "loopback", "pipe", "ray"]),
+    help="What computes: instead of GENIE_EXECUTOR.",
+)
+@click.option("--address", metavar="ADDRESS", help="Of the cluster, with --executor ray.")
+@click.option(
+    "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
+)
+@click.argument("argument", metavar="PROGRAM")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(
+    argument: str,
+    script_args: tuple[str, ...],
+    device: str | None,
+    mapped: str | None,
+    executor: str | None,
+    address: str | None,
+    as_module: bool,
+) -> int:
+    """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
+
+    Tensors for which the program names no device are made there. Its output, exit code and traceback are its own.
+    """
+    index = None if device is None and mapped else _index(device or "remote_accelerator")
+    program = Program.parse(argument, script_args, as_module=as_module)
+    if program.is_model:
+        raise UsageError(f"{argument} is a model, which does not run by itself: give a script, or a module (-m)")
+    stack = ExitStack()
+    atexit.register(stack.close)  # after what the program registers, which runs as the program does
+    try:
+        _choose(executor, address, stack)
+        _move(index, mapped is not None, stack)
+        outcome = program.run()
+        outcome.show()
+    finally:
+        if click.get_current_context().find_root().obj != ENDS_WITH_THE_COMMAND:
+            atexit.unregister(stack.close)
+            stack.close()
+    return outcome.exit_code
+
+
+def _index(name: str) -> int:
+    """The index of the recording device that is meant."""
+    from mindtorch.devices.names import device
+
+    try:
+        asked = device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name}: {error}") from error
+    if asked.type != "remote_accelerator":
+        raise UsageError(f"--device {name}: expected remote_accelerator[:i]; on {asked.type}, run it with python")
+    return asked.index or 0
+
+
+def _choose(executor: str | None, address: str | None, stack: ExitStack) -> None:
+    """Say what computes, in the environment: to processes that the program starts, too."""
+    if address is not None and executor != "ray":
+        raise UsageError("--address is for --executor ray")
+    if executor == "ray":
+        import mindtorch
+
+        try:
+            connect = mindtorch.connect  # type: ignore[attr-defined]
+        except AttributeError:
+            raise UsageError("--executor ray: this version of mindtorch has no way to Ray") from None
+        connect(address)
+    elif executor is not None:
+        _set("GENIE_EXECUTOR", executor, stack)
+    if "GENIE_REGISTER_DEVICE" not in os.environ:
+        _set("GENIE_REGISTER_DEVICE", "always", stack)  # on a machine with CUDA, too: the program is to use the device
+
+
+def _set(name: str, value: str, stack: ExitStack) -> None:
+    before = os.environ.get(name)
+    stack.callback(os.environ.pop, name, None) if before is None else stack.callback(os.environ.update, {name: before})
+    os.environ[name] = value
+
+
+def _move(index: int | None, cuda: bool, stack: ExitStack) -> None:
+    import mindtorch
+
+    mindtorch._bootstrap()
+    from mindtorch.patch.cuda_names import cuda_is_ours
+    from mindtorch.patch.default_device import default_device
+
+    if cuda:
+        stack.enter_context(cuda_is_ours())
+    if index is not None:
+        stack.enter_context(default_device(index))

@@ -1,0 +1,93 @@
+"""Plain tensors that meet tensors of ours while the default device is one of ours (SPEC C9).
+
+A program that was written for one device mixes what torch puts on the default device with what is plain: arrays of
+numpy's, a DataLoader's batches, what was loaded from a file. Plain operands go to the device, as if the program had
+said ``.to(device)``, which autograd sees. A call that writes to a plain tensor, or takes elements out of one, comes to
+it: what a plain tensor shares memory with sees what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import ops
+from ..._ext import lazy as _core
+from ...devices.lazy_device import device_at
+from .mixing import no_ordinary_cpu_tensor
+from .predict import lazy_in, tensors_in
+
+__all__ = ["bring_together"]
+
+#: What takes elements out of its first operand: that may be large, and stays where it is.
+_TAKES = frozenset({"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::masked_select"})
+_WRITES_FIRST = frozenset({"aten::index_put_", "aten::__setitem__"})
+_ordinary_function = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def bring_together(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``func(*args, **kwargs)`` with all operands on one device; NotImplemented if they are, or torch moves them."""
+    row = ops.about(info.name)
+    if row.anywhere or info.name.startswith("python::"):
+        return NotImplemented
+    apart = row.elsewhere
+    if row.tag == "rnn" and len(args) > 3 and isinstance(args[3], (list, tuple)):
+        apart = (1,)  # of packed sequences: the batch sizes
+    written = _written(info, func, args, kwargs)
+    if written and not any(_core.get_handle(t) is not None for t in written):
+        if all(_core.get_handle(t) is not None or not _joins(t) for t in tensors_in([*args, *kwargs.values()])):
+            return NotImplemented
+        return func(*(_to_cpu(a) for a in args), **{name: _to_cpu(a) for name, a in kwargs.items()})
+    if info.name in _TAKES and args and isinstance(args[0], torch.Tensor) and _joins(args[0]):
+        return func(*(_to_cpu(a) for a in args), **{name: _to_cpu(a) for name, a in kwargs.items()})
+    place = next((_core.device_index(t) for t in lazy_in([*args, *kwargs.values()])), -1)
+    if place < 0:
+        return NotImplemented
+    index = 1 if row.indexed else None  # of a tensor of ours: may be on the CPU
+    moved_args = tuple(a if i in apart or i == index else _to_device(a, place) for i, a in enumerate(args))
+    moved = {name: a if name in apart else _to_device(a, place) for name, a in kwargs.items()}
+    if all(a is b for a, b in zip((*args, *kwargs.values()), (*moved_args, *moved.values()), strict=True)):
+        return NotImplemented
+    return func(*moved_args, **moved)
+
+
+def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The operands that the call writes to."""
+    name = getattr(func, "__name__", "")
+    in_place = info.writes == (0,) or info.name in _WRITES_FIRST or (name.startswith("__i") and name != "__invert__")
+    in_place = in_place or (name.endswith("_") and not name.endswith("__"))
+    first = args[:1] if in_place else ()
+    return list(tensors_in([*first, kwargs.get("out")]))
+
+
+def _joins(t: torch.Tensor) -> bool:
+    """Is this a plain tensor on the CPU, which may be brought elsewhere?"""
+    if _core.get_handle(t) is not None or getattr(type(t), "_is_mindtorchs", False) or not t.is_cpu:
+        return False
+    function = type(t).__torch_function__
+    ordinary = getattr(function, "__func__", None) is _ordinary_function or isinstance(t, torch.nn.Parameter)
+    return ordinary and not no_ordinary_cpu_tensor(t)
+
+
+def _to_device(a: Any, place: int) -> Any:
+    if isinstance(a, torch.Tensor):
+        # A single number joins anything, unless its gradient is to come back to it.
+        return a.to(device_at(place)) if _joins(a) and (a.dim() or a.requires_grad) else a
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        items = [_to_device(item, place) for item in a]
+        return a if all(x is y for x, y in zip(a, items, strict=True)) else _same_kind(a, items)
+    return a
+
+
+def _to_cpu(a: Any) -> Any:
+    if isinstance(a, torch.Tensor):
+        return a.cpu() if _core.get_handle(a) is not None else a
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        return _same_kind(a, [_to_cpu(item) for item in a])
+    return a
+
+
+def _same_kind(a: Any, items: list[Any]) -> Any:
+    return type(a)(*items) if hasattr(a, "_fields") else type(a)(items)
