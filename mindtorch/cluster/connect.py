@@ -86,18 +86,32 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
     if workers is not None and (type(workers) is not int or workers < 1):
         raise UsageError(f"[connect] workers: expected a positive number, got {workers!r}")
     check_ray()
-    if _link is None or not _link.alive:
+    link = _link
+    if link is None or not link.alive:
         _ours.clear()
         where = _where(config.address() if address is None else address)
         gpus = torch.cuda.device_count() if where is None and kind != "cpu" else 0
-        _link = Link(where, cpus=max(os.cpu_count() or 1, workers or 1), gpus=gpus)
-    if kind is None:
-        kind = "cuda" if _link.gpus else "cpu"
-    if kind == "cuda" and (workers or 1) > _link.gpus:
-        raise UsageError(f"[connect] expected {workers or 1} GPUs for as many workers, the cluster has {_link.gpus}")
-    found = executors(_link, kind, workers or (_link.gpus if kind == "cuda" else 1))
+        if where is None and kind == "cuda":
+            _check_gpus(workers or 1, gpus)
+        link = Link(where, cpus=max(os.cpu_count() or 1, workers or 1), gpus=gpus)
+    try:
+        if kind is None:
+            kind = "cuda" if link.gpus else "cpu"
+        if kind == "cuda":
+            _check_gpus(workers or 1, link.gpus)
+        found = executors(link, kind, workers or (link.gpus if kind == "cuda" else 1))
+    except BaseException:  # a signal handler's, too
+        if link is not _link:
+            link.close()
+        raise
+    _link = link
     _ours.extend(found)
     return _together(found)
+
+
+def _check_gpus(wanted: int, there: int) -> None:
+    if wanted > there:
+        raise UsageError(f"[connect] expected {wanted} GPUs for as many workers, the cluster has {there}")
 
 
 def _together(found: list[RayExecutor]) -> Executor:

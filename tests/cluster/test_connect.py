@@ -83,6 +83,12 @@ def test_R2_what_is_no_cluster_is_refused(given: dict[str, object], expected: st
         mindtorch.connect(**given)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_R2_gpus_that_are_not_there_are_asked_for_in_vain() -> None:
+    with pytest.raises(mindtorch.UsageError, match="expected 3 GPUs for as many workers, the cluster has 0"):
+        mindtorch.connect("local", workers=3, device="cuda")
+
+
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_R4_a_cluster_that_is_gone_is_told_at_once(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +205,8 @@ def test_R2_one_that_runs_is_joined_and_left_as_it_was(
         monkeypatch.setenv(name, variables[name.encode()].decode())
     before = mindtorch.get_executor()
     x = torch.arange(4.0, device=LAZY) * 2
+    with pytest.raises(mindtorch.UsageError, match="expected 1 GPUs for as many workers, the cluster has 0"):
+        mindtorch.connect(address_of(link), device="cuda")  # which leaves nothing connected
     executor = mindtorch.connect(address_of(link), workers=2, device="cpu")
     try:
         assert x.tolist() == [0, 2, 4, 6]
