@@ -88,6 +88,8 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
     check_ray()
     link = _link
     if link is None or not link.alive:
+        if link is not None:
+            link.close()
         _ours.clear()
         where = _where(config.address() if address is None else address)
         gpus = torch.cuda.device_count() if where is None and kind != "cpu" else 0

@@ -59,7 +59,6 @@ class Link:
         self._socket = ours
         self.broker = self._process.pid
         self.close = weakref.finalize(self, _close, ours, self._process, self._folder, os.getpid())
-        self.close.atexit = False  # who ends need not wait: the broker sees that the socket is closed
         _all.add(self)
         try:
             found = self.answer(
@@ -119,6 +118,7 @@ class Link:
             self._process.wait(1)
         code = self._process.poll()
         if code is None:
+            self._process.kill()
             return f"{what} cannot be understood"
         if code == DAEMON:
             return f"one of Ray's daemons has ended, and {what}"

@@ -293,11 +293,21 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
                     (x + 1).tolist()
             except mindtorch.MaterializationError as error:
                 print(error)
+        mindtorch.connect(workers=2)  # the one that is gone need not be disconnected
+        print((torch.ones(2, device="remote_accelerator:1") + 1).tolist())
+        print(connect._link.broker)
+        os.kill(connect._link.broker, signal.SIGSTOP)
+        try:
+            (torch.ones(2, device="remote_accelerator:0") + 1).tolist()
+        except mindtorch.MaterializationError as error:
+            print(error)
         mindtorch.disconnect()
         print((torch.ones(2, device="remote_accelerator:0") + 1).tolist())
     """
     done = after_torch(code)
-    broker, first, second, after = done.stdout.splitlines()
+    broker, first, second, after, other, third, here = done.stdout.splitlines()
+    assert third.startswith(f"session lost: the process that speaks with Ray ({other}) cannot be understood"), third
+    assert here == "[2.0, 2.0]" and all_gone([int(other), *members(int(other))])
     assert first == second and first.startswith("session lost: one of Ray's daemons has ended, and the process"), first
     assert after == "[2.0, 2.0]" and done.stderr == ""
     assert all_gone([int(broker), *members(int(broker))])
