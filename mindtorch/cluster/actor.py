@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-__all__ = ["PART", "Actor", "state_of"]
+__all__ = ["PART", "Actor", "machine", "state_of"]
 
 PART = 8 << 20  # bytes of a message that go with one call at most
 
@@ -24,8 +24,8 @@ class Actor:
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
 
-    def begin(self, device: str, path: list[str] | None) -> tuple[int, str]:
-        """(this process, Ray's name of its node). ``path``: the program's ``sys.path``, if that is of this machine."""
+    def begin(self, device: str, path: list[str] | None) -> tuple[int, str, str]:
+        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here."""
         import ray
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
@@ -35,7 +35,7 @@ class Actor:
         from ..engine.remote.child import serving
 
         self._serve = serving(device)
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:
         """The next of a message that does not go with one call."""
@@ -64,6 +64,15 @@ class Actor:
         if last:
             del self._replies[number]
         return found
+
+
+def machine() -> str:
+    """Where the numbers of processes mean the same as here."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def state_of(process: int) -> str:

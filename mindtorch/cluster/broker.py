@@ -20,7 +20,7 @@ from typing import Any
 
 from .._ext.frames import Stream
 from . import private
-from .actor import PART, Actor, state_of
+from .actor import PART, Actor, machine, state_of
 from .endings import DAEMON, ERROR, ended, refused
 
 __all__ = ["main"]
@@ -59,7 +59,6 @@ class Broker:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._lock = threading.Lock()
-        self._here = ""  # Ray's name of this node
         self._folder: str | None = None  # of a cluster that was started
         self._runtime: dict[str, Any] = {}
         self._path: list[str] | None = None
@@ -108,8 +107,6 @@ class Broker:
             ray.init(address=address, **quiet)
         if folder is not None:
             threading.Thread(target=self._watch, daemon=True).start()
-        there = "://" not in (address or "")
-        self._here = ray.get_runtime_context().get_node_id() if there else ""
         variables = {"GENIE_AUTO_ENABLE": "0"}
         if folder is not None:
             self._path = path
@@ -138,7 +135,7 @@ class Broker:
         ).remote()  # fmt: skip
         begun = made.begin.remote("cuda:0" if cuda else device, self._path)
         try:
-            process, node = ray.get(begun, timeout=seconds)
+            process, node, there = ray.get(begun, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             ray.kill(made)
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
@@ -146,20 +143,19 @@ class Broker:
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
-        line = _Line(fd, made, process, node, node == self._here, self._runtime)
-        line.start()
+        _Line(fd, made, process, node, there == machine() != "", self._runtime).start()
         return {"process": process, "node": node[:8]}
 
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""
-        import ray
-
         self._ending.set()
         closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()
         try:
             if not code:
+                import ray
+
                 ray.shutdown()
         finally:
             if self._folder is not None:
@@ -177,10 +173,12 @@ class _Line:
         self._room = threading.Condition()
         self._messages = self._bytes = 0
         self._lost: str | None = None
+        self._deaf = False  # does nobody listen any more?
+        self._upwards = threading.Thread(target=self._up, daemon=True)
 
     def start(self) -> None:
-        for run in (self._up, self._down):
-            threading.Thread(target=run, daemon=True).start()
+        self._upwards.start()
+        threading.Thread(target=self._down, daemon=True).start()
 
     # ---- to the actor ------------------------------------------------------------------------------------------------
     def _up(self) -> None:
@@ -194,13 +192,16 @@ class _Line:
                 with self._room:
                     while self._messages and (self._messages == _MESSAGES or self._bytes + size > _BYTES):
                         self._room.wait()
+                    if self._deaf:
+                        break
                     self._messages += 1
                     self._bytes += size
                 self._under_way.put((number, self._fire(message), size))
                 del message
-        except (EOFError, ValueError):
-            ray.kill(self._actor)
-            self._under_way.put((0, None, 0))
+        except (EOFError, ValueError):  # the program has let the worker go
+            pass
+        ray.kill(self._actor)
+        self._under_way.put((0, None, 0))
 
     def _fire(self, message: bytes) -> Any:
         """The reply that is to come; or why there is none."""
@@ -233,9 +234,11 @@ class _Line:
                     self._bytes -= size
                     self._room.notify()
         except EOFError:
-            return
-        finally:
-            os.close(self._fd)
+            with self._room:
+                self._deaf, self._messages = True, 0
+                self._room.notify()
+        self._upwards.join()
+        os.close(self._fd)
 
     def _reply(self, reply: Any) -> bytes | bytearray:
         """What comes, or why nothing does: then the actor is of no use any more."""
@@ -288,7 +291,3 @@ class _Line:
             return str(ray.get(asked.remote(self._process), timeout=30))
         except ray.exceptions.RayError:
             return ""
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

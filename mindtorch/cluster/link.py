@@ -78,7 +78,7 @@ class Link:
         try:
             socket.send_fds(self._socket, [data], [] if fd is None else [fd])
         except OSError as error:
-            raise SessionLost(f"session lost: {self.how_it_is()}") from error
+            raise SessionLost(f"session lost: {self.how_it_is() or error}") from error
         return number
 
     def answer(self, number: int, seconds: float) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Link:
                 raise UsageError(f"[connect] no answer of Ray{self._at()} within {seconds:g} s")
             data = self._socket.recv(1 << 20)
             if not data:
-                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is()}")
+                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is() or 'no answer'}")
             reply = json.loads(data)
             self._replies[reply.pop("number")] = reply
         reply = self._replies.pop(number)
@@ -109,17 +109,17 @@ class Link:
         with contextlib.suppress(ChildProcessError):
             state = os.waitid(os.P_PID, self.broker, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if state is not None and state.si_code == os.CLD_STOPPED:
-                raise ValueError("it does not run")
+                self._process.kill()
+                raise ValueError("it had been stopped")
 
     def how_it_is(self) -> str:
-        """In words, once it is of no use any more."""
+        """In words, once it has ended; empty if it has not."""
         what = f"the process that speaks with Ray ({self.broker})"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.poll()
         if code is None:
-            self._process.kill()
-            return f"{what} cannot be understood"
+            return ""
         if code == DAEMON:
             return f"one of Ray's daemons has ended, and {what}"
         return f"{what} was ended by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with code {code}"
