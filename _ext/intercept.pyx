@@ -655,7 +655,9 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     cdef Handle h
     if info.at_dispatch is not None:
         out = info.at_dispatch(args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
+        if type(out) is OpInfo:
+            info = out                         # another kind of call for the same operator
+        elif out is not NotImplemented:
             return out
     if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
         # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.

@@ -15,6 +15,7 @@ cdef class Segment:
     cdef uint64_t tail, pending       # of the tape, when the records were looked for
     cdef bint whole                   # all pending writes to the targets' storages are among them
     cdef size_t done
+    cdef bint fixed                   # its records are what they are: part of another segment
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
     cdef readonly bint lost_write     # some record failed that should have written into a storage
@@ -22,6 +23,7 @@ cdef class Segment:
     cdef int _plan(self) except -1
     cdef int _claim(self) except -1
     cdef int take(self) except -1
+    cdef Segment _part(self)
     cdef void _finish(self, uint64_t seq, Record *r) noexcept
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept
     cdef object _failed_input(self, Record *r, SigS *s)

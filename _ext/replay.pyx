@@ -9,13 +9,13 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_written
+from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_out_meta, sig_written
 from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
-    SLOT_OVERWRITTEN, SLOT_PENDING, Record, Slot,
+    SLOT_OVERWRITTEN, SLOT_PENDING, MetaS, Record, Slot,
 )
-from .template cimport decode, decode_call
+from .template cimport decode, decode_call, hole_metas
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
 
 cdef extern from "Python.h":
@@ -84,6 +84,34 @@ cdef object _invoke(SigS *s, PyObject **inputs, object device):
             Py_DECREF(<object>argv[1 + k])
 
 
+cdef int _place(Tape tape, Record *r, bint *mixed) except -2:
+    """The device that a record runs on; `mixed`: takes it values of another one?"""
+    cdef SigS *s = tape.interner.sigs[r.sig]
+    cdef uint8_t *written = sig_written(s)
+    cdef MetaS *metas = tape.interner.metas
+    cdef uint32_t *holes = <uint32_t *>malloc((s.n_in + 1) * sizeof(uint32_t))
+    cdef uint32_t i, at = 0
+    cdef int place
+    if not holes:
+        raise MemoryError()
+    hole_metas(sig_key(s), holes)
+    for i in range(s.n_in):
+        if written[i]:
+            at = i
+            break
+    if s.flags & SIG_RANDOM:
+        place = s.device
+    elif s.n_out and not s.flags & SIG_WRITES:
+        place = metas[sig_out_meta(s)[0]].device
+    else:
+        place = metas[holes[at]].device if s.n_in else 0
+    mixed[0] = False
+    for i in range(s.n_in):
+        mixed[0] |= metas[holes[i]].device != place
+    free(holes)
+    return place
+
+
 @cython.final
 cdef class Segment:
     def __init__(self):
@@ -114,7 +142,14 @@ cdef class Segment:
         """
         cdef Tape tape = self.tape
         cdef size_t k
+        cdef Record *r
         if self.closed or self.done:
+            return 0
+        if self.fixed:
+            for k in range(self.seqs.n):
+                r = tape.record(self.seqs.data[k])
+                if r and r.state == REC_PENDING:
+                    r.state = REC_RUNNING
             return 0
         if self.tail != tape.tail or self.pending != tape.n_pending:
             self._plan()
@@ -472,6 +507,42 @@ cdef class Segment:
             self._give_back()
             tape._advance_head()
             tape.rearm()
+
+    cdef Segment _part(self):
+        cdef Segment seg = Segment.__new__(Segment)
+        seg.tape = self.tape
+        seg.fixed = True
+        return seg
+
+    def parts(self):
+        """[(index of a device, Segment)]: the same records by the device that they run on.
+
+        Records of one device depend on those of another only where they take its values (a copy): such a record is a
+        part of its own, after all that came before it and before all that comes after.
+        """
+        cdef Tape tape = self.tape
+        cdef Record *r
+        cdef list found = []
+        cdef dict current = {}
+        cdef Segment part
+        cdef size_t k
+        cdef int place
+        cdef bint mixed
+        if self.tail != tape.tail or self.pending != tape.n_pending:
+            self._plan()
+        for k in range(self.seqs.n):
+            r = tape.record(self.seqs.data[k])
+            place = _place(tape, r, &mixed)
+            if mixed:
+                current.clear()
+            part = current.get(place)
+            if part is None:
+                part = current[place] = self._part()
+                found.append((place, part))
+            vec_push(&part.seqs, self.seqs.data[k])
+            if mixed:
+                current.clear()
+        return found
 
     def instructions(self):
         """Yield (function name, sig id, input slots, output slots) per record, for executors that ship segments."""

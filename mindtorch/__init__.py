@@ -33,6 +33,8 @@ from .base.errors import LazyTensorError, MaterializationError, NoDataError, Uns
 
 if TYPE_CHECKING:
     from . import profile
+    from .cluster.connect import connect, disconnect
+    from .cluster.ray_executor import RayExecutor
     from .devices import device, get_default_device, set_default_device
     from .engine.execute import Executor, LocalExecutor, WrappingExecutor
     from .engine.execute.counters import reset_stats, stats
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
+    from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
 
@@ -58,13 +61,17 @@ __all__ = [
     "MetaTensor",
     "NoDataError",
     "PipeExecutor",
+    "RayExecutor",
     "RemoteExecutor",
+    "SpreadExecutor",
     "UnsupportedOperationError",
     "UsageError",
     "WrappingExecutor",
     "capture",
+    "connect",
     "device",
     "disable",
+    "disconnect",
     "enable",
     "flush",
     "get_default_device",
@@ -86,10 +93,14 @@ _HOME = {
     "LocalExecutor": "engine.execute",
     "LoopbackExecutor": "engine.remote.loopback",
     "PipeExecutor": "engine.remote.pipe",
+    "RayExecutor": "cluster.ray_executor",
     "RemoteExecutor": "engine.remote.client",
+    "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
     "ComputationGraph": "graph",
     "capture": "graph",
+    "connect": "cluster.connect",
+    "disconnect": "cluster.connect",
     "disable": "patch.hooks",
     "enable": "patch.hooks",
     "is_enabled": "patch.hooks",
@@ -121,12 +132,14 @@ def _bootstrap(wait: bool = False) -> None:
     from .base import config
     from .engine import semantics
     from .engine.execute import tensors, values
+    from .engine.semantics import phases
     from .patch import hooks
 
     config.check()
     values.set_default_executor(_executor)
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
+    phases.after_step(values.stepped)
     if not config.auto_enable():
         return
     if wait and __spec__ is not None:
@@ -146,6 +159,10 @@ def _executor() -> Executor:
         from .engine.remote.loopback import LoopbackExecutor
 
         return LoopbackExecutor(config.executor_device())
+    if config.executor() == "ray":
+        from .cluster.connect import default_executor
+
+        return default_executor()
     from .engine.remote.pipe import PipeExecutor
 
     return PipeExecutor(config.executor_device())

@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--executor",
-        choices=("local", "loopback", "pipe"),
+        choices=("local", "loopback", "pipe", "ray"),
         default="local",
         help="what runs recordings (GENIE_EXECUTOR)",
     )

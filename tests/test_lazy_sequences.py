@@ -66,3 +66,33 @@ def test_L9_a_total_length_that_is_too_short_is_refused() -> None:
         pad_packed_sequence(packed, total_length=2)
     with pytest.raises(RuntimeError, match="total_length=2 and max sequence length being 3"):
         torch._VF._pad_packed_sequence(packed.data, packed.batch_sizes, False, 0.0, 2)
+
+
+@pytest.mark.parametrize("kind", ["train", "no grad", "inference", "frozen", "float64"])
+@pytest.mark.parametrize("layers, both", [(1, False), (2, True)])
+def test_L7_an_lstm_is_the_same_however_often_it_was_seen(
+    kind: str, layers: int, both: bool, same_as_eager: Same
+) -> None:
+    """Its kernel says once how large its workspace is; with grad mode off it has none."""
+
+    def program(device: str) -> object:
+        net = torch.nn.LSTM(4, 6, layers, bidirectional=both).to(device)
+        if kind == "float64":
+            net.double()
+        if kind == "frozen":
+            net.requires_grad_(False)
+        found: list[object] = []
+        for _ in range(3):
+            x = torch.randn(5, 2, 4, dtype=net.weight_ih_l0.dtype).to(device).requires_grad_(kind == "frozen")
+            with torch.set_grad_enabled(kind != "no grad"), torch.inference_mode(kind == "inference"):
+                out, states = net(x)
+            if kind not in ("no grad", "inference"):
+                out.square().sum().backward()
+            found.append(
+                (out, out.stride(), states, x.grad, [p.grad.clone() for p in net.parameters() if p.grad is not None])
+            )
+            with torch.no_grad():
+                found.append(net(x)[0])
+        return found
+
+    same_as_eager(program)

@@ -26,7 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 #: How many blocks of each page are not run here. The README's are the two that install.
-NOT_RUN = {"README.md": 2, "CONTRIBUTING.md": 2, "docs/PROFILE.md": 1, "docs/NPU.md": 1, "docs/CHECKS.md": 7}
+NOT_RUN = {
+    "README.md": 2,
+    "CONTRIBUTING.md": 2,
+    "docs/PROFILE.md": 1,
+    "docs/NPU.md": 1,
+    "docs/EXECUTORS.md": 1,
+    "docs/CHECKS.md": 7,
+}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<kind>[a-z ]+): (?P<what>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )

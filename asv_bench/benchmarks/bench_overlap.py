@@ -70,7 +70,7 @@ class Simulated(LoopbackExecutor):
 
 
 def steps(read: str, n: int = STEPS) -> None:
-    """Training steps of a small model that look at their loss: before the backward pass, or at the step's end."""
+    """Training steps of a small model that look at their loss before the backward pass, at the step's end, or never."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(64, 64), torch.nn.ReLU()] * 4
     net = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10)).to(LAZY)
@@ -108,7 +108,7 @@ def training(read: str) -> Times:
 
 
 class Overlap:
-    params = ("before", "after")
+    params = ("before", "after", "never")
 
     def track_R1_share_of_both(self, read: str) -> float:
         return training(read).ratio

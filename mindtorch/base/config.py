@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from .errors import UsageError
 
@@ -14,7 +15,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, npu_native,
+        executor, _check_executor_device, address, npu_native,
     ):  # fmt: skip
         read()
 
@@ -85,11 +86,20 @@ def unsupported() -> str:
 
 def executor() -> str:
     """``GENIE_EXECUTOR`` (``local``): what runs recordings. ``local``: torch, here; ``loopback``: the same behind
-    messages, which become bytes on the way; ``pipe``: behind messages to a child process.
+    messages, which become bytes on the way; ``pipe``: behind messages to a child process; ``ray``: to an actor of a
+    Ray cluster.
     """
     value = os.environ.get("GENIE_EXECUTOR", "local").strip().lower()
-    if value not in ("local", "loopback", "pipe"):
-        raise UsageError(f"GENIE_EXECUTOR: expected local, loopback or pipe, got {value!r}")
+    if value not in ("local", "loopback", "pipe", "ray"):
+        raise UsageError(f"GENIE_EXECUTOR: expected local, loopback, pipe or ray, got {value!r}")
+    return value
+
+
+def address() -> str:
+    """``GENIE_ADDRESS`` (``local``): of the Ray cluster: ``local``, ``auto``, ``host:port`` or ``ray://host[:port]``."""
+    value = os.environ.get("GENIE_ADDRESS", "local").strip()
+    if value not in ("local", "auto") and not re.fullmatch(r"(ray://)?[^/\s]+:\d+|ray://[^/\s]+", value):
+        raise UsageError(f"GENIE_ADDRESS: expected local, auto, host:port or ray://host[:port], got {value!r}")
     return value
 
 

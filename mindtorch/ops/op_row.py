@@ -42,6 +42,8 @@ class OpRow(NamedTuple):
     writes: positions, in the ATen schema, of arguments the kernel mutates although the schema does not say so.
     eager: must not be recorded from torch's meta prediction, which is known to differ from what the CPU kernel
         returns. Where ``_ext.shapes`` has an answer that may be used; otherwise the op has to run at the call.
+    as_seen: of `eager`: what it gives follows from the inputs' sizes, only the kernel knows how (a workspace). It is
+        recorded once it has been seen.
     probe: torch's meta prediction is known to differ from the CPU kernel in strides or sizes that do not depend on
         values: the kernel itself is asked, once per distinct call.
     whole: torch computes something else (another decomposition, other last bits) when handed a tensor subclass: where
@@ -83,6 +85,7 @@ class OpRow(NamedTuple):
     flops: FlopRule | None = None
     writes: tuple[int, ...] = ()
     eager: bool = False
+    as_seen: bool = False
     probe: bool = False
     whole: bool = False
     values_backward: bool = False

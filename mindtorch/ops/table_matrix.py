@@ -125,12 +125,13 @@ ROWS: list[OpRow] = [
     # recurrent networks
     *ops("rnn", mat.rnn, "lstm gru rnn_tanh rnn_relu", never_whole=True),
     *ops("rnn", mat.rnn_cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
-    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True, scratch=scratch.mkldnn_rnn_layer),
+    op("mkldnn_rnn_layer", "rnn", mat.mkldnn_rnn_layer, eager=True, as_seen=True, scratch=scratch.mkldnn_rnn_layer),
     op(
         "mkldnn_rnn_layer_backward",
         "rnn",
         mat.mkldnn_rnn_layer_backward,
         eager=True,
+        as_seen=True,
         scratch=scratch.mkldnn_rnn_layer_backward,
     ),
     op("_cudnn_rnn", "rnn", mat.backend_rnn),

@@ -31,7 +31,7 @@ from ..devices import mode
 from ..devices.lazy_device import accelerator_at, holds_no_data, place_of
 from ..devices.names import device as mindtorch_device
 from ..devices.names import of_number
-from ..engine.execute import tensors, values
+from ..engine.execute import across, tensors, values
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
 from ..engine.record.meta import as_meta, relocate
@@ -361,6 +361,10 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # As what operations make of this kind. A copy, as every move.
         moved = _torch_to(self, values.executor().device, dtype or self.dtype, copy=True)
         return sparse.label(moved, tensors.index_of(target))
+    if lazy and across.moves(self):
+        if dtype is not None or memory_format is not torch.preserve_format:
+            self = _below(_torch_to, self, dtype=dtype, memory_format=memory_format)
+        return across.copied(self, tensors.index_of(target))
     plain = tensors.to_plain(self, "cpu", "to") if lazy else self
     if dtype is not None or memory_format is not torch.preserve_format:
         plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ _torch_manual_seed = torch.random.manual_seed
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
 _torch_adjust = _CrossEntropyOptions._adjust
+_optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim forgets its name
 _torch_group = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 
@@ -41,6 +43,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch, "get_device_module", _get_device_module
     yield torch.amp.autocast_mode.autocast, "__init__", _autocast_init
     yield torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _group_tensors
+    yield _optimizers, "_group_tensors_by_device_and_dtype", _group_for_optimizers
     yield torch.overrides, "has_torch_function", _has_torch_function
     yield _CrossEntropyOptions, "_adjust", _adjust_cross_entropy
 
@@ -126,8 +129,7 @@ def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> No
 
 @functools.wraps(_torch_group)
 def _group_tensors(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-    # Clipping moves a coefficient to the device of each group, which C++ takes to be the CPU. (What else groups tensors
-    # asks by the device which kernels to take. Those are the CPU's.)
+    # Clipping moves a coefficient to the device of each group, which C++ takes to be the CPU.
     found = {}
     for (device, dtype), (held, indices) in _torch_group(lists, with_indices).items():
         where = [t.device if _core.get_handle(t) is not None else device for t in held[0]]
@@ -138,6 +140,15 @@ def _group_tensors(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
                 [indices[i] for i in at if indices],
             )
     return found
+
+
+@functools.wraps(_torch_group)
+def _group_for_optimizers(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+    # They ask by the device which kernels to take. Those are the CPU's.
+    places = {
+        _core.device_index(t) for some in lists for t in some if t is not None and _core.get_handle(t) is not None
+    }
+    return (_torch_group if len(places) < 2 else _group_tensors)(lists, with_indices)
 
 
 @functools.wraps(_torch_adjust)

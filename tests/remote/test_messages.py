@@ -68,6 +68,69 @@ def test_R1_one_message_for_a_step_and_few_plans(
     assert messages == [1] * 20 and sum(plans) <= 8, (messages, plans)
 
 
+def test_R1_one_message_for_a_step_of_lstms_that_were_seen_before(
+    loopback: LoopbackExecutor, same_as_eager: Same
+) -> None:
+    waits: list[int] = []
+
+    def program(device: str) -> object:
+        net, head = nn.LSTM(4, 6, 2, bidirectional=True).to(device), nn.Linear(12, 1).to(device)
+        optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+        losses = []
+        for _ in range(4):
+            x = torch.randn(5, 2, 4).to(device)
+            with counted(loopback) as count:
+                optimizer.zero_grad()
+                loss = head(net(x)[0]).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            if device == LAZY:
+                waits.append(count["waits"])
+        return losses, list(net.parameters())
+
+    same_as_eager(program)
+    assert waits[1:] == [1] * 3, waits
+
+
+def test_R2_weights_cross_once_by_their_contents(loopback: LoopbackExecutor, same_as_eager: Same) -> None:
+    """As long as those that have crossed are what they were."""
+    crossed: list[int] = []
+
+    def program(device: str) -> object:
+        first = nn.Linear(200, 300)
+        second = nn.Linear(200, 300)
+        second.load_state_dict(first.state_dict())
+        with counted(loopback) as count:
+            first.to(device)
+            loopback.sync()
+        crossed.append(count["bytes_up"])
+        with counted(loopback) as count:
+            second.to(device)
+            loopback.sync()
+        crossed.append(count["bytes_up"])
+        plain = second.weight.detach().to("cpu", copy=True)
+        with torch.no_grad():
+            first.weight.add_(1)
+            with counted(loopback) as count:
+                third = plain.to(device, copy=True)  # which second's still is
+                loopback.sync()
+            crossed.append(count["bytes_up"])
+            second.weight.mul_(2)
+            third[:, 1:].mul_(3)
+            mindtorch.flush("what is written is told")
+            with counted(loopback) as count:
+                fourth = plain.to(device, copy=True)
+                loopback.sync()
+            crossed.append(count["bytes_up"])
+        return first.weight, second.weight, third, fourth
+
+    same_as_eager(program)
+    *_, one, two, three, four = crossed
+    whole = 200 * 300 * 4
+    assert one > whole and four > whole and max(two, three) < 5000, crossed
+
+
 def trained(how: str, loopback: LoopbackExecutor) -> Callable[[str], object]:
     """A program that trains, and looks at more than its loss; it asserts one message a step."""
 

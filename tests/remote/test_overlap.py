@@ -81,6 +81,41 @@ def test_R1_training_that_overlaps_gives_what_eager_gives(
     same_as_eager(program)
 
 
+@pytest.mark.parametrize(
+    "read, messages, waits", [("before", 2, 1), ("after", 2, 1), ("never", 1, 0), ("every third", 1, 1 / 3)]
+)
+def test_R1_a_step_is_sent_at_its_end_unless_its_loss_is_read_then(
+    read: str, messages: float, waits: float, loopback: LoopbackExecutor, same_as_eager: Callable[..., None]
+) -> None:
+    """Where it is read then, what the loss does not need is sent afterwards."""
+    counts: list[tuple[int, int]] = []
+    under_way: list[int] = []
+
+    def program(device: str) -> object:
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        seen = []
+        for step in range(36):
+            if step == 6:
+                before = dict(loopback.stats)
+            loss = net(torch.linspace(-1, 1, 32).view(4, 8).to(device).mul_(step % 5)).square().mean().sqrt()
+            if read == "before":
+                seen.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if read == "after" or (read == "every third" and step % 3 == 2):
+                seen.append(loss.item())
+            under_way.append(len(loopback._line))
+        counts.append((loopback.stats["messages"] - before["messages"], loopback.stats["waits"] - before["waits"]))
+        return seen, list(net.parameters())
+
+    same_as_eager(program)
+    (found,) = [count for count in counts if count != (0, 0)]
+    assert found[1] == 30 * waits and abs(found[0] - 30 * messages) <= 6, (found, read)
+    assert max(under_way) <= 5, "what is sent and not waited for is bounded"
+
+
 def test_R1_a_small_value_that_comes_late_is_not_what_was_written_since(
     elsewhere: RemoteExecutor, same_as_eager: Callable[..., None]
 ) -> None:

@@ -24,6 +24,8 @@ class Executor(ABC):
     place: torch.device
     #: May what is pending begin now, while the program goes on? Asked after a read.
     overlaps: bool = False
+    #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.
+    ahead: bool = False
 
     @abstractmethod
     def submit(self, segment: Any) -> None:
@@ -44,10 +46,10 @@ class Executor(ABC):
         """Where a value's first element is: the same for what shares it, another for what is elsewhere."""
 
     @abstractmethod
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         """Values whose memory is that of plain tensors on ``device`` from now on, which share storage as those do.
 
-        Callers neither write to what they gave nor keep it.
+        index: of the remote_accelerator that will use them. Callers neither write to what they gave nor keep it.
         """
 
     @abstractmethod
@@ -63,6 +65,10 @@ class Executor(ABC):
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of the whole storage of a value, as bytes."""
 
+    def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
+        """The value for ``remote_accelerator:index``. It has memory of its own, which nobody will use any more."""
+        return value
+
     def home(self, memory: torch.UntypedStorage) -> int:
         """The address of the storage on which values on this memory of the process's are known."""
         return memory._cdata
@@ -74,7 +80,7 @@ class Executor(ABC):
         """
 
     def begin(self) -> None:  # noqa: B027
-        """Let what was submitted begin, and return. Only asked for where ``overlaps``."""
+        """Let what was submitted begin, and return. Only asked for where ``overlaps`` or ``ahead``."""
 
     @abstractmethod
     def finish(self) -> None:

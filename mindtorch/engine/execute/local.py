@@ -129,7 +129,7 @@ class LocalExecutor(Executor):
     def address(self, value: torch.Tensor) -> int:
         return value.data_ptr()
 
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         return list(tensors)
 
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:

@@ -18,6 +18,7 @@ from ...base.errors import LazyTensorError, MaterializationError, SessionLost, U
 from ..record import meta
 from . import triggers
 from .base import Executor
+from .pace import Pace
 
 #: What was recorded and has not run.
 tape = _tape.Tape(_intern.Interner(torch.Size), config.max_pending_ops(), max_waiting=config.max_pending_bytes())
@@ -145,16 +146,37 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
     with lock:
         there = executor()
         found = there.fetch(materialize(tensors, reason), whole)
-        if there.overlaps:
-            go_on()
+        left = there.overlaps and go_on()
+        if there.ahead:
+            _pace.read(tape.n_recorded, left)
         return found
 
 
-def go_on() -> None:
-    """Let what a live tensor can see begin where it runs, while the program goes on. The caller holds ``lock``."""
-    if tape.n_pending:
-        _run_visible("overlap")
+def go_on() -> bool:
+    """Let what a live tensor can see begin where it runs, while the program goes on. The caller holds ``lock``.
+
+    Returns whether there was any.
+    """
+    if not tape.n_pending:
+        return False
+    _run_visible("overlap")
+    try:
         executor().begin()
+    except MaterializationError as error:  # of what had begun before
+        if error.lost_write:
+            _overdue.append(error)
+    return True
+
+
+_pace = Pace()
+
+
+def stepped() -> None:
+    """An optimizer's step has ended: what it has written may begin where it runs, if nobody will ask for it now."""
+    if _executor is not None and _executor.ahead:
+        with lock:
+            if _pace.step(tape.n_recorded):
+                go_on()
 
 
 def flush(reason: str) -> None:

@@ -30,6 +30,10 @@ class WrappingExecutor(Executor):
     def overlaps(self) -> bool:  # type: ignore[override]
         return self.inner.overlaps
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self.inner.ahead
+
     def submit(self, segment: Any) -> None:
         self.inner.submit(segment)
 
@@ -48,8 +52,11 @@ class WrappingExecutor(Executor):
     def address(self, value: torch.Tensor) -> int:
         return self.inner.address(value)
 
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self.inner.adopt(tensors)
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
+        return self.inner.adopt(tensors, index)
+
+    def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
+        return self.inner.move(value, index)
 
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         return self.inner.call(info, args, kwargs, draws)

@@ -20,6 +20,7 @@ from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
 from ...ops.schema import data_dependent
+from . import seen
 from .gradients import on_values
 from .meta import as_meta, refuse
 from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
@@ -73,7 +74,7 @@ def held(t: torch.Tensor, place: int, no_grad: bool, root: Any = None) -> Any:
     """The tensor of ours on ``place`` that plain ``t`` becomes: where it has data, its memory is the executor's from
     now on. ``root``: the one of ours whose storage it shares.
     """
-    return _core.hold(_runtime.executor().adopt([t])[0] if place >= 0 else t, place, root, no_grad)
+    return _core.hold(_runtime.executor().adopt([t], place)[0] if place >= 0 else t, place, root, no_grad)
 
 
 def lift(info: Any, args: tuple, kwargs: dict | None) -> Any:
@@ -217,6 +218,8 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
             raise failure
         finally:
             failure = None  # it knows this frame, and this frame it: what both hold would wait for the collector
+    if index >= 0 and ops.about(info.name).as_seen:
+        seen.saw(info, args, kwargs, out)
     if info.name == "aten::_pack_padded_sequence":
         sizes = out[1] if executor is None else executor.fetch([out[1]])[0]
         return wrapper.wrap(out[0]), sizes  # torch wants them on the CPU

@@ -53,7 +53,7 @@ def on_values(call: Callable[[], Any], runtime: Any, name: str) -> Any:
         if torch.is_grad_enabled():
             return made
         plain = [g for g in made if type(g) is torch.Tensor]
-        held = iter(_core.hold(value, device) for value in runtime.executor().adopt(plain))
+        held = iter(_core.hold(value, device) for value in runtime.executor().adopt(plain, device))
         return tuple(next(held) if type(g) is torch.Tensor else g for g in made)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

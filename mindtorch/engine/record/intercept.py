@@ -19,7 +19,7 @@ from ..._ext import lazy as _core
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
-from .predict import RULES, decompose, infer, lazy_in, taken_apart
+from .predict import RULES, decompose, infer, lazy_in, multiplies_inside, taken_apart
 
 log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
@@ -114,7 +114,7 @@ def _describe_overload(func: Any) -> Any:
         return _intern.OpInfo(func, name, _intern.PASS)
     writes = schema.writes(func)
     kind = _intern.RECORD
-    mispredicted = row.eager and name not in RULES
+    mispredicted = row.eager and not row.as_seen and name not in RULES
     # aten::index does so for masks only: its meta kernel says.
     depends = schema.data_dependent(func) and name != "aten::index"
     no_kernel = not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
@@ -135,7 +135,9 @@ def _describe_overload(func: Any) -> Any:
     )
     if taken_apart(func.name(), row):
         info.at_dispatch = functools.partial(_take_apart, func)
-    elif row.tag == "rnn":
+    elif row.as_seen:
+        info.at_dispatch = functools.partial(_as_seen, info, _intern.OpInfo(func, name, kind, call=func._op))
+    elif multiplies_inside(name):
         info.at_dispatch = functools.partial(_with_parameters, info)
     elif name == "aten::masked_scatter":
         info.at_dispatch = _scattered_gradient
@@ -172,6 +174,13 @@ def _with_parameters(info: Any, args: tuple, kwargs: dict) -> Any:
     if torch.is_grad_enabled() or not any(_core.device_index(t) >= 0 and t.requires_grad for t in given):
         return NotImplemented
     return run_eagerly(info, args, kwargs)
+
+
+def _as_seen(info: Any, without: Any, args: tuple, kwargs: dict) -> Any:
+    """Such kernels ask for themselves whether there will be a backward pass: without, it is another kind of call."""
+    if any(_core.device_index(t) < 0 for t in lazy_in(args)):
+        return run_eagerly(info, args, kwargs)
+    return NotImplemented if torch.is_grad_enabled() else without
 
 
 def _scattered_gradient(args: tuple, kwargs: dict) -> Any:

@@ -17,7 +17,7 @@ from ..._ext.frames import Stream
 from .wire import dumps
 from .worker import Worker
 
-__all__ = ["main"]
+__all__ = ["main", "serving"]
 
 
 def main(fd: int, device: str) -> None:
@@ -25,7 +25,7 @@ def main(fd: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
     threading.Thread(target=_end_with_the_program, args=(fd,), daemon=True).start()
     stream = Stream(fd)
-    serve = _serving(device)
+    serve = serving(device)
     while True:
         try:
             number, message = stream.receive()
@@ -48,11 +48,11 @@ class _Inside:
         return args[0].run()
 
 
-def _serving(device: str) -> Callable[[bytes], bytearray]:
+def serving(device: str) -> Callable[[bytes | bytearray], bytearray]:
     """From a message to its reply, whatever goes wrong."""
     worker: Worker | None = None
 
-    def serve(message: bytes) -> bytearray:
+    def serve(message: bytes | bytearray) -> bytearray:
         nonlocal worker
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")  # the program's filters decide

@@ -10,7 +10,7 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...base.errors import MaterializationError
 from ..execute import local, triggers
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
+from .contents import Contents, digest_of
 from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
@@ -45,12 +46,16 @@ class RemoteExecutor(Session, Homes):
     Where there is ``post``, what is pending after a read begins while the program goes on.
     """
 
+    #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor`).
+    settle_here: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
+
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self.device, self.place = _CPU, META
         Session.__init__(self, send, post)
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
-        self._mirrors = Mirrors(self._known.forget)
+        self._contents = Contents()
+        self._mirrors = Mirrors(self._died)
         Homes.__init__(self)
         self._told = Told(self._ask, self._check_there)
         self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
@@ -88,6 +93,10 @@ class RemoteExecutor(Session, Homes):
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
 
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return self._post is not None and self._lost is None and not local.is_observed()
+
     def begin(self) -> None:
         self._send_on()
 
@@ -111,7 +120,7 @@ class RemoteExecutor(Session, Homes):
     def address(self, value: torch.Tensor) -> int:
         return self._mirrors.address(value)
 
-    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         made = []
         for t in tensors:
             home = t.untyped_storage()
@@ -125,8 +134,14 @@ class RemoteExecutor(Session, Homes):
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        self._ask("upload", number, data, nbytes=64 + len(data))
-        self._known.put(number, data)
+        digest = digest_of(data)
+        source = self._contents.source(digest)
+        if source is None:
+            self._ask("upload", number, data, nbytes=64 + len(data))
+            self._known.put(number, data)
+        else:
+            self._ask("copy", number, source)
+        self._contents.put(number, digest)
         self._tie(home, storage)
         return storage
 
@@ -134,7 +149,11 @@ class RemoteExecutor(Session, Homes):
         """What is in a storage there may be other than what is known here."""
         self._mirrors.copies.pop(number, None)
         self._expected.discard(number)
+        self._died(number)
+
+    def _died(self, number: int) -> None:
         self._known.forget(number)
+        self._contents.forget(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Other contents for the whole storage of a value."""
@@ -152,12 +171,20 @@ class RemoteExecutor(Session, Homes):
         self._known.copy(number, source)
         return self._mirrors.whole(value.untyped_storage().nbytes(), number)
 
+    def take_from(self, other: RemoteExecutor, value: torch.Tensor) -> torch.Tensor:
+        """A copy of the whole storage of a value that another one has, as bytes: by way of the program."""
+        whole = view(value.untyped_storage(), torch.uint8, (value.untyped_storage().nbytes(),), (1,), 0)
+        return self.adopt(other.fetch([whole], whole=True))[0]
+
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         if self._lost is not None:
             raise again(self._lost)
         self._take()
         encoded = encode(segment)
+        if self.settle_here is not None:
+            mirrors = self.settle_here([mirror for mirror, _root in encoded.given])
+            encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
         self._reads.are_over()
         try:
             self._submit(segment, encoded)
@@ -168,6 +195,7 @@ class RemoteExecutor(Session, Homes):
         except BaseException:  # a signal handler's: some of what is known here may be ahead of what has been asked for
             self._told.forget()
             self._known.clear()
+            self._contents.clear()
             raise
 
     def _submit(self, segment: Any, encoded: Encoded) -> None:
@@ -183,6 +211,7 @@ class RemoteExecutor(Session, Homes):
         for number in written:
             self._mirrors.copies.pop(number, None)
             self._expected.discard(number)
+            self._contents.forget(number)
         self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]

@@ -17,6 +17,8 @@ __all__ = ["Session", "again"]
 _LOOKING = frozenset({"call", "run"})  # requests that torch's settings matter to
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
 
+_UNDER_WAY = 4  # messages that have been sent and are not waited for
+
 
 Entry = tuple[tuple, Callable[[Any], None] | None]  # a request, and who wants to know the answer
 Send = Callable[[bytearray], bytes | bytearray | None]
@@ -111,28 +113,41 @@ class Session:
             self._seal(awaited=True)
             failed: Exception | None = None
             while len(line) > 1:
-                message = line[0]
-                if message.answers is None:
-                    message.answers = self._answers_to(message)
-                if line[0] is message and message.answers is not None:
-                    error = self._hand_out(message, message.answers)
-                    if message.awaited or every or getattr(error, "lost_write", True):
-                        failed = failed or error
-                    del line[0]
-                # Else a signal handler of the program's has seen to it, by a read of its own.
+                error = self._oldest(every)
+                failed = failed or error
             if self._lost is not None:
                 raise again(self._lost)
             if failed is not None:
                 raise failed
 
+    def _oldest(self, every: bool) -> Exception | None:
+        """Take in the reply that has been waited for longest. Returns the failure that is to be told now."""
+        message, error = self._line[0], None
+        if message.answers is None:
+            message.answers = self._answers_to(message)
+        if self._line[0] is message and message.answers is not None:
+            error = self._hand_out(message, message.answers)
+            if not (message.awaited or every or getattr(error, "lost_write", True)):
+                error = None
+            del self._line[0]
+        # Else a signal handler of the program's has seen to it, by a read of its own.
+        return error
+
     def _send_on(self) -> None:
-        """Send what waits, and do not wait for the reply: the next exchange takes that in first."""
+        """Send what waits, and do not wait for the reply: the next exchange takes that in first.
+
+        But for too many that are under way: no worker is to have a heap of them. Raises as `_exchange` does then.
+        """
         with self._lock:
             self._seal(awaited=False)
             try:
                 self._post_all()
             except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
                 self._broken(error)
+            while len(self._line) > _UNDER_WAY + 1:
+                failed = self._oldest(every=False)
+                if failed is not None:
+                    raise failed
 
     def _seal(self, awaited: bool) -> None:
         """What is asked for from now on goes into another message."""

@@ -16,7 +16,7 @@ from ..._ext.frames import Stream
 from ...base.errors import SessionLost
 from .client import RemoteExecutor
 
-__all__ = ["PipeExecutor"]
+__all__ = ["Child", "PipeExecutor", "StreamExecutor"]
 
 # The child finds what the program finds, and nothing of the folder that the program is in comes before it.
 _BEGIN = (
@@ -27,20 +27,15 @@ _BEGIN = (
 _LOOK = 1000  # ms without an answer, after which it is asked whether the child is still running
 
 
-class PipeExecutor(RemoteExecutor):
-    """An executor whose worker is a child process, on ``device``."""
+class StreamExecutor(RemoteExecutor):
+    """An executor whose messages go through a socket to a process of the program's: ``child`` sees to both."""
 
     _resumes = True
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._child = _Child(device)
-        super().__init__(self._child.send, self._child.post)
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        super().__init__(child.send, child.post)
         _all.add(self)
-
-    @property
-    def process(self) -> int | None:
-        """The child's number; None before the first message."""
-        return self._child.pid
 
     def _exchange(self, every: bool = False) -> None:
         super()._exchange(every)
@@ -56,7 +51,19 @@ class PipeExecutor(RemoteExecutor):
             self._child.leave()
 
 
-_all: weakref.WeakSet[PipeExecutor] = weakref.WeakSet()
+class PipeExecutor(StreamExecutor):
+    """An executor whose worker is a child process, on ``device``."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(Child(device))
+
+    @property
+    def process(self) -> int | None:
+        """The child's number; None before the first message."""
+        return self._child.pid
+
+
+_all: weakref.WeakSet[StreamExecutor] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -67,7 +74,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Child:
+class Child:
     """The process, and how messages get there and replies back. ``pid``: None until it is needed."""
 
     def __init__(self, device: str) -> None:

@@ -29,6 +29,7 @@ _handles: list[RemovableHandle] = []
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
+_after: list[Callable[[], None]] = []
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
@@ -63,6 +64,11 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
 def before_backward(call: Callable[[], None]) -> None:
     """Call this before autograd's engine runs."""
     _before.append(call)
+
+
+def after_step(call: Callable[[], None]) -> None:
+    """Call this when an optimizer's step has ended."""
+    _after.append(call)
 
 
 _torch_apply = vars(torch.autograd.Function)["apply"]
@@ -137,3 +143,5 @@ def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     context.optimizer_end(optimizer)
+    for call in _after:
+        call()

@@ -1,0 +1,75 @@
+"""What runs in Ray's processes: the actor that answers messages, and a look at whether one of them still runs.
+
+Imported there and by the broker, neither of which may load torch before it needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+__all__ = ["PART", "Actor", "state_of"]
+
+PART = 8 << 20  # bytes of a message that go with one call at most
+
+
+class Actor:
+    """Has a `Worker` and gives it the messages of one program, in their order."""
+
+    def __init__(self) -> None:
+        self._serve: Callable[[bytes | bytearray], bytearray] | None = None
+        self._come = bytearray()  # parts of a message whose last one has not come
+        self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
+        self._number = 0
+
+    def begin(self, device: str, path: list[str] | None) -> tuple[int, str]:
+        """(this process, Ray's name of its node). ``path``: the program's ``sys.path``, if that is of this machine."""
+        import ray
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
+        if path is not None:
+            sys.path[:] = path
+        from ..engine.remote.child import serving
+
+        self._serve = serving(device)
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    def part(self, data: bytes) -> None:
+        """The next of a message that does not go with one call."""
+        self._come += data
+
+    def answer(self, message: bytes) -> bytes | tuple[int, int]:
+        """The reply to a message, or to the parts that came and this one. (number, size) of one that is longer."""
+        assert self._serve is not None
+        if self._come:
+            whole, self._come = self._come, bytearray()
+            whole += message
+            reply = self._serve(whole)
+        else:
+            reply = self._serve(message)
+        if len(reply) <= PART:
+            return bytes(reply)
+        self._number += 1
+        self._replies[self._number] = reply
+        return self._number, len(reply)
+
+    def rest(self, number: int, begin: int) -> bytes:
+        """So much of a long reply as goes with one call."""
+        with memoryview(self._replies[number]) as reply:
+            found = bytes(reply[begin : begin + PART])
+            last = begin + PART >= len(reply)
+        if last:
+            del self._replies[number]
+        return found
+
+
+def state_of(process: int) -> str:
+    """The letter that Linux has for how a process of this machine is; empty if it does not say."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,289 @@
+"""The process that speaks with Ray for a program: it starts or joins a cluster, and passes messages on (SPEC R2, R4).
+
+Ray in the program's own process would end that with its daemons, lose what signal handlers raise, take SIGTERM away,
+and break when the program forks. Here none of it matters: the program has a socket to a child, as with `pipe`. It ends
+with the program, however that ends, and takes with it what it has started.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from .._ext.frames import Stream
+from . import private
+from .actor import PART, Actor, state_of
+from .endings import DAEMON, ERROR, ended, refused
+
+__all__ = ["main"]
+
+_PARTS = 4  # of a message or reply that are under way at a time
+_MESSAGES = 8  # that are, or
+_BYTES = 64 << 20  # so many bytes of them, if that is more than one
+_LOOK = 1.0  # seconds without an answer, after which it is asked whether the actor's process runs
+_PROBE = 5.0  # the same for a process on another node
+
+
+def main(control: int) -> None:
+    """Do what the program asks for over a socket, until that is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _keep_quiet()
+    broker = Broker(socket.socket(fileno=control))
+    try:
+        broker.serve()
+    finally:
+        broker.end()
+
+
+def _keep_quiet() -> None:
+    """What Python writes goes to the program's standard error; what Ray's C++ code writes to that, nowhere."""
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+class Broker:
+    """Requests are JSON with a number; so are replies, which have the request's."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._lock = threading.Lock()
+        self._here = ""  # Ray's name of this node
+        self._folder: str | None = None  # of a cluster that was started
+        self._runtime: dict[str, Any] = {}
+        self._path: list[str] | None = None
+        self._ending = threading.Event()
+
+    def serve(self) -> None:
+        while True:
+            data, fds, _flags, _address = socket.recv_fds(self._control, 1 << 20, 1)
+            if not data:
+                return
+            request = json.loads(data)
+            name = request.pop("do")
+            if name == "open":  # here: the processes that are started end with the thread that did
+                self._do(name, request, fds)
+            else:
+                threading.Thread(target=self._do, args=(name, request, fds), daemon=True).start()
+
+    def _do(self, name: str, request: dict[str, Any], fds: list[int]) -> None:
+        number = request.pop("number")
+        try:
+            reply = getattr(self, f"_{name}")(*fds, **request)
+        except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
+            reply = {"error": refused(error)}
+        with self._lock:
+            self._control.send(json.dumps({"number": number, **reply}).encode())
+
+    def _open(
+        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str]
+    ) -> dict[str, Any]:
+        import ray
+        import ray._private.worker as worker
+
+        self._folder = folder
+        # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
+        worker.listen_error_messages = lambda *args: None
+        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+        if address is None:
+            ray.init(
+                address="local", num_cpus=cpus, num_gpus=gpus, object_store_memory=memory, include_dashboard=False,
+                _temp_dir=os.path.join(folder or "", "r"), **private.store(folder or "", memory), **quiet,
+            )  # fmt: skip
+        else:
+            ray.init(address=address, **quiet)
+        if folder is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
+        there = "://" not in (address or "")
+        self._here = ray.get_runtime_context().get_node_id() if there else ""
+        variables = {"GENIE_AUTO_ENABLE": "0"}
+        if folder is not None:
+            self._path = path
+            variables["PYTHONPATH"] = os.pathsep.join(path)
+        self._runtime = {"env_vars": variables}
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        return {"gpus": int(sum(node["Resources"].get("GPU", 0) for node in nodes)), "version": ray.__version__}
+
+    def _watch(self) -> None:
+        """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
+        import ray._private.worker as worker
+
+        while not self._ending.wait(1):
+            if worker._global_node is not None and worker._global_node.dead_processes():
+                self.end(DAEMON)
+
+    def _actor(self, fd: int, device: str, seconds: float) -> dict[str, Any]:
+        import ray
+
+        cuda = device.startswith("cuda")
+        remote: Any = ray.remote(Actor)
+        made = remote.options(
+            # In a cluster of our own there is nobody to share the CPUs with.
+            num_cpus=0 if cuda or self._folder else 1, num_gpus=1 if cuda else 0,
+            max_restarts=0, max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
+        ).remote()  # fmt: skip
+        begun = made.begin.remote("cuda:0" if cuda else device, self._path)
+        try:
+            process, node = ray.get(begun, timeout=seconds)
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(made)
+            free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
+            what = "a GPU" if cuda else "a CPU"
+            raise TimeoutError(
+                f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
+            ) from None
+        line = _Line(fd, made, process, node, node == self._here, self._runtime)
+        line.start()
+        return {"process": process, "node": node[:8]}
+
+    def end(self, code: int = 0) -> None:
+        """Nobody is there any more, or it is of no use."""
+        import ray
+
+        self._ending.set()
+        closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
+        closing.daemon = True
+        closing.start()
+        try:
+            if not code:
+                ray.shutdown()
+        finally:
+            if self._folder is not None:
+                private.clear(self._folder, os.getsid(0))
+            os._exit(code)
+
+
+class _Line:
+    """Passes on messages to an actor, and its replies back. Ends it when nobody listens any more."""
+
+    def __init__(self, fd: int, actor: Any, process: int, node: str, here: bool, runtime: dict[str, Any]) -> None:
+        self._fd, self._actor = fd, actor
+        self._process, self._node, self._here, self._runtime = process, node, here, runtime
+        self._under_way: queue.SimpleQueue[tuple[int, Any, int]] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._messages = self._bytes = 0
+        self._lost: str | None = None
+
+    def start(self) -> None:
+        for run in (self._up, self._down):
+            threading.Thread(target=run, daemon=True).start()
+
+    # ---- to the actor ------------------------------------------------------------------------------------------------
+    def _up(self) -> None:
+        import ray
+
+        stream = Stream(self._fd)
+        try:
+            while True:
+                number, message = stream.receive()
+                size = len(message)
+                with self._room:
+                    while self._messages and (self._messages == _MESSAGES or self._bytes + size > _BYTES):
+                        self._room.wait()
+                    self._messages += 1
+                    self._bytes += size
+                self._under_way.put((number, self._fire(message), size))
+                del message
+        except (EOFError, ValueError):
+            ray.kill(self._actor)
+            self._under_way.put((0, None, 0))
+
+    def _fire(self, message: bytes) -> Any:
+        """The reply that is to come; or why there is none."""
+        try:
+            begin = 0
+            parts: list[Any] = []
+            with memoryview(message) as view:
+                while len(view) - begin > PART:
+                    if len(parts) == _PARTS:
+                        self._wait_for(parts.pop(0))
+                    parts.append(self._actor.part.remote(bytes(view[begin : begin + PART])))
+                    begin += PART
+                return self._actor.answer.remote(bytes(view[begin:]) if begin else message)
+        except Exception as error:  # noqa: BLE001 - told in place of the reply
+            return error
+
+    # ---- and back ----------------------------------------------------------------------------------------------------
+    def _down(self) -> None:
+        stream = Stream(self._fd)
+        try:
+            while True:
+                number, reply, size = self._under_way.get()
+                if not number:
+                    break
+                stream.put(self._reply(reply), number)
+                stream.flush()
+                del reply
+                with self._room:
+                    self._messages -= 1
+                    self._bytes -= size
+                    self._room.notify()
+        except EOFError:
+            return
+        finally:
+            os.close(self._fd)
+
+    def _reply(self, reply: Any) -> bytes | bytearray:
+        """What comes, or why nothing does: then the actor is of no use any more."""
+        if self._lost is None:
+            try:
+                if isinstance(reply, Exception):
+                    raise reply
+                found = self._wait_for(reply)
+                return self._all(*found) if isinstance(found, tuple) else found
+            except Exception as error:  # noqa: BLE001 - told to the program
+                import ray
+
+                self._lost = ended(error, self._process, self._node)
+                ray.kill(self._actor)
+                if self._here and state_of(self._process) in ("T", "t"):  # it does not hear of that
+                    os.kill(self._process, signal.SIGKILL)
+        return ERROR + self._lost.encode()
+
+    def _all(self, number: int, size: int) -> bytearray:
+        """A reply that does not go with one call."""
+        whole = bytearray()
+        coming: list[Any] = []
+        begin = 0
+        while len(whole) < size:
+            while begin < size and len(coming) < _PARTS:
+                coming.append(self._actor.rest.remote(number, begin))
+                begin += PART
+            whole += self._wait_for(coming.pop(0))
+        return whole
+
+    def _wait_for(self, ref: Any) -> Any:
+        import ray
+
+        while True:
+            try:
+                return ray.get(ref, timeout=_LOOK if self._here else _PROBE)
+            except ray.exceptions.GetTimeoutError:
+                if (state_of(self._process) if self._here else self._probe()) in ("T", "t"):
+                    raise ConnectionError("does not run: it was stopped") from None
+
+    def _probe(self) -> str:
+        """How the process is, on another node; empty while that does not answer, of which Ray takes care."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(self._node, soft=False)
+        remote: Any = ray.remote(state_of)
+        asked = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=self._runtime)
+        try:
+            return str(ray.get(asked.remote(self._process), timeout=30))
+        except ray.exceptions.RayError:
+            return ""
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,145 @@
+"""``mindtorch.connect()``: accelerators on a Ray cluster, from now on (SPEC R2)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import torch
+
+from ..base import config
+from ..base.errors import UsageError
+from ..engine.execute import Executor, LocalExecutor, values
+from .link import Link, check_ray
+from .ray_executor import RayExecutor, executors
+
+__all__ = ["connect", "default_executor", "disconnect"]
+
+_PORT = 10001  # of ray://
+_AUTO = "/tmp/ray/ray_current_cluster"  # where `ray start` writes down its address
+
+_link: Link | None = None
+_ours: list[RayExecutor] = []
+_before: Executor | None = None
+
+
+def connect(address: str | None = None, workers: int | None = None, device: str | None = None) -> Executor:
+    """Let the accelerators be on a Ray cluster: ``remote_accelerator:i`` is the i-th worker, an actor of Ray's.
+
+    What was computed so far goes there, as with `set_executor`. Needs ``pip install 'mindtorch-genie[ray]'``.
+
+    address: ``"local"``: a cluster of its own on this machine, which listens on the loopback address alone and ends
+        with the program; ``"host:port"``: one that runs there, of which this machine is a node; ``"auto"``: the one
+        that ``ray start`` has started on this machine; ``"ray://host[:port]"``: through Ray's client, from a machine
+        that is no node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else ``"local"``.
+    workers: how many. None: one for each GPU of the cluster, or one where ``device`` is ``"cpu"``.
+    device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, or else GPUs where there are any.
+
+    Returns the executor. Raises UsageError for what cannot be had: no Ray, nobody at the address, too few GPUs, or
+    already connected. `disconnect` is the way back.
+    """
+    global _before
+    with values.lock:
+        if _link is not None and _link.alive:
+            raise UsageError("[connect] already connected to a cluster: mindtorch.disconnect() first")
+        made = _made(address, workers, device)
+        _before = values.set_executor(made)
+        return made
+
+
+def disconnect() -> None:
+    """Bring all values home, end the workers, and the cluster if `connect` has started it. Does nothing without one.
+
+    The executor is the one that was in use before `connect` again, or else the local one.
+    """
+    global _link, _before
+    with values.lock:
+        if _link is None:
+            return
+        if _is_ours(values.executor()):
+            back = _before
+            if back is None or _is_ours(back):
+                back = LocalExecutor(config.executor_device())
+            values.set_executor(back)
+        link, _link, _before = _link, None, None
+        for executor in _ours:
+            executor.close()
+        _ours.clear()
+        link.close()
+
+
+def default_executor() -> Executor:
+    """For ``GENIE_EXECUTOR=ray``: new workers, on the cluster that there is."""
+    return _made(None, None, None)
+
+
+def _made(address: str | None, workers: int | None, device: str | None) -> Executor:
+    global _link
+    if device is None and "GENIE_EXECUTOR_DEVICE" in os.environ:
+        device = config.executor_device()
+    kind = None if device is None else device.partition(":")[0]
+    if kind not in (None, "cpu", "cuda"):
+        raise UsageError(f"[connect] device: expected 'cpu' or 'cuda', got {device!r}")
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise UsageError(f"[connect] workers: expected a positive number, got {workers!r}")
+    check_ray()
+    if _link is None or not _link.alive:
+        _ours.clear()
+        where = _where(config.address() if address is None else address)
+        gpus = torch.cuda.device_count() if where is None and kind != "cpu" else 0
+        _link = Link(where, cpus=max(os.cpu_count() or 1, workers or 1), gpus=gpus)
+    if kind is None:
+        kind = "cuda" if _link.gpus else "cpu"
+    if kind == "cuda" and (workers or 1) > _link.gpus:
+        raise UsageError(f"[connect] expected {workers or 1} GPUs for as many workers, the cluster has {_link.gpus}")
+    found = executors(_link, kind, workers or (_link.gpus if kind == "cuda" else 1))
+    _ours.extend(found)
+    return _together(found)
+
+
+def _together(found: list[RayExecutor]) -> Executor:
+    """One executor of several."""
+    if len(found) > 1:
+        raise UsageError(f"[connect] expected one worker, got {len(found)}: several are not supported yet")
+    return found[0]
+
+
+def _is_ours(executor: Any) -> bool:
+    while executor is not None:
+        if isinstance(executor, RayExecutor):
+            return True
+        executor = getattr(executor, "inner", None)
+    return False
+
+
+def _where(address: str) -> str | None:
+    """The address of a cluster that is there, None for one of our own. UsageError where nobody answers: Ray itself
+    would try for minutes, and end the process.
+    """
+    if address == "local":
+        return None
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "") or _started()
+    scheme, _, name = address.rpartition("://")
+    host, colon, port = name.partition(":") if not name.startswith("[") else name.rpartition(":")
+    if scheme == "ray" and not colon:
+        port = str(_PORT)
+    if scheme not in ("", "ray") or not host or not port.isdecimal():
+        raise UsageError(f"[connect] address: expected local, auto, host:port or ray://host[:port], got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"[connect] expected a Ray cluster at {address}, nobody answers there: {error}") from None
+    return address
+
+
+def _started() -> str:
+    try:
+        with open(_AUTO) as file:
+            return file.read().strip()
+    except OSError:
+        raise UsageError(
+            "[connect] expected a Ray cluster on this machine, found none: start one with `ray start --head`, "
+            "or say where it is"
+        ) from None

@@ -1,0 +1,41 @@
+"""What the program is told when Ray raises: one sentence each, of the text that Ray has for it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["DAEMON", "ERROR", "ended", "refused"]
+
+#: What a reply begins with that is none, but says why.
+ERROR = b"\xff"
+#: The broker's exit code when one of Ray's daemons has ended.
+DAEMON = 3
+
+
+def refused(error: BaseException) -> str:
+    """Why something was not begun."""
+    text = _last_line(str(error)) if type(error).__module__.startswith("ray") else str(error)
+    return text if isinstance(error, (TimeoutError, ConnectionError)) and text else f"{type(error).__name__}: {text}"
+
+
+def ended(error: Exception, process: int, node: str) -> str:
+    """How a worker ended, of what Ray raised for its answer."""
+    who = f"the worker (process {process} on node {node[:8]})"
+    text = str(error)
+    kind = type(error).__name__
+    if isinstance(error, ConnectionError):
+        return f"{who} {text}"
+    if kind == "OutOfMemoryError" or "running low on memory" in text or "memory usage threshold" in text:
+        return f"{who} was ended because there was not enough memory on its node"
+    if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
+        if "its node has died" in text or "node is dead" in text:
+            return f"{who} was ended with its node"
+        if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
+            return f"{who} ended with exit code {code[1]}"
+        return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"
+    return f"{who} cannot be understood: {kind}: {_last_line(text)}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,159 @@
+"""The program's side of the process that speaks with Ray for it (SPEC R2, R4): `broker` is the other one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from typing import Any
+
+from ..base.errors import SessionLost, UsageError
+from . import private
+from .endings import DAEMON
+
+__all__ = ["Link", "check_ray"]
+
+# As for a worker of `pipe`: what the program finds is found, nothing of its folder comes first.
+_BEGIN = (
+    "import sys; fd, sys.path[:] = int(sys.argv[1]), sys.argv[2:]; sys.argv[:] = ['genie-worker']; "
+    "from mindtorch.cluster.broker import main; main(fd)"
+)
+_OPEN = 90.0  # seconds for Ray to start, or to be joined
+_BEGUN = 120.0  # seconds for a worker to load torch; the broker gives up before
+_STORE = 160 << 20  # bytes of Ray's object store: a few parts of messages are there at a time
+
+
+def check_ray() -> None:
+    """UsageError unless Ray is installed. Not imported: that takes time, and is for another process."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("Ray is not installed: pip install 'mindtorch-genie[ray]'")
+
+
+class Link:
+    """A cluster that was started (``address`` None) or joined. ``gpus``: how many it has; ``broker``: the process."""
+
+    def __init__(self, address: str | None, cpus: int, gpus: int) -> None:
+        check_ray()
+        self.address = address
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, dict[str, Any]] = {}
+        path = [os.fspath(entry) or os.getcwd() for entry in sys.path]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+        self._folder = private.private_folder() if address is None else None
+        variables = private.environment(variables) if address is None else {**variables, **private.quiet()}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), *path],
+                pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._socket = ours
+        self.broker = self._process.pid
+        self.close = weakref.finalize(self, _close, ours, self._process, self._folder, os.getpid())
+        self.close.atexit = False  # who ends need not wait: the broker sees that the socket is closed
+        _all.add(self)
+        try:
+            found = self.answer(
+                self.ask("open", address=address, folder=self._folder, cpus=cpus, gpus=gpus, memory=_STORE, path=path),
+                _OPEN,
+            )
+        except BaseException:  # a signal handler's, too
+            self._process.kill()
+            self.close()
+            raise
+        self.gpus: int = found["gpus"]
+
+    def ask(self, do: str, *, fd: int | None = None, **request: Any) -> int:
+        """Number of a request."""
+        number = next(self._numbers)
+        data = json.dumps({"do": do, "number": number, **request}).encode()
+        try:
+            socket.send_fds(self._socket, [data], [] if fd is None else [fd])
+        except OSError as error:
+            raise SessionLost(f"session lost: {self.how_it_is()}") from error
+        return number
+
+    def answer(self, number: int, seconds: float) -> dict[str, Any]:
+        """What came of a request. UsageError for what could not be done."""
+        end = time.monotonic() + seconds
+        while number not in self._replies:
+            if not select.select([self._socket], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise UsageError(f"[connect] no answer of Ray{self._at()} within {seconds:g} s")
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is()}")
+            reply = json.loads(data)
+            self._replies[reply.pop("number")] = reply
+        reply = self._replies.pop(number)
+        if "error" in reply:
+            raise UsageError(f"[connect] Ray{self._at()}: {reply['error']}")
+        return reply
+
+    def _at(self) -> str:
+        return "" if self.address is None else f" at {self.address}"
+
+    def begun(self, number: int) -> dict[str, Any]:
+        """What came of the request for an actor."""
+        return self.answer(number, _BEGUN)
+
+    def look(self) -> None:
+        """Raise an error where the broker does not run."""
+        with contextlib.suppress(ChildProcessError):
+            state = os.waitid(os.P_PID, self.broker, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None and state.si_code == os.CLD_STOPPED:
+                raise ValueError("it does not run")
+
+    def how_it_is(self) -> str:
+        """In words, once it is of no use any more."""
+        what = f"the process that speaks with Ray ({self.broker})"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        code = self._process.poll()
+        if code is None:
+            return f"{what} cannot be understood"
+        if code == DAEMON:
+            return f"one of Ray's daemons has ended, and {what}"
+        return f"{what} was ended by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with code {code}"
+
+    @property
+    def alive(self) -> bool:
+        """Can something be asked of it?"""
+        return self.close.alive and self._process.poll() is None
+
+    def leave(self) -> None:
+        """This process was forked, and has nothing to do with it."""
+        self._socket.close()
+        self.close.detach()
+
+
+_all: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for link in tuple(_all):
+        link.leave()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _close(ours: socket.socket, process: subprocess.Popen[bytes], folder: str | None, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    ours.close()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if folder is not None and os.path.isdir(folder):  # the broker removes it, unless it was ended before
+        private.clear(folder, process.pid)

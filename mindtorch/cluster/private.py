@@ -1,0 +1,81 @@
+"""A cluster of our own on this machine: its private folder, its environment, and what becomes of it at the end (R3)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["clear", "environment", "private_folder", "store"]
+
+# Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
+_LONGEST = 36
+
+
+def private_folder() -> str:
+    """A new folder that nobody else can look into: Ray's own below it would be open to all."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if len(parent) <= _LONGEST - len("/genie-12345678"):
+            with suppress(OSError):
+                return tempfile.mkdtemp(prefix="genie-", dir=parent)
+    raise OSError(f"expected a folder for temporary files with a name of at most 20 bytes, got {tempfile.gettempdir()}")
+
+
+def environment(given: dict[str, str]) -> dict[str, str]:
+    """For a cluster that listens on the loopback address alone, and to whom has this session's token."""
+    foreign = ("RAY_ADDRESS", "RAY_JOB_", "RAY_RAYLET_", "RAY_RUNTIME_", "RAY_AUTH_", "RAY_CLIENT_")
+    kept = {name: value for name, value in given.items() if not name.startswith(foreign)}
+    return {
+        **kept,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's way to say: on 127.0.0.1, not on every address
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        **quiet(),
+    }
+
+
+def quiet() -> dict[str, str]:
+    """Variables that keep Ray from writing to the terminal."""
+    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
+
+
+def store(folder: str, memory: int) -> dict[str, Any]:
+    """Where Ray's object store is, if that is not to be shared memory."""
+    with suppress(OSError):
+        found = os.statvfs("/dev/shm")
+        if found.f_bavail * found.f_frsize > memory * 5 // 4:
+            return {}
+    return {"_plasma_directory": folder}
+
+
+def clear(folder: str, session: int) -> None:
+    """End whatever of the cluster is still there, in its broker's session, and remove its folder."""
+    for _ in range(20):
+        left = _left(folder, session)
+        if not left:
+            break
+        for process in left:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(folder: str, session: int) -> list[int]:
+    """Processes of a session that have a file below a folder open: each of Ray's has a log there."""
+    found = []
+    for name in os.listdir("/proc"):
+        process = int(name) if name.isdigit() else 0
+        with suppress(OSError):
+            if process and process != os.getpid() and os.getsid(process) == session:
+                files = f"/proc/{name}/fd"
+                if any(os.readlink(f"{files}/{fd}").startswith(folder + "/") for fd in os.listdir(files)):
+                    found.append(process)
+    return found

@@ -1,0 +1,197 @@
+"""Several accelerators: what is recorded on ``remote_accelerator:i`` runs where the i-th executor does (SPEC R2)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ...base.errors import MaterializationError, UsageError
+from ..execute.base import Executor
+from ..record.arguments import tensors_in
+from .client import RemoteExecutor
+from .mirrors import META, view
+
+__all__ = ["SpreadExecutor"]
+
+_APART = 44  # bits of the addresses of one executor
+
+
+class SpreadExecutor(Executor):
+    """``remote_accelerator:i`` is ``executors[i]``. UsageError unless each of them is elsewhere, and another one.
+
+    A copy from one to another goes the way that `RemoteExecutor.take_from` knows.
+    """
+
+    def __init__(self, executors: Sequence[RemoteExecutor]) -> None:
+        found = list(executors)
+        for executor in found:
+            if not isinstance(executor, RemoteExecutor):
+                raise UsageError(f"[SpreadExecutor] expected RemoteExecutors, got {executor!r:.80}")
+        if not found or len({id(executor) for executor in found}) < len(found):
+            raise UsageError(f"[SpreadExecutor] expected executors that differ, got {len(found)} of them")
+        self.executors = tuple(found)
+        self.device, self.place = found[0].device, META
+        for executor in found:
+            executor.settle_here = functools.partial(self._settle, there=executor)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Those of all executors, summed up, but for their processes."""
+        all_ = [executor.stats for executor in self.executors]
+        return {
+            name: [each[name] for each in all_] if name == "process" else sum(each[name] for each in all_)
+            for name in all_[0]
+        }
+
+    def _at(self, index: int) -> RemoteExecutor:
+        if not 0 <= index < len(self.executors):
+            raise UsageError(
+                f"expected a remote_accelerator in 0..{len(self.executors) - 1}, one for each worker, got {index}"
+            )
+        return self.executors[index]
+
+    def _owner(self, mirror: torch.Tensor) -> RemoteExecutor:
+        for executor in self.executors:
+            if mirror in executor._mirrors:
+                return executor
+        raise MaterializationError("what was asked for belongs to another executor")
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def submit(self, segment: Any) -> None:
+        for index, part in segment.parts():
+            try:
+                self._at(index).submit(part)
+            except MaterializationError as error:
+                error.lost_write = error.lost_write or part.lost_write
+                raise
+            finally:
+                part.close()
+
+    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
+        """The same values, on storages that ``there`` has from now on, with all that shares those."""
+        moved: dict[int, torch.Tensor] = {}  # by what its storage was
+        for mirror in mirrors:
+            key = mirror.untyped_storage()._cdata
+            if key not in moved and mirror not in there._mirrors:
+                moved[key] = self._copy(mirror, there)
+        for slot, value in _core.computed():
+            if value.is_meta and value.layout is torch.strided and value.untyped_storage()._cdata in moved:
+                _core.exchange(slot, value, _on(moved[value.untyped_storage()._cdata], value))
+        return [
+            _on(moved[mirror.untyped_storage()._cdata], mirror) if mirror.untyped_storage()._cdata in moved else mirror
+            for mirror in mirrors
+        ]
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return any([executor.overlaps for executor in self.executors])  # noqa: C419 - each is to be asked
+
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        return all(executor.ahead for executor in self.executors)
+
+    def begin(self) -> None:
+        self._each("begin")
+
+    def finish(self) -> None:
+        self._each("finish")
+
+    def sync(self) -> None:
+        self._each("sync")
+
+    def _each(self, name: str) -> None:
+        """Let all do this, and raise the first failure then."""
+        failed: MaterializationError | None = None
+        for executor in self.executors:
+            try:
+                getattr(executor, name)()
+            except MaterializationError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    # ---- calls that cannot wait --------------------------------------------------------------------------------------
+    def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
+        given = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
+        named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        written = [t for t in tensors_in([named[w] for w in info.writes if w in named]) if t.is_meta]
+        first = next(iter((*written, *given)), None)
+        if draws is not None:
+            there = self._at(draws)
+        else:
+            there = self.executors[0] if first is None else self._owner(first)
+        copies: dict[int, torch.Tensor] = {}  # which die with the call
+
+        def swap(a: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                if not a.is_meta or a in there._mirrors:
+                    return a
+                if id(a) not in copies:
+                    copies[id(a)] = self._copy(a, there).requires_grad_(a.requires_grad)
+                return copies[id(a)]
+            return type(a)(swap(item) for item in a) if type(a) in (tuple, list) else a
+
+        return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
+
+    def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
+        """The same value on a copy of its storage there."""
+        return _on(there.take_from(self._owner(value), value), value)
+
+    def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
+        there = self._at(index)
+        return value if value in there._mirrors else self._copy(value, there)
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        places: dict[RemoteExecutor, list[int]] = {}
+        for k, value in enumerate(values):
+            places.setdefault(self._owner(value), []).append(k)
+        found: dict[int, torch.Tensor] = {}
+        for executor, at in places.items():
+            found.update(zip(at, executor.fetch([values[k] for k in at], whole), strict=True))
+        return [found[k] for k in range(len(values))]
+
+    def address(self, value: torch.Tensor) -> int:
+        owner = self._owner(value)
+        found = owner.address(value)
+        return found and (self.executors.index(owner) << _APART) + found
+
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
+        return self._at(index).adopt(tensors)
+
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        return self._owner(value).copied_storage(value)
+
+    def home(self, memory: torch.UntypedStorage) -> int:
+        return next((e.home(memory) for e in self.executors if e._mirror_of(memory) is not None), memory._cdata)
+
+    def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:
+        for executor in self.executors:
+            executor.bring([plain for plain in memory if executor._mirror_of(plain) is not None])
+
+    # ---- generators --------------------------------------------------------------------------------------------------
+    def rng(self, index: int) -> AbstractContextManager[None]:
+        return self._at(index).rng(index)
+
+    def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
+        for executor in self.executors:
+            executor.seed(seed, besides)
+
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        found = [executor.generators() for executor in self.executors]
+        return found[0][0], {k: states[k] for k, (_seed, states) in enumerate(found) if k in states}
+
+    def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
+        for index, executor in enumerate(self.executors):
+            executor.set_generators(seed, {k: state for k, state in states.items() if k == index})
+
+
+def _on(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A value like this one on another storage."""
+    bits = _core.view_bits(like)
+    return view(whole.untyped_storage(), like.dtype, like.shape, like.stride(), like.storage_offset(), bits)

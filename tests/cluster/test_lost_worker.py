@@ -1,0 +1,95 @@
+"""R4: a worker on a cluster that is gone: one error that says so, at once, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import mindtorch
+from mindtorch.cluster.actor import PART
+from mindtorch.cluster.ray_executor import RayExecutor
+
+from ..executors import using
+from ..remote.test_pipe import gone
+
+LAZY = "remote_accelerator:0"
+InPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def process(own_actor: RayExecutor) -> Iterator[int]:
+    yield own_actor.stats["process"]
+
+
+def lost(process: int, why: str) -> object:
+    return pytest.raises(
+        mindtorch.MaterializationError,
+        match=rf"^session lost: the worker \(process {process} on node [0-9a-f]{{8}}\) {why}$",
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+def test_R4_a_worker_that_was_ended_while_idle(
+    number: int, process: int, shared_actor: RayExecutor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    held = torch.ones(100, device=LAZY) * 2
+    assert held.sum().item() == 200.0
+    os.kill(process, number)
+    pending = held + 1
+    for _ in range(2):
+        with lost(process, r"has ended: it was killed \(SIGKILL, SIGTERM\), or crashed"):
+            pending.tolist()
+        with lost(process, ".*"):
+            torch.ones(3).to(LAZY).tolist()
+    assert "".join(capfd.readouterr()) == ""
+    assert gone(process)
+    with using(shared_actor):  # what has nothing to do with the other one goes on
+        with lost(process, ".*"):
+            held.tolist()
+        assert (torch.ones(2, device=LAZY) + 1).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
+def test_R4_a_worker_that_goes_while_it_computes(number: int, process: int) -> None:
+    a = torch.rand(1500, 1500, device=LAZY)
+    assert a.sum().item() > 0
+    for _ in range(3000):
+        a = torch.tanh(a @ a)
+    timer = threading.Timer(0.5, os.kill, (process, number))
+    timer.start()
+    with lost(
+        process,
+        r"has ended: it was killed \(SIGKILL, SIGTERM\), or crashed"
+        if number == signal.SIGKILL
+        else "does not run: it was stopped",
+    ):
+        a.sum().item()
+    timer.join()
+    assert gone(process)
+
+
+def test_R4_a_worker_that_goes_while_it_sends(process: int) -> None:
+    """In between the parts of a long reply."""
+    x = torch.zeros(40 << 20, dtype=torch.uint8).to(LAZY)
+    assert x[3].item() == 0
+    y = x + 1
+    timer = threading.Timer(0.15, os.kill, (process, signal.SIGKILL))
+    timer.start()
+    with lost(process, r"has ended: it was killed \(SIGKILL, SIGTERM\), or crashed"):
+        for _ in range(200):
+            y = y + 1
+            assert len(y.cpu()) > PART
+    timer.join()
+
+
+def test_R4_no_memory_for_a_value_is_not_the_end(ray_executor: RayExecutor) -> None:
+    x = torch.ones(3, device=LAZY)
+    with pytest.raises(RuntimeError, match="memory"):
+        x.expand(1 << 40, 3).contiguous().sum().item()
+    assert x.tolist() == [1.0] * 3
