@@ -214,7 +214,12 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
 
 @pytest.mark.parametrize(
     ("value", "where"),
-    [("local", "with torch, in the program"), ("pipe", "in a child process"), ("loopback", "behind messages, in the")],
+    [
+        ("local", "with torch, in the program"),
+        ("pipe", "in a child process"),
+        ("loopback", "behind messages, in the"),
+        ("ray", "on a Ray cluster, started with the program"),
+    ],
 )
 def test_C7_remote_accelerator_names_the_executor(monkeypatch, value, where):
     monkeypatch.setenv("GENIE_EXECUTOR", value)
