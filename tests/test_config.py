@@ -7,7 +7,7 @@ import mindtorch
 
 @pytest.mark.parametrize("name", [
     "AUTO_ENABLE", "LOG_INTERCEPTS", "ENABLE_ATEN_IMPL", "REGISTER_DEVICE", "MAX_PENDING_OPS", "MAX_PENDING_BYTES",
-    "UNSUPPORTED", "EXECUTOR_DEVICE", "NPU_NATIVE",
+    "UNSUPPORTED", "EXECUTOR", "EXECUTOR_DEVICE", "ADDRESS", "NPU_NATIVE",
 ])  # fmt: skip
 def test_L11_a_variable_with_no_meaning_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mindtorch.base import config

@@ -11,6 +11,7 @@ import torch
 from ..base import config
 from ..base.errors import UsageError
 from ..engine.execute import Executor, LocalExecutor, values
+from ..engine.remote.spread import SpreadExecutor
 from .link import Link, check_ray
 from .ray_executor import RayExecutor, executors
 
@@ -100,17 +101,14 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
 
 def _together(found: list[RayExecutor]) -> Executor:
     """One executor of several."""
-    if len(found) > 1:
-        raise UsageError(f"[connect] expected one worker, got {len(found)}: several are not supported yet")
-    return found[0]
+    return found[0] if len(found) == 1 else SpreadExecutor(found)
 
 
 def _is_ours(executor: Any) -> bool:
-    while executor is not None:
-        if isinstance(executor, RayExecutor):
-            return True
-        executor = getattr(executor, "inner", None)
-    return False
+    """Is it, or does it wrap, one of this file's?"""
+    while not isinstance(executor, (RayExecutor, type(None))):
+        executor = executor.executors[0] if isinstance(executor, SpreadExecutor) else getattr(executor, "inner", None)
+    return executor is not None
 
 
 def _where(address: str) -> str | None:

@@ -26,7 +26,9 @@ def ended(error: Exception, process: int, node: str) -> str:
     if isinstance(error, ConnectionError):
         return f"{who} {text}"
     if kind == "OutOfMemoryError" or "running low on memory" in text or "memory usage threshold" in text:
-        return f"{who} was ended because there was not enough memory on its node"
+        found = re.search(r"([\d.]+[GM]B) used / ([\d.]+[GM]B) limit", text)
+        of = f" ({found[1]} of {found[2]} used)" if found else ""
+        return f"{who} was ended because there was not enough memory on its node{of}"
     if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
         if "its node has died" in text or "node is dead" in text:
             return f"{who} was ended with its node"

@@ -27,7 +27,7 @@ _BEGIN = (
     "import sys; fd, sys.path[:] = int(sys.argv[1]), sys.argv[2:]; sys.argv[:] = ['genie-worker']; "
     "from mindtorch.cluster.broker import main; main(fd)"
 )
-_OPEN = 90.0  # seconds for Ray to start, or to be joined
+_OPEN = 60.0  # seconds for Ray to start, or to be joined
 _BEGUN = 120.0  # seconds for a worker to load torch; the broker gives up before
 _STORE = 160 << 20  # bytes of Ray's object store: a few parts of messages are there at a time
 

@@ -13,8 +13,6 @@ from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
-
 
 @pytest.fixture(scope="session")
 def link() -> Iterator[Link]:

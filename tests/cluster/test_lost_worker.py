@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.cluster import endings
 from mindtorch.cluster.actor import PART
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using
 from ..remote.test_pipe import gone
 
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
 LAZY = "remote_accelerator:0"
 InPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -93,3 +95,28 @@ def test_R4_no_memory_for_a_value_is_not_the_end(ray_executor: RayExecutor) -> N
     with pytest.raises(RuntimeError, match="memory"):
         x.expand(1 << 40, 3).contiguous().sum().item()
     assert x.tolist() == [1.0] * 3
+
+
+def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
+    """The texts are Ray 2.60's, of a worker that its memory monitor ended and of a node that was lost."""
+    short = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1) was "
+        "4.64GB used / 23.54GB limit (0.197067)\nOOM kill reason: Memory usage 4946853888B exceeded threshold of "
+        "4903641600B\nRay killed 1 worker(s) based on the killing policy\nConsidered workers: [..."
+    )
+
+    def died(text: str) -> Exception:
+        error = ray.exceptions.ActorDiedError()
+        error.error_msg = text
+        return error
+
+    who = "the worker (process 7 on node 4d0d7376)"
+    told = f"{who} was ended because there was not enough memory on its node (4.64GB of 23.54GB used)"
+    for error in (ray.exceptions.OutOfMemoryError(short), died(short)):
+        assert endings.ended(error, 7, "4d0d737680") == told
+    lost = died("The actor died because its node has died. Node Id: 4d0d7376")
+    assert endings.ended(lost, 7, "4d0d737680") == f"{who} was ended with its node"
+    other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
+    assert endings.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
+    raised = ValueError("first\nlast")
+    assert endings.ended(raised, 7, "4d0d737680") == f"{who} cannot be understood: ValueError: last"

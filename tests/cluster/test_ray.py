@@ -16,6 +16,7 @@ from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..remote.test_pipe import gone, is_there
 
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
 LAZY = "remote_accelerator:0"
 
 
