@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from typing import Any
 
 from .._ext.frames import Stream
@@ -47,6 +48,7 @@ def main(control: int) -> None:
 def _keep_quiet() -> None:
     """What Python writes goes to the program's standard error; what Ray's C++ code writes to that, nowhere."""
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    warnings.simplefilter("ignore")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)
@@ -93,11 +95,14 @@ class Broker:
         self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str]
     ) -> dict[str, Any]:
         import ray
+        import ray._private.node as node
         import ray._private.worker as worker
 
         self._folder = folder
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
+        if address is None:
+            private.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         if address is None:
             ray.init(
@@ -115,8 +120,8 @@ class Broker:
             self._path = path
             variables["PYTHONPATH"] = os.pathsep.join(path)
         self._runtime = {"env_vars": variables}
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        return {"gpus": int(sum(node["Resources"].get("GPU", 0) for node in nodes)), "version": ray.__version__}
+        nodes = [each for each in ray.nodes() if each["Alive"]]
+        return {"gpus": int(sum(each["Resources"].get("GPU", 0) for each in nodes)), "version": ray.__version__}
 
     def _watch(self) -> None:
         """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from typing import Any
@@ -129,6 +130,8 @@ def _where(address: str) -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise UsageError(f"[connect] expected a Ray cluster at {address}, nobody answers there: {error}") from None
+    if scheme and importlib.util.find_spec("grpc") is None:
+        raise UsageError(f"[connect] {address} needs Ray's client, which is not installed: pip install 'ray[client]'")
     return address
 
 

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["clear", "environment", "private_folder", "store"]
+__all__ = ["clear", "environment", "private_folder", "quiet", "store", "without_services"]
 
 # Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
 _LONGEST = 36
@@ -36,7 +36,8 @@ def environment(given: dict[str, str]) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
+        "RAY_prestart_worker_first_driver": "0",  # they would not have the actors' environment
+        "RAY_enable_worker_prestart": "0",
         **quiet(),
     }
 
@@ -44,6 +45,16 @@ def environment(given: dict[str, str]) -> dict[str, str]:
 def quiet() -> dict[str, str]:
     """Variables that keep Ray from writing to the terminal."""
     return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
+
+
+def without_services(node: Any) -> None:
+    """Let Ray's class of a node start neither the dashboard, the autoscaler nor the one that reads logs.
+
+    They take more time and memory than all the rest, and nobody looks at what they do.
+    """
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        assert callable(getattr(node, name))  # of another release of Ray's
+        setattr(node, name, lambda *args, **kwargs: None)
 
 
 def store(folder: str, memory: int) -> dict[str, Any]:

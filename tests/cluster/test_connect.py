@@ -117,6 +117,16 @@ def test_R4_a_server_that_is_no_cluster_does_not_hang(monkeypatch: pytest.Monkey
             mindtorch.connect(address)
 
 
+def test_R2_rays_client_is_asked_for_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            mindtorch.UsageError, match=rf"{address} needs Ray's client, .* pip install 'ray\[client\]'"
+        ):
+            mindtorch.connect(address)
+
+
 # ---- of its own ------------------------------------------------------------------------------------------------------
 def listening(processes: list[int]) -> dict[tuple[int, str], str]:
     """(process, local address) of the TCP sockets on which they wait for connections."""
@@ -152,9 +162,7 @@ def test_R3_a_cluster_of_its_own_is_only_for_this_user_and_machine(link: Link, s
     (token,) = (v.partition(b"=")[2] for v in variables if v.startswith(b"RAY_AUTH_TOKEN="))
     assert len(token) == 64
     assert not any(v.startswith(b"GENIE_") for v in variables)
-    assert not any(
-        "dashboard.py" in command(process) and "--modules-to-load" not in command(process) for process in processes
-    )
+    assert not [each for each in map(command, processes) if "dashboard.py" in each]
 
 
 def test_R3_who_has_no_token_is_not_let_in(link: Link, shared_actor: RayExecutor) -> None:
