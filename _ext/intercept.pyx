@@ -111,8 +111,7 @@ def set_mode(mode):
     as what is reported afterwards names them.
     known: its `evaluate(call, info, template, inputs, results)` computes what tensors without data hold. Asked about
     calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
-    lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the fresh ones, as in
-    `template`.
+    lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the new ones.
     meets: `(info, func, args, kwargs)` answers calls with plain tensors among the arguments, or NotImplemented.
     """
     global apart, evaluate, meet
@@ -622,8 +621,7 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if out is not NOBODY:
             return out
     if meet is not None and any_foreign(args, <dict>kwargs):
-        out = meet(info, func, args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
+        if (out := meet(info, func, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
     if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
         out = _apart(info, func, types, args, <dict>kwargs)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import re
+from collections.abc import Callable
 from typing import Any
 
 from mindtorch.base import config, hardware
@@ -56,15 +57,20 @@ def _meta(_index: int | None) -> _Answer:
     return True, None, None, details
 
 
-def _pipe() -> dict[str, Any]:
-    return {"where": "in a child process of the program, on this machine"}
+def _ray() -> dict[str, Any]:
+    address = config.address()
+    return {
+        "where": "on a Ray cluster" + (", started with the program" if address == "local" else f" ({address})"),
+        "runs_on": os.environ.get("GENIE_EXECUTOR_DEVICE", "its GPUs, or its CPU where it has none"),
+    }
 
 
 #: By what GENIE_EXECUTOR says: where recordings would run, found out without starting anything.
-_EXECUTORS = {
+_EXECUTORS: dict[str, Callable[[], dict[str, Any]]] = {
     "local": lambda: {"where": "with torch, in the program's process"},
     "loopback": lambda: {"where": "behind messages, in the program's process"},
-    "pipe": _pipe,
+    "pipe": lambda: {"where": "in a child process of the program, on this machine"},
+    "ray": _ray,
 }
 
 
@@ -76,12 +82,13 @@ def _remote(index: int | None) -> _Answer:
         "note": "operations are recorded and run when they are read",
     }
     try:
-        details["executor"] = config.executor()
+        details |= _EXECUTORS[config.executor()]() | {"executor": config.executor()}
     except UsageError as error:
         return False, str(error), "see docs/EXECUTORS.md", details
-    details |= _EXECUTORS[details["executor"]]()
     if not hardware.has_module("torch"):
         return False, "torch is not installed", _INSTALL_TORCH, details
+    if details["executor"] == "ray" and not hardware.has_module("ray"):
+        return False, "Ray is not installed", "pip install 'mindtorch-genie[ray]'", details
     if importlib.util.find_spec("mindtorch._ext.tape") is None:
         return False, "mindtorch's compiled modules are missing", "reinstall mindtorch-genie from a wheel", details
     try:

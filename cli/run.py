@@ -39,7 +39,7 @@ Examples:
     type=click.Choice(["local", "loopback", "pipe", "ray"]),
     help="What computes: instead of GENIE_EXECUTOR.",
 )
-@click.option("--address", metavar="ADDRESS", help="Of the cluster, with --executor ray.")
+@click.option("--address", metavar="ADDRESS", help="Of the Ray cluster: instead of GENIE_ADDRESS.")
 @click.option(
     "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
 )
@@ -93,16 +93,10 @@ def _choose(executor: str | None, address: str | None, stack: ExitStack) -> None
     """Say what computes, in the environment: to processes that the program starts, too."""
     if address is not None and executor != "ray":
         raise UsageError("--address is for --executor ray")
-    if executor == "ray":
-        import mindtorch
-
-        try:
-            connect = mindtorch.connect  # type: ignore[attr-defined]
-        except AttributeError:
-            raise UsageError("--executor ray: this version of mindtorch has no way to Ray") from None
-        connect(address)
-    elif executor is not None:
+    if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
+    if address is not None:
+        _set("GENIE_ADDRESS", address, stack)
     if "GENIE_REGISTER_DEVICE" not in os.environ:
         _set("GENIE_REGISTER_DEVICE", "always", stack)  # on a machine with CUDA, too: the program is to use the device
 

@@ -23,6 +23,7 @@ class Actor:
         self._come = bytearray()  # parts of a message whose last one has not come
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
+        self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
 
     def begin(self, device: str, path: list[str] | None) -> tuple[int, str, str]:
         """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here."""
@@ -34,7 +35,7 @@ class Actor:
             sys.path[:] = path
         from ..engine.remote.child import serving
 
-        self._serve = serving(device)
+        self._serve = serving(device, self._parcels)
         return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:
@@ -64,6 +65,20 @@ class Actor:
         if last:
             del self._replies[number]
         return found
+
+    def parcel(self, ticket: int, begin: int, last: bool) -> bytes | int:
+        """A part of what another worker is to have from this one; or an int, which is all there is."""
+        found = self._parcels[ticket] if not last else self._parcels.pop(ticket)
+        return found if isinstance(found, int) else bytes(found[begin : begin + PART])
+
+    def bring(self, ticket: int, part: bytes | int) -> None:
+        """A part of what another worker has given. Ray takes it here from there."""
+        if isinstance(part, int):
+            self._parcels[ticket] = part
+        else:
+            held = self._parcels.setdefault(ticket, bytearray())
+            assert isinstance(held, bytearray)
+            held += part
 
 
 def machine() -> str:

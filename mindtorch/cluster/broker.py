@@ -7,6 +7,7 @@ with the program, however that ends, and takes with it what it has started.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ _PARTS = 4  # of a message or reply that are under way at a time
 _MESSAGES = 8  # that are, or
 _BYTES = 64 << 20  # so many bytes of them, if that is more than one
 _LOOK = 1.0  # seconds without an answer, after which it is asked whether the actor's process runs
+_STOPPED = "does not run: it was stopped"
 _PROBE = 5.0  # the same for a process on another node
 
 
@@ -63,6 +65,7 @@ class Broker:
         self._runtime: dict[str, Any] = {}
         self._path: list[str] | None = None
         self._ending = threading.Event()
+        self._lines: dict[int, _Line] = {}  # by the number of the request that began them
 
     def serve(self) -> None:
         while True:
@@ -79,6 +82,8 @@ class Broker:
     def _do(self, name: str, request: dict[str, Any], fds: list[int]) -> None:
         number = request.pop("number")
         try:
+            if name == "actor":
+                request["number"] = number
             reply = getattr(self, f"_{name}")(*fds, **request)
         except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
             reply = {"error": refused(error)}
@@ -123,7 +128,7 @@ class Broker:
             if worker._global_node is not None and worker._global_node.dead_processes():
                 self.end(DAEMON)
 
-    def _actor(self, fd: int, device: str, seconds: float) -> dict[str, Any]:
+    def _actor(self, fd: int, number: int, device: str, seconds: float) -> dict[str, Any]:
         import ray
 
         cuda = device.startswith("cuda")
@@ -143,7 +148,9 @@ class Broker:
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
-        _Line(fd, made, process, node, there == machine() != "", self._runtime).start()
+        line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines)
+        self._lines[number] = line
+        line.start()
         return {"process": process, "node": node[:8]}
 
     def end(self, code: int = 0) -> None:
@@ -166,12 +173,17 @@ class Broker:
 class _Line:
     """Passes on messages to an actor, and its replies back. Ends it when nobody listens any more."""
 
-    def __init__(self, fd: int, actor: Any, process: int, node: str, here: bool, runtime: dict[str, Any]) -> None:
-        self._fd, self._actor = fd, actor
+    def __init__(
+        self, fd: int, actor: Any, process: int, node: str, here: bool, runtime: dict[str, Any],
+        lines: dict[int, _Line],
+    ) -> None:  # fmt: skip
+        self._fd, self._actor, self._lines = fd, actor, lines
         self._process, self._node, self._here, self._runtime = process, node, here, runtime
         self._under_way: queue.SimpleQueue[tuple[int, Any, int]] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._messages = self._bytes = 0
+        self._fired = 0  # number of the last message that the actor has been given
+        self._over = False  # and it gets no more
         self._lost: str | None = None
         self._deaf = False  # does nobody listen any more?
         self._upwards = threading.Thread(target=self._up, daemon=True)
@@ -188,6 +200,9 @@ class _Line:
         try:
             while True:
                 number, message = stream.receive()
+                if not number:
+                    self._bring(**json.loads(message))
+                    continue
                 size = len(message)
                 with self._room:
                     while self._messages and (self._messages == _MESSAGES or self._bytes + size > _BYTES):
@@ -198,10 +213,46 @@ class _Line:
                     self._bytes += size
                 self._under_way.put((number, self._fire(message), size))
                 del message
+                with self._room:
+                    self._fired = number
+                    self._room.notify_all()
         except (EOFError, ValueError):  # the program has let the worker go
             pass
         ray.kill(self._actor)
         self._under_way.put((0, None, 0))
+        with self._room:
+            self._over = True
+            self._room.notify_all()
+
+    def _bring(self, actor: int, after: int, ticket: int, nbytes: int) -> None:
+        """Let the actor have what another one gives with its message number ``after``, straight from there."""
+        there = self._lines[actor]
+        with there._room:
+            there._room.wait_for(lambda: there._fired >= after or there._over)
+        import ray
+
+        parts: list[Any] = []
+        # If one of the two has ended, its next reply says so; what did not come is missed where it is to be taken.
+        with contextlib.suppress(ray.exceptions.RayError):
+            for begin in range(0, max(nbytes, 1), PART):
+                part = there._actor.parcel.remote(ticket, begin, begin + PART >= nbytes)
+                parts.append(self._actor.bring.remote(ticket, part))
+                if len(parts) == _PARTS:
+                    self._come(parts.pop(0), there)
+            for ref in parts:
+                self._come(ref, there)
+
+    def _come(self, ref: Any, there: _Line) -> None:
+        """Wait for a part. RayError where it does not come."""
+        import ray
+
+        while True:
+            try:
+                return ray.get(ref, timeout=_LOOK if self._here and there._here else _PROBE)
+            except ray.exceptions.GetTimeoutError:
+                for line in (self, there):
+                    if line._is_stopped():
+                        line._end(ConnectionError(_STOPPED))
 
     def _fire(self, message: bytes) -> Any:
         """The reply that is to come; or why there is none."""
@@ -232,11 +283,11 @@ class _Line:
                 with self._room:
                     self._messages -= 1
                     self._bytes -= size
-                    self._room.notify()
+                    self._room.notify_all()
         except EOFError:
             with self._room:
                 self._deaf, self._messages = True, 0
-                self._room.notify()
+                self._room.notify_all()
         self._upwards.join()
         os.close(self._fd)
 
@@ -249,13 +300,17 @@ class _Line:
                 found = self._wait_for(reply)
                 return self._all(*found) if isinstance(found, tuple) else found
             except Exception as error:  # noqa: BLE001 - told to the program
-                import ray
+                self._end(error)
+        return ERROR + (self._lost or "").encode()
 
-                self._lost = ended(error, self._process, self._node)
-                ray.kill(self._actor)
-                if self._here and state_of(self._process) in ("T", "t"):  # it does not hear of that
-                    os.kill(self._process, signal.SIGKILL)
-        return ERROR + self._lost.encode()
+    def _end(self, error: Exception) -> None:
+        """The actor is of no use any more."""
+        import ray
+
+        self._lost = self._lost or ended(error, self._process, self._node)
+        ray.kill(self._actor)
+        if self._here and state_of(self._process) in ("T", "t"):  # it does not hear of that
+            os.kill(self._process, signal.SIGKILL)
 
     def _all(self, number: int, size: int) -> bytearray:
         """A reply that does not go with one call."""
@@ -276,8 +331,11 @@ class _Line:
             try:
                 return ray.get(ref, timeout=_LOOK if self._here else _PROBE)
             except ray.exceptions.GetTimeoutError:
-                if (state_of(self._process) if self._here else self._probe()) in ("T", "t"):
-                    raise ConnectionError("does not run: it was stopped") from None
+                if self._is_stopped():
+                    raise ConnectionError(_STOPPED) from None
+
+    def _is_stopped(self) -> bool:
+        return (state_of(self._process) if self._here else self._probe()) in ("T", "t")
 
     def _probe(self) -> str:
         """How the process is, on another node; empty while that does not answer, of which Ray takes care."""

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import socket
 import weakref
 from typing import Any
 
+import torch
+
 from .._ext.frames import Stream
+from ..base.errors import MaterializationError
+from ..engine.remote.client import RemoteExecutor
 from ..engine.remote.pipe import Child, StreamExecutor
 from .endings import ERROR
 from .link import Link
 
 __all__ = ["RayExecutor", "executors"]
+
+_tickets = itertools.count(1)
 
 
 class RayExecutor(StreamExecutor):
@@ -40,6 +49,42 @@ class RayExecutor(StreamExecutor):
         """How Ray's name of the worker's node begins."""
         return self._child.node
 
+    def take_from(self, other: RemoteExecutor, value: torch.Tensor) -> torch.Tensor:
+        """From one actor to another, where both are of one cluster: not by way of the program."""
+        if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
+            return super().take_from(other, value)
+        nbytes = value.untyped_storage().nbytes()
+        ticket, number = next(_tickets), self._mirrors.fresh()
+        made = self._mirrors.whole(nbytes, number)
+        after = other._give(other._mirrors.number_of(value), ticket)
+        self._child.bring(other._child, after, ticket, nbytes)
+
+        def answer(failed: tuple[int, int] | None) -> None:
+            if failed is not None:
+                here, there = failed
+                self._failures[here] = other._failure(there)
+                self._epochs[0] = here
+
+        self._ask("take", number, nbytes, ticket, answer=answer)
+        return made
+
+    def _give(self, number: int, ticket: int) -> int:
+        """Have a storage put aside. The number of the message that says so, 0 if it has been answered."""
+        self._take()
+        message = self._line[-1]
+        self._ask("give", number, ticket)
+        self._send_on()
+        if message in self._line and not message.posted:
+            self._exchange()  # the sides did not know each other yet
+        return self._child.number_of(message.encoded()) if message in self._line else 0
+
+    def _failure(self, number: int) -> MaterializationError:
+        """Which it was, once all replies have come; 0: what this one gave has not arrived."""
+        if number not in self._failures:
+            with contextlib.suppress(MaterializationError):
+                self._exchange(every=True)
+        return self._failures.get(number) or self._lost or MaterializationError("values of another worker did not come")
+
     def close(self) -> None:
         """End the worker."""
         self._child.close()
@@ -57,18 +102,27 @@ class _Actor(Child):
     def __init__(self, link: Link, device: str) -> None:
         super().__init__(device)
         self.node = ""
-        self._link = link
+        self.link = link
         ours, theirs = socket.socketpair()
         with theirs:
-            self._number = link.ask("actor", fd=theirs.fileno(), device=device, seconds=60)
+            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=60)
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
     def wait(self) -> None:
         """Until it has begun."""
-        found = self._link.begun(self._number)
+        found = self.link.begun(self._number)
         self.pid, self.node = found["process"], found["node"]
         self._stream = Stream(self._socket.fileno())
+
+    def number_of(self, message: bytearray) -> int:
+        """Of one that was sent."""
+        return self._begun().ask(message)
+
+    def bring(self, other: _Actor, after: int, ticket: int, nbytes: int) -> None:
+        """Let what the other one gives with a message be here before the next message."""
+        told = {"actor": other._number, "after": after, "ticket": ticket, "nbytes": nbytes}
+        self._begun().put(json.dumps(told).encode(), 0)
 
     def send(self, message: bytearray) -> bytes | None:
         reply = super().send(message)
@@ -80,10 +134,10 @@ class _Actor(Child):
         raise ConnectionError(self._how_it_is())
 
     def _look(self) -> None:
-        self._link.look()
+        self.link.look()
 
     def _how_it_is(self) -> str:
-        return self._link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was let go"
+        return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was let go"
 
     def leave(self) -> None:
         super().leave()

@@ -7,6 +7,7 @@ default generator is the device's, so that the program draws the numbers that it
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -46,7 +47,8 @@ def default_device(index: int) -> Iterator[None]:
     """
     hooks.enable()
     late.when_loaded("transformers.modeling_utils", pretrained.patch)
-    told = [(torch, "get_default_device", _get_default), loaders.workers()]
+    nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
+    told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
     with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):
         yield
 
@@ -95,6 +97,16 @@ def _get_default() -> Any:
     if chosen or mode.now.default is None:  # `with torch.device(...)`, or the program's own set_default_device
         return _torch_get_default()
     return tensors.torch_device(mode.now.default)
+
+
+def _nested(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def nested_tensor(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is None and mode.now.default is not None:
+            kwargs["device"] = _get_default()
+        return make(*args, **kwargs)
+
+    return nested_tensor
 
 
 def _make(func: Callable[..., Any], args: tuple, given: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ when they are called, so they come in program order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
-from ..base import config
 from ..devices import mode
 from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors, values
@@ -122,9 +122,20 @@ def sequence_of() -> int | None:
 
     It has to be of the CPU's kind: where recordings run on a GPU there are two sequences.
     """
-    if mode.now.draws is None or values.executor().device.type != "cpu" or config.executor_device() != "cpu":
-        return None
-    return mode.now.draws
+    index = mode.now.draws
+    return index if index is not None and _is_of_the_cpu(values.executor(), index) else None
+
+
+def _is_of_the_cpu(executor: Any, index: int) -> bool:
+    """Are the executor's generators those of a CPU? One that is elsewhere is asked once."""
+    if executor not in _of_the_cpu:
+        asked = getattr(executor, "generator_state", None)
+        same = asked is None or asked(index).numel() == torch.default_generator.get_state().numel()
+        _of_the_cpu[executor] = same and executor.device.type == "cpu"
+    return _of_the_cpu[executor]
+
+
+_of_the_cpu: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _draws(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -229,7 +229,6 @@ _torch_rebuild_tensor = torch._utils._rebuild_tensor
 _torch_module_to = torch.nn.Module.to
 _torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
-_torch_nested_tensor = torch.nested.nested_tensor
 _torch_context = _torch_device.DeviceContext.__torch_function__
 
 
@@ -266,8 +265,6 @@ def _nested_hook(original: Any) -> Any:
         device = kwargs.get("device")
         if type(device) is int and _numbers_ours():
             kwargs["device"] = device = of_number(device)
-        if device is None and mode.now.default is not None and original is _torch_nested_tensor:
-            kwargs["device"] = device = tensors.torch_device(mode.now.default)
         ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
         return create(original, args, kwargs) if ours else original(*args, **kwargs)
 

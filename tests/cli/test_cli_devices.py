@@ -212,6 +212,30 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
     assert usable or "GENIE_EXECUTOR_DEVICE" in row["reason"]
 
 
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("local", "with torch, in the program"),
+        ("pipe", "in a child process"),
+        ("loopback", "behind messages, in the"),
+        ("ray", "on a Ray cluster, started with the program"),
+    ],
+)
+def test_C7_remote_accelerator_names_the_executor(monkeypatch, value, where):
+    monkeypatch.setenv("GENIE_EXECUTOR", value)
+    details = probe.describe("remote_accelerator")["details"]
+    assert details["executor"] == value and where in details["where"]
+    shown = " ".join(CliRunner().invoke(cli, ["devices", "remote_accelerator"]).stdout.split())
+    assert f"executor {value}: " in shown and where in shown
+
+
+def test_C7_an_executor_that_there_is_not_is_the_reason(monkeypatch):
+    monkeypatch.setenv("GENIE_EXECUTOR", "tape")
+    row = probe.describe("remote_accelerator")
+    assert not row["available"] and "GENIE_EXECUTOR" in row["reason"] and row["details"]["executor"] is None
+    assert CliRunner().invoke(cli, ["devices", "remote_accelerator"]).exit_code == 3
+
+
 @pytest.fixture(scope="module")
 def acl_library():
     if shutil.which("cc") is None or sys.platform != "linux":

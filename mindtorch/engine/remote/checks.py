@@ -81,6 +81,13 @@ class Checks:
     def _copy(self, number: int, source: int) -> None:
         self._new(number, self._there(source))
 
+    def _give(self, number: int, ticket: int) -> None:
+        self._there(number)
+
+    def _take(self, number: int, nbytes: int, ticket: int) -> None:
+        _in("bytes", nbytes, _MOST)
+        self._new(number, nbytes)
+
     def _free(self, numbers: list) -> None:
         for number in numbers:
             _are("free", (number,), (int,))
@@ -249,6 +256,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "free": ((list,), Checks._free),
     "get_generators": ((), None),
     "get_state": ((int,), Checks._generator),
+    "give": ((int, int), Checks._give),
     "hello": ((object,), None),  # which looks itself
     "knows": ((str,), None),
     "plan": ((list, list, list), Checks._plan),
@@ -260,6 +268,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "small": ((list,), Checks._several),
     "storage": ((int,), Checks._there),
     "sync": ((), None),
+    "take": ((int, int, int), Checks._take),
     "upload": ((int, bytes), Checks._upload),
     "write": ((int, bytes), Checks._write),
 }

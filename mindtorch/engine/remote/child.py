@@ -48,8 +48,10 @@ class _Inside:
         return args[0].run()
 
 
-def serving(device: str) -> Callable[[bytes | bytearray], bytearray]:
-    """From a message to its reply, whatever goes wrong."""
+def serving(
+    device: str, parcels: dict[int, bytes | bytearray | int] | None = None
+) -> Callable[[bytes | bytearray], bytearray]:
+    """From a message to its reply, whatever goes wrong. parcels: see `Worker`."""
     worker: Worker | None = None
 
     def serve(message: bytes | bytearray) -> bytearray:
@@ -58,7 +60,7 @@ def serving(device: str) -> Callable[[bytes | bytearray], bytearray]:
             warnings.simplefilter("always")  # the program's filters decide
             try:
                 if worker is None:
-                    worker = Worker(device)
+                    worker = Worker(device, parcels)
                 reply = torch.neg(_Inside(functools.partial(worker.answers, message)))  # type: ignore[call-overload]
                 if said:
                     reply.append([(found.category.__name__, str(found.message)) for found in said])

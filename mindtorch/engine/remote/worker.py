@@ -58,9 +58,14 @@ class Poisoned(Exception):
 
 
 class Worker:
-    """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process."""
+    """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
 
-    def __init__(self, device: str = "cpu") -> None:
+    parcels: contents of storages on the way from one worker to another, or the number of the failure because of which
+    there are none, by ticket. Whoever has the workers takes them there.
+    """
+
+    def __init__(self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None) -> None:
+        self._parcels = {} if parcels is None else parcels
         self._local = LocalExecutor(device)
         self._device = self._local.device
         self._storages: dict[int, torch.Tensor | Failed] = {}  # as bytes
@@ -123,6 +128,26 @@ class Worker:
         """A new storage with the contents of another."""
         found = self._storages.get(source)
         self._storages[number] = found if isinstance(found, Failed) else self._bytes(source).clone()
+
+    def give(self, number: int, ticket: int) -> None:
+        """Put a storage's contents aside for another worker."""
+        try:
+            self._parcels[ticket] = _contents(self._bytes(number))
+        except Poisoned as error:
+            self._parcels[ticket] = error.number
+
+    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int] | None:
+        """A new storage of what another worker gave. (failure's number, its number there) where that has failed.
+
+        The latter is 0 where nothing has come, or not all of it.
+        """
+        found = self._parcels.pop(ticket, 0)
+        if isinstance(found, int) or len(found) != nbytes:
+            self._failures += 1
+            self._storages[number] = Failed(self._failures)
+            return self._failures, found if isinstance(found, int) else 0
+        self.upload(number, bytes(found))
+        return None
 
     def storage(self, number: int) -> tuple:
         """A storage's contents."""
