@@ -118,7 +118,7 @@ class Broker:
             variables["PYTHONPATH"] = os.pathsep.join(path)
         self._runtime = {"env_vars": variables}
         nodes = [each for each in ray.nodes() if each["Alive"]]
-        return {"gpus": int(sum(each["Resources"].get("GPU", 0) for each in nodes)), "version": ray.__version__}
+        return {"nodes": [_described(each) for each in nodes], "version": ray.__version__}
 
     def _watch(self) -> None:
         """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
@@ -168,6 +168,20 @@ class Broker:
             if self._folder is not None:
                 private.clear(self._folder, os.getsid(0))
             os._exit(code)
+
+
+def _described(node: dict[str, Any]) -> dict[str, Any]:
+    """One of ``ray.nodes()`` as the program hears of it."""
+    has = node["Resources"]
+    kinds = [name.partition(":")[2] for name in has if name.startswith("accelerator_type:")]
+    return {
+        "address": node["NodeManagerAddress"],
+        "name": node["NodeManagerHostname"],
+        "cpus": int(has.get("CPU", 0)),
+        "gpus": int(has.get("GPU", 0)),
+        "accelerator": kinds[0] if kinds else None,
+        "memory": int(has.get("memory", 0)),
+    }
 
 
 class _Line:

@@ -39,7 +39,9 @@ def check_ray() -> None:
 
 
 class Link:
-    """A cluster that was started (``address`` None) or joined. ``gpus``: how many it has; ``broker``: the process."""
+    """A cluster that was started (``address`` None) or joined. ``nodes``: its machines (see `nodes.nodes`), with so
+    many ``gpus``; ``broker``: the process.
+    """
 
     def __init__(self, address: str | None, cpus: int, gpus: int) -> None:
         check_ray()
@@ -49,7 +51,7 @@ class Link:
         path = [os.fspath(entry) or os.getcwd() for entry in sys.path]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
         self._folder = private.private_folder() if address is None else None
-        variables = private.environment(variables) if address is None else {**variables, **private.quiet()}
+        variables = private.environment(variables) if address is None else private.joining(variables, address)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -69,7 +71,8 @@ class Link:
             self._process.kill()
             self.close()
             raise
-        self.gpus: int = found["gpus"]
+        self.nodes: list[dict[str, Any]] = found["nodes"]
+        self.gpus: int = sum(node["gpus"] for node in self.nodes)
 
     def ask(self, do: str, *, fd: int | None = None, **request: Any) -> int:
         """Number of a request."""

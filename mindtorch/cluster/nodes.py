@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,11 +14,13 @@ from typing import Any, NamedTuple
 
 from ..base.errors import UsageError
 from . import private
+from .connect import where
 from .link import Link, check_ray
 
-__all__ = ["Node", "nodes", "started"]
+__all__ = ["HERE", "Node", "default_host", "nodes", "started"]
 
 _STARTED = 60.0  # seconds for Ray's daemons to begin
+HERE = "127.0.0.1:6379"  # of the one that is started unless something else is said
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 
@@ -33,16 +34,20 @@ class Node(NamedTuple):
 
 
 def nodes(address: str) -> list[dict[str, Any]]:
-    """The machines of a cluster: ``address``, ``name``, ``cpus``, ``gpus``, ``accelerator`` (None where Ray does not
-    say), ``memory`` in bytes, and ``free_cpus``, ``free_gpus`` of all of them together in the first.
-
-    UsageError where there is no cluster.
+    """The machines of a cluster, each with ``address``, ``name``, ``cpus``, ``gpus``, ``accelerator`` (what kind; None
+    where there is none), and the ``memory`` in bytes that Ray counts on. UsageError where there is no cluster.
     """
-    link = Link(address, cpus=0, gpus=0)
+    check_ray()
+    link = Link(where(address), cpus=0, gpus=0)
     try:
         return link.nodes
     finally:
         link.close()
+
+
+def default_host(join: str | None) -> str:
+    """The address of this machine to those that reach it: nobody but itself, unless it joins others."""
+    return private.own_address() if join is not None and not join.startswith(_LOOPBACK) else _LOOPBACK[0]
 
 
 @contextlib.contextmanager
@@ -58,7 +63,7 @@ def started(
     token = os.environ.get("RAY_AUTH_TOKEN") or (secrets.token_hex(32) if join is None else "")
     if not token:
         raise UsageError("[worker] expected the cluster's token in RAY_AUTH_TOKEN: its first worker has told it")
-    if join is None and _answers(host, port):
+    if join is None and private.answers(host, port):
         raise UsageError(f"[worker] expected a free port, got {host}:{port}, where somebody listens already")
     folder = private.private_folder()
     variables = private.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
@@ -66,7 +71,7 @@ def started(
         del variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
     options = ["start", "--block", "--disable-usage-stats", "--log-color=false", f"--node-ip-address={host}"]
     if join is None:
-        options += ["--head", f"--port={port}", "--include-dashboard=false", "--ray-client-server-port=0"]
+        options += ["--head", f"--port={port}", "--include-dashboard=false"]
         options += [f"--temp-dir={os.path.join(folder, 'r')}"]
     else:
         options.append(f"--address={join}")
@@ -95,17 +100,10 @@ def _wait(process: subprocess.Popen[bytes], said: Any, host: str, port: int | No
             raise UsageError(
                 f"[worker] Ray did not start: {errors[-1] if errors else f'exit code {process.returncode}'}"
             )
-        if "Ray runtime started" in text and (port is None or _answers(host, port)):
+        if "Ray runtime started" in text and (port is None or private.answers(host, port)):
             return
         time.sleep(0.1)
     raise UsageError(f"[worker] Ray did not start within {_STARTED:g} s")
-
-
-def _answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError, OverflowError):
-        socket.create_connection((host, port), timeout=1).close()
-        return True
-    return False
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:

@@ -6,12 +6,13 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["clear", "environment", "private_folder", "quiet", "store", "without_services"]
+__all__ = ["answers", "clear", "environment", "joining", "own_address", "private_folder", "store", "without_services"]
 
 # Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
 _LONGEST = 36
@@ -40,6 +41,33 @@ def environment(given: dict[str, str]) -> dict[str, str]:
         "RAY_enable_worker_prestart": "0",
         **quiet(),
     }
+
+
+def joining(given: dict[str, str], address: str) -> dict[str, str]:
+    """For a cluster that somebody has started."""
+    made = {**given, **quiet()}
+    if "RAY_AUTH_TOKEN" in given:
+        made.setdefault("RAY_AUTH_MODE", "token")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if (host.startswith("127.") or host == "localhost") and not answers(own_address(), port):
+        made["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray takes the address for that of this machine
+    return made
+
+
+def answers(host: str, port: int | str) -> bool:
+    """Does somebody listen there?"""
+    with suppress(OSError, OverflowError):
+        socket.create_connection((host, int(port)), timeout=1).close()
+        return True
+    return False
+
+
+def own_address() -> str:
+    """This machine's in its network, as Ray finds it. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+        asking.connect(("8.8.8.8", 80))
+        return str(asking.getsockname()[0])
+    return "127.0.0.1"
 
 
 def quiet() -> dict[str, str]:
