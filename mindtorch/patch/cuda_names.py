@@ -18,14 +18,15 @@ from ..base.errors import UsageError
 from ..devices import mode
 from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
-from . import creation, hooks, slot
+from . import creation, generators, hooks, slot
 from .default_device import one_generator
 from .device_module import NOT_APPLICABLE
-from .replaced import of_cuda, replaced
+from .replaced import generators_made_by, of_cuda, replaced
 
 __all__ = ["cuda_is_ours"]
 
 _torch_loader_init = torch.utils.data.DataLoader.__init__
+_torch_generator = torch.Generator
 _PIN_MEMORY = 7  # its place among a DataLoader's arguments
 #: Names in torch.cuda that stay torch's own, or are modules whose functions are answered for.
 _TORCHS = NOT_APPLICABLE | {"is_available", "device_count", "is_initialized"}
@@ -127,10 +128,15 @@ def _of_tensors() -> Iterator[tuple[Any, str, Any]]:
     is_cuda = property(lambda t: t.device.type == tensors.DEVICE_TYPE, doc="True if the tensor is where cuda means.")
     for owner in (torch.Tensor, RecordedTensor):
         yield owner, "is_cuda", is_cuda
+    yield torch, "Generator", generators_made_by(_generator)  # where there is CUDA, torch would make one there
     # Pinned memory is for copies that a CUDA driver makes.
     yield torch.Tensor, "pin_memory", lambda self, device=None: self
     yield torch.Tensor, "record_stream", lambda self, stream: None
     yield torch.utils.data.DataLoader, "__init__", _loader_init
+
+
+def _generator(device: Any) -> torch.Generator:
+    return generators.Generator(device) if tensors.is_ours(device) else _torch_generator(device)
 
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["of_cuda", "replaced"]
+__all__ = ["generators_made_by", "of_cuda", "replaced"]
 
 
 @contextmanager
@@ -40,3 +40,20 @@ def of_cuda(said: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
         for name, value in said.items():
             if module is torch.cuda or (name in vars(module) and vars(module)[name] is getattr(torch.cuda, name, None)):
                 yield module, name, value
+
+
+_torch_generator = torch.Generator
+
+
+def generators_made_by(make: Callable[[Any], torch.Generator]) -> type:
+    """A class to stand for ``torch.Generator``: what it gives for a device, ``make(device)`` gives."""
+
+    class AnyGenerator(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, _torch_generator)
+
+    class Generator(metaclass=AnyGenerator):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return make(device)
+
+    return Generator

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ext import lazy as _core
 from .._ext.guards import NoGrad, Unseen
+from ..devices import mode
 from ..devices.lazy_device import index_of, is_ours, torch_device
 from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
@@ -113,6 +114,10 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if mode.now.meets is not None:
+            out = mode.now.meets(_info(func), func, args, kwargs or {})
+            if out is not NotImplemented:
+                return out
         with torch._C.DisableTorchFunctionSubclass():
             mixing.mixed_devices(_info(func), args, kwargs)
         ours = [t for t in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(t, SparseTensor)]

@@ -88,6 +88,11 @@ def test_C9_training_with_loaders_and_dropout_has_pythons_bits(runs, executor):
     runs.same(TRAINING, options=("--executor", executor))
 
 
+def test_C9_training_has_pythons_bits_on_a_cluster(runs):
+    pytest.importorskip("ray")
+    runs.same(TRAINING, options=("--executor", "ray", "--address", "local"))
+
+
 MIXED = """
     import numpy as np
     import torch
@@ -272,6 +277,43 @@ CHECKPOINTS = """
 @pytest.mark.parametrize("executor", ["local", "pipe"])
 def test_C9_checkpoints_packed_sequences_and_averages_have_pythons_bits(runs, executor):
     runs.same(CHECKPOINTS, options=("--executor", executor))
+
+
+def test_C9_sparse_tensors_and_the_old_constructors(runs):
+    runs.same("""
+        import numpy as np
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        torch.manual_seed(1)
+
+        class Layer(nn.Module):
+            def __init__(self, i, o):
+                super().__init__()
+                self.weight, self.bias = nn.Parameter(torch.FloatTensor(i, o)), nn.Parameter(torch.Tensor(o))
+                self.weight.data.uniform_(-0.5, 0.5)
+                self.bias.data.zero_()
+
+            def forward(self, x, adjacent):
+                return torch.spmm(adjacent, torch.mm(x, self.weight)) + self.bias
+
+        edges = (np.random.RandomState(0).rand(12, 12) > 0.6).astype(np.float32)
+        index = torch.from_numpy(np.vstack(edges.nonzero()).astype(np.int64))
+        adjacent = torch.sparse_coo_tensor(index, torch.from_numpy(edges[edges.nonzero()]), (12, 12))
+        x = torch.from_numpy(np.random.RandomState(1).randn(12, 4).astype(np.float32))
+        y = torch.LongTensor([0, 1, 2] * 4)
+        first, second = Layer(4, 8), Layer(8, 3)
+        optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.05, weight_decay=5e-4)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = F.log_softmax(second(F.dropout(F.relu(first(x, adjacent)), 0.5), adjacent), dim=1)
+            loss = F.nll_loss(out[:6], y[:6])
+            loss.backward()
+            optimizer.step()
+            print(loss.data.item(), out.data.max(1)[1].eq(y).sum().item(), first.weight.grad.sum())
+        print(torch.sparse.mm(torch.eye(12).to_sparse(), torch.ones(12, 2)).sum(), adjacent.to_dense().sum())
+    """)
 
 
 def test_C9_a_compiled_function_and_a_custom_one(runs):

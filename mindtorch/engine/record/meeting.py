@@ -15,9 +15,9 @@ import torch
 
 from ... import ops
 from ..._ext import lazy as _core
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import DEVICE_TYPE, device_at
 from .mixing import no_ordinary_cpu_tensor
-from .predict import lazy_in, tensors_in
+from .predict import tensors_in
 
 __all__ = ["bring_together"]
 
@@ -36,13 +36,13 @@ def bring_together(info: Any, func: Callable[..., Any], args: tuple, kwargs: dic
     if row.tag == "rnn" and len(args) > 3 and isinstance(args[3], (list, tuple)):
         apart = (1,)  # of packed sequences: the batch sizes
     written = _written(info, func, args, kwargs)
-    if written and not any(_core.get_handle(t) is not None for t in written):
-        if all(_core.get_handle(t) is not None or not _joins(t) for t in tensors_in([*args, *kwargs.values()])):
+    if written and all(_place(t) < 0 for t in written):
+        if not any(_joins(t) for t in written):
             return NotImplemented
         return func(*(_to_cpu(a) for a in args), **{name: _to_cpu(a) for name, a in kwargs.items()})
     if info.name in _TAKES and args and isinstance(args[0], torch.Tensor) and _joins(args[0]):
         return func(*(_to_cpu(a) for a in args), **{name: _to_cpu(a) for name, a in kwargs.items()})
-    place = next((_core.device_index(t) for t in lazy_in([*args, *kwargs.values()])), -1)
+    place = max(map(_place, tensors_in([*args, *kwargs.values()])), default=-1)
     if place < 0:
         return NotImplemented
     index = 1 if row.indexed else None  # of a tensor of ours: may be on the CPU
@@ -60,6 +60,14 @@ def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str,
     in_place = in_place or (name.endswith("_") and not name.endswith("__"))
     first = args[:1] if in_place else ()
     return list(tensors_in([*first, kwargs.get("out")]))
+
+
+def _place(t: torch.Tensor) -> int:
+    """The index of the remote_accelerator that it is on; negative: it is on none."""
+    if _core.get_handle(t) is not None:
+        return _core.device_index(t)
+    device = t.device if getattr(type(t), "_is_mindtorchs", False) else None  # a sparse one
+    return device.index or 0 if device is not None and device.type == DEVICE_TYPE else -1
 
 
 def _joins(t: torch.Tensor) -> bool:
@@ -83,7 +91,7 @@ def _to_device(a: Any, place: int) -> Any:
 
 def _to_cpu(a: Any) -> Any:
     if isinstance(a, torch.Tensor):
-        return a.cpu() if _core.get_handle(a) is not None else a
+        return a.cpu() if _place(a) >= 0 else a
     if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
         return _same_kind(a, [_to_cpu(item) for item in a])
     return a

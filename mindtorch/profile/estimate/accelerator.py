@@ -22,7 +22,7 @@ from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch import attention
-from ...patch.replaced import of_cuda
+from ...patch.replaced import generators_made_by, of_cuda
 from . import assumptions
 
 
@@ -88,7 +88,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
-        (torch, "Generator", _Generator),
+        (torch, "Generator", generators_made_by(lambda device: _torch_generator())),  # on any device, the CPU's
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", lambda self, *args, **kwargs: _count_compiled()),
         (torch.Tensor, "pin_memory", lambda self, device=None: self),
@@ -340,18 +340,6 @@ def _compile(model: Any = None, **options: Any) -> Any:
         return attention.without_data  # flex_attention itself, which would have this compiled
     _count_compiled()
     return model
-
-
-class _AnyGenerator(type):
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, _torch_generator)
-
-
-class _Generator(metaclass=_AnyGenerator):
-    """Stands for torch.Generator: on any device, the CPU's."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        return _torch_generator()
 
 
 _torch_generator = torch.Generator
