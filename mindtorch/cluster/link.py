@@ -48,14 +48,15 @@ class Link:
         self.address = address
         self._numbers = itertools.count(1)
         self._replies: dict[int, dict[str, Any]] = {}
-        path = [os.fspath(entry) or os.getcwd() for entry in sys.path]
+        path = [os.path.abspath(entry) for entry in sys.path]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
         self._folder = private.private_folder() if address is None else None
         variables = private.environment(variables) if address is None else private.joining(variables, address)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # Ray has its processes look for modules in the folder that the broker is in, before all others.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), *path],
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), *path], cwd="/",
                 pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._socket = ours

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,6 +228,21 @@ def test_R2_one_that_runs_is_joined_and_left_as_it_was(
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
+def test_R2_modules_of_the_programs_folder_are_none_of_rays(tmp_path: Path) -> None:
+    for name in ("torch", "numpy", "ray", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not for you')")
+    code = """
+        import sys
+        here = sys.path.pop(0)
+        import torch, mindtorch
+        mindtorch.connect()
+        print((torch.ones(2, device="remote_accelerator:0") + 1).tolist())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
+
+
 @pytest.fixture
 def no_folder_stays() -> Iterator[None]:
     before = set(Path(tempfile.gettempdir()).glob("genie-*"))

@@ -1,6 +1,7 @@
 """R1: tests of lazy tensors, as they are, on an executor behind messages.
 
-The whole of them: ``pytest --executor loopback tests/test_lazy_*.py``, or ``pipe`` (docs/EXECUTORS.md: what differs).
+The whole of them: ``pytest --executor loopback tests/test_lazy_*.py``, or ``pipe`` or ``ray`` (docs/EXECUTORS.md: what
+differs).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LAZY = (
 SLICES = {
     "loopback": ([f"test_lazy_{name}.py" for name in LAZY], 500),
     "pipe": (["test_lazy_training.py", "test_lazy_sharing.py", "test_lazy_warnings.py", "test_flags.py"], 100),
+    "ray": (["test_lazy_training.py"], 70),
 }
 
 
@@ -37,6 +39,8 @@ def test_R1_tests_of_lazy_tensors_pass_behind_messages(
     executor: str, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     """In a process of its own: which executor there is, is decided when it is first used."""
+    if executor == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
     names, least = SLICES[executor]
     files = [str(TESTS / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
