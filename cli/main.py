@@ -14,7 +14,13 @@ from mindtorch.base.errors import UsageError
 
 __all__ = ["cli", "entry"]
 
-_COMMANDS = ("profile", "graph", "run", "devices")  # each is the module of that name in this package, with a `command`
+_COMMANDS = (
+    "profile",
+    "graph",
+    "run",
+    "devices",
+    "worker",
+)  # each is the module of that name in this package, with a `command`
 
 
 class Genie(click.Group):

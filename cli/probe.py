@@ -89,6 +89,8 @@ def _remote(index: int | None) -> _Answer:
         return False, "torch is not installed", _INSTALL_TORCH, details
     if details["executor"] == "ray" and not hardware.has_module("ray"):
         return False, "Ray is not installed", "pip install 'mindtorch-genie[ray]'", details
+    if details["executor"] == "ray" and config.address() != "local":
+        return _cluster(config.address(), index, details)
     if importlib.util.find_spec("mindtorch._ext.tape") is None:
         return False, "mindtorch's compiled modules are missing", "reinstall mindtorch-genie from a wheel", details
     try:
@@ -99,6 +101,21 @@ def _remote(index: int | None) -> _Answer:
     if chosen.type not in ("cpu", "cuda") or not below["available"]:
         why = below["reason"] or "is not a device to compute on"
         return False, f"GENIE_EXECUTOR_DEVICE={runs_on}: {why}", "set it to cpu or cuda[:i]", details
+    return True, None, None, details
+
+
+def _cluster(address: str, index: int | None, details: dict[str, Any]) -> _Answer:
+    """The machines of a cluster that runs."""
+    from mindtorch.cluster.nodes import nodes
+
+    try:
+        details["nodes"] = found = nodes(address)
+    except UsageError as error:
+        return False, str(error), "genie worker start, there or on another machine; GENIE_ADDRESS says where", details
+    workers = sum(node["gpus"] for node in found) or 1
+    if index is not None and index >= workers and any(node["gpus"] for node in found):
+        why = f"remote_accelerator:{index} does not exist: the cluster has {workers} GPU(s), counted from 0"
+        return False, why, "genie worker start on a machine that has more", details
     return True, None, None, details
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from .render import Canvas, Text
 from .units import bytes_text
 
-__all__ = ["render_devices"]
+__all__ = ["node_text", "render_devices"]
 
 
 def render_devices(answer: dict[str, Any], canvas: Canvas) -> str:
@@ -56,8 +56,16 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
         yield "is", details["note"]
         if details["executor"]:
             yield "executor", f"{details['executor']}: {details['where']}, on {details['runs_on']}"
+        for node in details.get("nodes") or []:
+            yield "", f"{node['address']} {node_text(node)}"
     elif details.get("note"):
         yield "is", details["note"]
+
+
+def node_text(node: dict[str, Any]) -> str:
+    """What a machine of a cluster has."""
+    gpus = f"{node['gpus']} GPU(s)" + (f" ({node['accelerator']})" if node["accelerator"] else "")
+    return f"{node['name']}: {node['cpus']} CPU(s), {gpus}, {bytes_text(node['memory'])} of memory"
 
 
 def _operators(operators: dict[str, Any]) -> str:

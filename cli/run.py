@@ -41,6 +41,9 @@ Examples:
 )
 @click.option("--address", metavar="ADDRESS", help="Of the Ray cluster: instead of GENIE_ADDRESS.")
 @click.option(
+    "--workers", type=click.IntRange(1), metavar="N", help="How many, with --executor ray: remote_accelerator:0 to N-1."
+)
+@click.option(
     "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
 )
 @click.argument("argument", metavar="PROGRAM")
@@ -52,6 +55,7 @@ def command(
     mapped: str | None,
     executor: str | None,
     address: str | None,
+    workers: int | None,
     as_module: bool,
 ) -> int:
     """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
@@ -65,7 +69,7 @@ def command(
     stack = ExitStack()
     atexit.register(stack.close)  # after what the program registers, which runs as the program does
     try:
-        _choose(executor, address, stack)
+        _choose(executor, address, workers, stack)
         _move(index, mapped is not None, stack)
         outcome = program.run()
         outcome.show()
@@ -89,14 +93,18 @@ def _index(name: str) -> int:
     return asked.index or 0
 
 
-def _choose(executor: str | None, address: str | None, stack: ExitStack) -> None:
+def _choose(executor: str | None, address: str | None, workers: int | None, stack: ExitStack) -> None:
     """Say what computes, in the environment: to processes that the program starts, too."""
     if address is not None and executor != "ray":
         raise UsageError("--address is for --executor ray")
+    if workers is not None and executor != "ray":
+        raise UsageError("--workers is for --executor ray")
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
     if address is not None:
         _set("GENIE_ADDRESS", address, stack)
+    if workers is not None:
+        _set("GENIE_WORKERS", str(workers), stack)
     if "GENIE_REGISTER_DEVICE" not in os.environ:
         _set("GENIE_REGISTER_DEVICE", "always", stack)  # on a machine with CUDA, too: the program is to use the device
 

@@ -393,7 +393,7 @@ def interrupted_while_running(n: int) -> bool:
     return 0 < done <= recorded and not late if elsewhere else 0 < done < recorded
 
 
-@pytest.mark.only_on("local", "pipe", reason="the worker itself is interrupted, in the middle of what it does")
+@pytest.mark.only_on("local", "pipe", "ray", reason="the worker itself is interrupted, in the middle of what it does")
 def test_L9_ctrl_c_while_running_loses_nothing_that_was_computed(request: pytest.FixtureRequest) -> None:
     # What a shell starts in the background ignores the signal, and so does all that it starts.
     request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))

@@ -15,7 +15,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, npu_native,
+        executor, _check_executor_device, address, workers, npu_native,
     ):  # fmt: skip
         read()
 
@@ -101,6 +101,14 @@ def address() -> str:
     if value not in ("local", "auto") and not re.fullmatch(r"(ray://)?[^/\s]+:\d+|ray://[^/\s]+", value):
         raise UsageError(f"GENIE_ADDRESS: expected local, auto, host:port or ray://host[:port], got {value!r}")
     return value
+
+
+def workers() -> int | None:
+    """``GENIE_WORKERS``: how many workers on a Ray cluster. None: one for each GPU, or one."""
+    value = os.environ.get("GENIE_WORKERS", "").strip()
+    if value and not (value.isdecimal() and int(value)):
+        raise UsageError(f"GENIE_WORKERS: expected how many workers, got {value!r}")
+    return int(value) if value else None
 
 
 def executor_device() -> str:

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-__all__ = ["PART", "Actor", "state_of"]
+__all__ = ["PART", "Actor", "machine", "state_of"]
 
 PART = 8 << 20  # bytes of a message that go with one call at most
 
@@ -25,8 +25,8 @@ class Actor:
         self._number = 0
         self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
 
-    def begin(self, device: str, path: list[str] | None) -> tuple[int, str]:
-        """(this process, Ray's name of its node). ``path``: the program's ``sys.path``, if that is of this machine."""
+    def begin(self, device: str, path: list[str] | None) -> tuple[int, str, str]:
+        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here."""
         import ray
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
@@ -36,7 +36,7 @@ class Actor:
         from ..engine.remote.child import serving
 
         self._serve = serving(device, self._parcels)
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:
         """The next of a message that does not go with one call."""
@@ -79,6 +79,15 @@ class Actor:
             held = self._parcels.setdefault(ticket, bytearray())
             assert isinstance(held, bytearray)
             held += part
+
+
+def machine() -> str:
+    """Where the numbers of processes mean the same as here."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def state_of(process: int) -> str:

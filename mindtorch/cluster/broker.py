@@ -16,11 +16,12 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from typing import Any
 
 from .._ext.frames import Stream
 from . import private
-from .actor import PART, Actor, state_of
+from .actor import PART, Actor, machine, state_of
 from .endings import DAEMON, ERROR, ended, refused
 
 __all__ = ["main"]
@@ -47,6 +48,7 @@ def main(control: int) -> None:
 def _keep_quiet() -> None:
     """What Python writes goes to the program's standard error; what Ray's C++ code writes to that, nowhere."""
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    warnings.simplefilter("ignore")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)
@@ -59,7 +61,6 @@ class Broker:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._lock = threading.Lock()
-        self._here = ""  # Ray's name of this node
         self._folder: str | None = None  # of a cluster that was started
         self._runtime: dict[str, Any] = {}
         self._path: list[str] | None = None
@@ -93,11 +94,14 @@ class Broker:
         self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str]
     ) -> dict[str, Any]:
         import ray
+        import ray._private.node as node
         import ray._private.worker as worker
 
         self._folder = folder
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
+        if address is None:
+            private.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         if address is None:
             ray.init(
@@ -108,15 +112,13 @@ class Broker:
             ray.init(address=address, **quiet)
         if folder is not None:
             threading.Thread(target=self._watch, daemon=True).start()
-        there = "://" not in (address or "")
-        self._here = ray.get_runtime_context().get_node_id() if there else ""
         variables = {"GENIE_AUTO_ENABLE": "0"}
         if folder is not None:
             self._path = path
             variables["PYTHONPATH"] = os.pathsep.join(path)
         self._runtime = {"env_vars": variables}
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        return {"gpus": int(sum(node["Resources"].get("GPU", 0) for node in nodes)), "version": ray.__version__}
+        nodes = [each for each in ray.nodes() if each["Alive"]]
+        return {"nodes": [_described(each) for each in nodes], "version": ray.__version__}
 
     def _watch(self) -> None:
         """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
@@ -138,7 +140,7 @@ class Broker:
         ).remote()  # fmt: skip
         begun = made.begin.remote("cuda:0" if cuda else device, self._path)
         try:
-            process, node = ray.get(begun, timeout=seconds)
+            process, node, there = ray.get(begun, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             ray.kill(made)
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
@@ -146,26 +148,40 @@ class Broker:
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
-        line = _Line(fd, made, process, node, node == self._here, self._runtime, self._lines)
+        line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines)
         self._lines[number] = line
         line.start()
         return {"process": process, "node": node[:8]}
 
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""
-        import ray
-
         self._ending.set()
         closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()
         try:
             if not code:
+                import ray
+
                 ray.shutdown()
         finally:
             if self._folder is not None:
                 private.clear(self._folder, os.getsid(0))
             os._exit(code)
+
+
+def _described(node: dict[str, Any]) -> dict[str, Any]:
+    """One of ``ray.nodes()`` as the program hears of it."""
+    has = node["Resources"]
+    kinds = [name.partition(":")[2] for name in has if name.startswith("accelerator_type:")]
+    return {
+        "address": node["NodeManagerAddress"],
+        "name": node["NodeManagerHostname"],
+        "cpus": int(has.get("CPU", 0)),
+        "gpus": int(has.get("GPU", 0)),
+        "accelerator": kinds[0] if kinds else None,
+        "memory": int(has.get("memory", 0)),
+    }
 
 
 class _Line:
@@ -183,10 +199,12 @@ class _Line:
         self._fired = 0  # number of the last message that the actor has been given
         self._over = False  # and it gets no more
         self._lost: str | None = None
+        self._deaf = False  # does nobody listen any more?
+        self._upwards = threading.Thread(target=self._up, daemon=True)
 
     def start(self) -> None:
-        for run in (self._up, self._down):
-            threading.Thread(target=run, daemon=True).start()
+        self._upwards.start()
+        threading.Thread(target=self._down, daemon=True).start()
 
     # ---- to the actor ------------------------------------------------------------------------------------------------
     def _up(self) -> None:
@@ -203,6 +221,8 @@ class _Line:
                 with self._room:
                     while self._messages and (self._messages == _MESSAGES or self._bytes + size > _BYTES):
                         self._room.wait()
+                    if self._deaf:
+                        break
                     self._messages += 1
                     self._bytes += size
                 self._under_way.put((number, self._fire(message), size))
@@ -210,13 +230,13 @@ class _Line:
                 with self._room:
                     self._fired = number
                     self._room.notify_all()
-        except (EOFError, ValueError):
-            ray.kill(self._actor)
-            self._under_way.put((0, None, 0))
-        finally:
-            with self._room:
-                self._over = True
-                self._room.notify_all()
+        except (EOFError, ValueError):  # the program has let the worker go
+            pass
+        ray.kill(self._actor)
+        self._under_way.put((0, None, 0))
+        with self._room:
+            self._over = True
+            self._room.notify_all()
 
     def _bring(self, actor: int, after: int, ticket: int, nbytes: int) -> None:
         """Let the actor have what another one gives with its message number ``after``, straight from there."""
@@ -279,9 +299,11 @@ class _Line:
                     self._bytes -= size
                     self._room.notify_all()
         except EOFError:
-            return
-        finally:
-            os.close(self._fd)
+            with self._room:
+                self._deaf, self._messages = True, 0
+                self._room.notify_all()
+        self._upwards.join()
+        os.close(self._fd)
 
     def _reply(self, reply: Any) -> bytes | bytearray:
         """What comes, or why nothing does: then the actor is of no use any more."""
@@ -341,7 +363,3 @@ class _Line:
             return str(ray.get(asked.remote(self._process), timeout=30))
         except ray.exceptions.RayError:
             return ""
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from typing import Any
@@ -15,7 +16,7 @@ from ..engine.remote.spread import SpreadExecutor
 from .link import Link, check_ray
 from .ray_executor import RayExecutor, executors
 
-__all__ = ["connect", "default_executor", "disconnect"]
+__all__ = ["connect", "default_executor", "disconnect", "where"]
 
 _PORT = 10001  # of ray://
 _AUTO = "/tmp/ray/ray_current_cluster"  # where `ray start` writes down its address
@@ -34,7 +35,8 @@ def connect(address: str | None = None, workers: int | None = None, device: str 
         with the program; ``"host:port"``: one that runs there, of which this machine is a node; ``"auto"``: the one
         that ``ray start`` has started on this machine; ``"ray://host[:port]"``: through Ray's client, from a machine
         that is no node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else ``"local"``.
-    workers: how many. None: one for each GPU of the cluster, or one where ``device`` is ``"cpu"``.
+    workers: how many. None: what ``GENIE_WORKERS`` says, else one for each GPU of the cluster, or one where ``device``
+        is ``"cpu"``.
     device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, or else GPUs where there are any.
 
     Returns the executor. Raises UsageError for what cannot be had: no Ray, nobody at the address, too few GPUs, or
@@ -85,18 +87,35 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
     if workers is not None and (type(workers) is not int or workers < 1):
         raise UsageError(f"[connect] workers: expected a positive number, got {workers!r}")
     check_ray()
-    if _link is None or not _link.alive:
+    workers = config.workers() if workers is None else workers
+    link = _link
+    if link is None or not link.alive:
+        if link is not None:
+            link.close()
         _ours.clear()
-        where = _where(config.address() if address is None else address)
-        gpus = torch.cuda.device_count() if where is None and kind != "cpu" else 0
-        _link = Link(where, cpus=max(os.cpu_count() or 1, workers or 1), gpus=gpus)
-    if kind is None:
-        kind = "cuda" if _link.gpus else "cpu"
-    if kind == "cuda" and (workers or 1) > _link.gpus:
-        raise UsageError(f"[connect] expected {workers or 1} GPUs for as many workers, the cluster has {_link.gpus}")
-    found = executors(_link, kind, workers or (_link.gpus if kind == "cuda" else 1))
+        found_at = where(config.address() if address is None else address)
+        gpus = torch.cuda.device_count() if found_at is None and kind != "cpu" else 0
+        if found_at is None and kind == "cuda":
+            _check_gpus(workers or 1, gpus)
+        link = Link(found_at, cpus=max(os.cpu_count() or 1, workers or 1), gpus=gpus)
+    try:
+        if kind is None:
+            kind = "cuda" if link.gpus else "cpu"
+        if kind == "cuda":
+            _check_gpus(workers or 1, link.gpus)
+        found = executors(link, kind, workers or (link.gpus if kind == "cuda" else 1))
+    except BaseException:  # a signal handler's, too
+        if link is not _link:
+            link.close()
+        raise
+    _link = link
     _ours.extend(found)
     return _together(found)
+
+
+def _check_gpus(wanted: int, there: int) -> None:
+    if wanted > there:
+        raise UsageError(f"[connect] expected {wanted} GPUs for as many workers, the cluster has {there}")
 
 
 def _together(found: list[RayExecutor]) -> Executor:
@@ -111,7 +130,7 @@ def _is_ours(executor: Any) -> bool:
     return executor is not None
 
 
-def _where(address: str) -> str | None:
+def where(address: str) -> str | None:
     """The address of a cluster that is there, None for one of our own. UsageError where nobody answers: Ray itself
     would try for minutes, and end the process.
     """
@@ -129,6 +148,8 @@ def _where(address: str) -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise UsageError(f"[connect] expected a Ray cluster at {address}, nobody answers there: {error}") from None
+    if scheme and importlib.util.find_spec("grpc") is None:
+        raise UsageError(f"[connect] {address} needs Ray's client, which is not installed: pip install 'ray[client]'")
     return address
 
 

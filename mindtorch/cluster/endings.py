@@ -14,7 +14,7 @@ DAEMON = 3
 
 def refused(error: BaseException) -> str:
     """Why something was not begun."""
-    text = _last_line(str(error)) if type(error).__module__.startswith("ray") else str(error)
+    text = _last_line(str(error))
     return text if isinstance(error, (TimeoutError, ConnectionError)) and text else f"{type(error).__name__}: {text}"
 
 

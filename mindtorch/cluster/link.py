@@ -39,7 +39,9 @@ def check_ray() -> None:
 
 
 class Link:
-    """A cluster that was started (``address`` None) or joined. ``gpus``: how many it has; ``broker``: the process."""
+    """A cluster that was started (``address`` None) or joined. ``nodes``: its machines (see `nodes.nodes`), with so
+    many ``gpus``; ``broker``: the process.
+    """
 
     def __init__(self, address: str | None, cpus: int, gpus: int) -> None:
         check_ray()
@@ -49,7 +51,7 @@ class Link:
         path = [os.fspath(entry) or os.getcwd() for entry in sys.path]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
         self._folder = private.private_folder() if address is None else None
-        variables = private.environment(variables) if address is None else {**variables, **private.quiet()}
+        variables = private.environment(variables) if address is None else private.joining(variables, address)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -59,7 +61,6 @@ class Link:
         self._socket = ours
         self.broker = self._process.pid
         self.close = weakref.finalize(self, _close, ours, self._process, self._folder, os.getpid())
-        self.close.atexit = False  # who ends need not wait: the broker sees that the socket is closed
         _all.add(self)
         try:
             found = self.answer(
@@ -70,7 +71,8 @@ class Link:
             self._process.kill()
             self.close()
             raise
-        self.gpus: int = found["gpus"]
+        self.nodes: list[dict[str, Any]] = found["nodes"]
+        self.gpus: int = sum(node["gpus"] for node in self.nodes)
 
     def ask(self, do: str, *, fd: int | None = None, **request: Any) -> int:
         """Number of a request."""
@@ -79,7 +81,7 @@ class Link:
         try:
             socket.send_fds(self._socket, [data], [] if fd is None else [fd])
         except OSError as error:
-            raise SessionLost(f"session lost: {self.how_it_is()}") from error
+            raise SessionLost(f"session lost: {self.how_it_is() or error}") from error
         return number
 
     def answer(self, number: int, seconds: float) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Link:
                 raise UsageError(f"[connect] no answer of Ray{self._at()} within {seconds:g} s")
             data = self._socket.recv(1 << 20)
             if not data:
-                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is()}")
+                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is() or 'no answer'}")
             reply = json.loads(data)
             self._replies[reply.pop("number")] = reply
         reply = self._replies.pop(number)
@@ -110,16 +112,17 @@ class Link:
         with contextlib.suppress(ChildProcessError):
             state = os.waitid(os.P_PID, self.broker, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if state is not None and state.si_code == os.CLD_STOPPED:
-                raise ValueError("it does not run")
+                self._process.kill()
+                raise ValueError("it had been stopped")
 
     def how_it_is(self) -> str:
-        """In words, once it is of no use any more."""
+        """In words, once it has ended; empty if it has not."""
         what = f"the process that speaks with Ray ({self.broker})"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.poll()
         if code is None:
-            return f"{what} cannot be understood"
+            return ""
         if code == DAEMON:
             return f"one of Ray's daemons has ended, and {what}"
         return f"{what} was ended by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with code {code}"

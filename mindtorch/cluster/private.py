@@ -6,12 +6,13 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["clear", "environment", "private_folder", "store"]
+__all__ = ["answers", "clear", "environment", "joining", "own_address", "private_folder", "store", "without_services"]
 
 # Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
 _LONGEST = 36
@@ -36,14 +37,52 @@ def environment(given: dict[str, str]) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
+        "RAY_prestart_worker_first_driver": "0",  # they would not have the actors' environment
+        "RAY_enable_worker_prestart": "0",
         **quiet(),
     }
+
+
+def joining(given: dict[str, str], address: str) -> dict[str, str]:
+    """For a cluster that somebody has started."""
+    made = {**given, **quiet()}
+    if "RAY_AUTH_TOKEN" in given:
+        made.setdefault("RAY_AUTH_MODE", "token")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if (host.startswith("127.") or host == "localhost") and not answers(own_address(), port):
+        made["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray takes the address for that of this machine
+    return made
+
+
+def answers(host: str, port: int | str) -> bool:
+    """Does somebody listen there?"""
+    with suppress(OSError, OverflowError):
+        socket.create_connection((host, int(port)), timeout=1).close()
+        return True
+    return False
+
+
+def own_address() -> str:
+    """This machine's in its network, as Ray finds it. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+        asking.connect(("8.8.8.8", 80))
+        return str(asking.getsockname()[0])
+    return "127.0.0.1"
 
 
 def quiet() -> dict[str, str]:
     """Variables that keep Ray from writing to the terminal."""
     return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
+
+
+def without_services(node: Any) -> None:
+    """Let Ray's class of a node start neither the dashboard, the autoscaler nor the one that reads logs.
+
+    They take more time and memory than all the rest, and nobody looks at what they do.
+    """
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        assert callable(getattr(node, name))  # of another release of Ray's
+        setattr(node, name, lambda *args, **kwargs: None)
 
 
 def store(folder: str, memory: int) -> dict[str, Any]:

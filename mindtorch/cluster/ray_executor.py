@@ -131,13 +131,13 @@ class _Actor(Child):
         return reply
 
     def _start(self) -> None:
-        raise ConnectionError(f"the worker (process {self.pid}) was let go")
+        raise ConnectionError(self._how_it_is())
 
     def _look(self) -> None:
         self.link.look()
 
     def _how_it_is(self) -> str:
-        return self.link.how_it_is()
+        return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was let go"
 
     def leave(self) -> None:
         super().leave()

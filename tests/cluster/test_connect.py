@@ -83,6 +83,12 @@ def test_R2_what_is_no_cluster_is_refused(given: dict[str, object], expected: st
         mindtorch.connect(**given)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_R2_gpus_that_are_not_there_are_asked_for_in_vain() -> None:
+    with pytest.raises(mindtorch.UsageError, match="expected 3 GPUs for as many workers, the cluster has 0"):
+        mindtorch.connect("local", workers=3, device="cuda")
+
+
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_R4_a_cluster_that_is_gone_is_told_at_once(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +120,16 @@ def test_R4_a_server_that_is_no_cluster_does_not_hang(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(mindtorch.UsageError, match=rf"\[connect\] .*Ray at {address}.*"):
+            mindtorch.connect(address)
+
+
+def test_R2_rays_client_is_asked_for_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            mindtorch.UsageError, match=rf"{address} needs Ray's client, .* pip install 'ray\[client\]'"
+        ):
             mindtorch.connect(address)
 
 
@@ -152,9 +168,7 @@ def test_R3_a_cluster_of_its_own_is_only_for_this_user_and_machine(link: Link, s
     (token,) = (v.partition(b"=")[2] for v in variables if v.startswith(b"RAY_AUTH_TOKEN="))
     assert len(token) == 64
     assert not any(v.startswith(b"GENIE_") for v in variables)
-    assert not any(
-        "dashboard.py" in command(process) and "--modules-to-load" not in command(process) for process in processes
-    )
+    assert not [each for each in map(command, processes) if "dashboard.py" in each]
 
 
 def test_R3_who_has_no_token_is_not_let_in(link: Link, shared_actor: RayExecutor) -> None:
@@ -191,6 +205,8 @@ def test_R2_one_that_runs_is_joined_and_left_as_it_was(
         monkeypatch.setenv(name, variables[name.encode()].decode())
     before = mindtorch.get_executor()
     x = torch.arange(4.0, device=LAZY) * 2
+    with pytest.raises(mindtorch.UsageError, match="expected 1 GPUs for as many workers, the cluster has 0"):
+        mindtorch.connect(address_of(link), device="cuda")  # which leaves nothing connected
     executor = mindtorch.connect(address_of(link), workers=2, device="cpu")
     try:
         assert x.tolist() == [0, 2, 4, 6]
@@ -277,11 +293,23 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
                     (x + 1).tolist()
             except mindtorch.MaterializationError as error:
                 print(error)
+        mindtorch.connect(workers=2)  # the one that is gone need not be disconnected
+        print((torch.ones(2, device="remote_accelerator:1") + 1).tolist())
+        print(connect._link.broker)
+        os.kill(connect._link.broker, signal.SIGSTOP)
+        try:
+            (torch.ones(2, device="remote_accelerator:0") + 1).tolist()
+        except mindtorch.MaterializationError as error:
+            print(error)
         mindtorch.disconnect()
         print((torch.ones(2, device="remote_accelerator:0") + 1).tolist())
     """
     done = after_torch(code)
-    broker, first, second, after = done.stdout.splitlines()
+    broker, first, second, after, other, third, here = done.stdout.splitlines()
+    assert third.startswith(f"session lost: the process that speaks with Ray ({other}) was ended by SIGKILL: it had"), (
+        third
+    )
+    assert here == "[2.0, 2.0]" and all_gone([int(other), *members(int(other))])
     assert first == second and first.startswith("session lost: one of Ray's daemons has ended, and the process"), first
     assert after == "[2.0, 2.0]" and done.stderr == ""
     assert all_gone([int(broker), *members(int(broker))])

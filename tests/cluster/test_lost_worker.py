@@ -15,6 +15,7 @@ import mindtorch
 from mindtorch.cluster import endings
 from mindtorch.cluster.actor import PART
 from mindtorch.cluster.ray_executor import RayExecutor
+from mindtorch.engine.execute import values
 
 from ..executors import using
 from ..remote.test_pipe import gone
@@ -74,6 +75,22 @@ def test_R4_a_worker_that_goes_while_it_computes(number: int, process: int) -> N
         a.sum().item()
     timer.join()
     assert gone(process)
+
+
+def test_R4_a_worker_that_is_let_go_while_it_computes(
+    process: int, own_actor: RayExecutor, shared_actor: RayExecutor
+) -> None:
+    a = torch.rand(1500, 1500, device=LAZY)
+    assert a.sum().item() > 0
+    for _ in range(3000):
+        a = torch.tanh(a @ a)
+    values.go_on()  # and does not wait
+    own_actor.close()
+    assert gone(process)
+    with lost(process, "was let go: .*"):
+        a.sum().item()
+    with using(shared_actor):  # nobody else's business
+        assert (torch.ones(2, device=LAZY) + 1).tolist() == [2.0, 2.0]
 
 
 def test_R4_a_worker_that_goes_while_it_sends(process: int) -> None:

@@ -1,0 +1,73 @@
+"""``genie worker``: machines that compute for others (SPEC C9)."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from mindtorch.base.errors import UsageError
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  genie worker start                          this machine, for programs on this machine
+  genie worker start --host 10.0.0.5          for others, which reach it at that address
+  genie worker start --join 10.0.0.5:6379     one more machine of the same cluster
+  genie worker list --address 10.0.0.5:6379   what there is
+"""
+_LOOK = 0.5  # seconds
+
+
+@click.group(name="worker", epilog=_EPILOG, short_help="Let this machine compute for programs elsewhere.")
+def command() -> None:
+    """Start a machine of a Ray cluster, on which genie run --executor ray computes, or list what there is.
+
+    Whoever has a cluster's token can run anything on its machines. Needs pip install 'mindtorch-genie[ray]'.
+    """
+
+
+@command.command()
+@click.option("--host", metavar="IP", help="This machine's address, by which others reach it.")
+@click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True, help="Of a new cluster.")
+@click.option("--join", metavar="HOST:PORT", help="A cluster that runs, with its token in RAY_AUTH_TOKEN.")
+@click.option("--cpus", type=click.IntRange(0), metavar="N", help="How many CPUs programs may use; else all.")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
+def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None) -> int:
+    """Start one here, and keep it until Ctrl-C. Without --host, only programs of this machine reach it."""
+    from mindtorch.cluster import nodes
+
+    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus) as node:
+        click.echo(f"genie worker: ready, of the cluster at {node.address}; Ctrl-C ends it")
+        if join is None:
+            click.echo(f"to use it:        export RAY_AUTH_TOKEN={node.token}")
+            click.echo(f"                  genie run --executor ray --address {node.address} train.py")
+            if host is not None:
+                click.echo(f"on more machines: genie worker start --join {node.address}, with the same RAY_AUTH_TOKEN")
+        while node.process.poll() is None:
+            time.sleep(_LOOK)
+    raise UsageError("the cluster has ended" if join else "Ray has ended")
+
+
+@command.command(name="list")
+@click.option("--address", metavar="ADDRESS", help="Of the cluster; else GENIE_ADDRESS, or the one on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(address: str | None, as_json: bool) -> None:
+    """List a cluster's machines: address, CPUs, GPUs, memory."""
+    from mindtorch.base import config
+    from mindtorch.cluster.nodes import HERE, nodes
+    from mindtorch.cluster.private import answers
+
+    where = address or config.address()
+    if where == "local":
+        where = HERE if answers(*HERE.split(":")) else "auto"
+    found = nodes(where)
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "address": where, "nodes": found}, indent=1))
+        return
+    from .report_devices import node_text
+
+    for node in found:
+        click.echo(f"{node['address']:<18}{node_text(node)}")
