@@ -15,7 +15,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, npu_native,
+        executor, _check_executor_device, address, workers, lineage, npu_native,
     ):  # fmt: skip
         read()
 
@@ -109,6 +109,14 @@ def workers() -> int | None:
     if value and not (value.isdecimal() and int(value)):
         raise UsageError(f"GENIE_WORKERS: expected how many workers, got {value!r}")
     return int(value) if value else None
+
+
+def lineage() -> int:
+    """``GENIE_LINEAGE`` (256 MiB): bytes of messages to a worker that are kept, to rebuild what it had; 0: none."""
+    value = os.environ.get("GENIE_LINEAGE", str(256 << 20)).strip()
+    if not value.isdecimal():
+        raise UsageError(f"GENIE_LINEAGE: expected a number of bytes, 0 for none, got {value!r}")
+    return int(value)
 
 
 def executor_device() -> str:

@@ -103,7 +103,7 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
             kind = "cuda" if link.gpus else "cpu"
         if kind == "cuda":
             _check_gpus(workers or 1, link.gpus)
-        found = executors(link, kind, workers or (link.gpus if kind == "cuda" else 1))
+        found = executors(link, kind, workers or (link.gpus if kind == "cuda" else 1), config.lineage())
     except BaseException:  # a signal handler's, too
         if link is not _link:
             link.close()

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from .._ext.frames import Stream
-from ..base.errors import MaterializationError
+from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..engine.remote.client import RemoteExecutor
+from ..engine.remote.exchange import Send
+from ..engine.remote.lineage import Lineage
 from ..engine.remote.pipe import Child, StreamExecutor
 from .endings import ERROR
 from .link import Link
@@ -27,18 +29,40 @@ _tickets = itertools.count(1)
 class RayExecutor(StreamExecutor):
     """An executor whose worker is an actor on the cluster that `mindtorch.connect` has started or joined, on
     ``device``: ``cpu``, or ``cuda`` for a GPU of its own. Whoever has one started keeps it alive; its values are freed
-    with it. UsageError where the cluster has no room for it.
+    with it. UsageError where the cluster has no room for it. lineage: bytes of messages that are kept here: as long as
+    there are no more, a worker on a CPU that is lost is rebuilt.
 
     ``process``, also in ``stats``: the number of the worker's process, on its ``node``.
     """
 
     _child: _Actor
 
-    def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None) -> None:
+    def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
         child = _Actor(link, device) if actor is None else actor
         child.wait()
         super().__init__(child)
         self.stats["process"] = child.pid or 0
+        if lineage and device == "cpu":  # CUDA's kernels need not give the same bits again
+            self._lineage = Lineage(lineage)
+            self.stats["rebuilt"] = 0
+
+    def _renewed(self) -> Send | None:
+        lost = self._child
+        try:
+            child = _Actor(lost.link, lost._device)
+            child.wait()
+        except (UsageError, SessionLost):
+            return None
+        self._child, self._send, self._post = child, child.send, child.post
+        self.stats["process"] = child.pid or 0
+        lost.close()
+
+        def send(message: bytearray) -> bytes | None:
+            reply = child.send(message)
+            child.keep([])
+            return reply
+
+        return send
 
     @property
     def process(self) -> int | None:
@@ -53,6 +77,9 @@ class RayExecutor(StreamExecutor):
         """From one actor to another, where both are of one cluster: not by way of the program."""
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
             return super().take_from(other, value)
+        for executor in (self, other):
+            if executor._lineage is not None:
+                executor._lineage.drop()  # what crossed is in no message
         nbytes = value.untyped_storage().nbytes()
         ticket, number = next(_tickets), self._mirrors.fresh()
         made = self._mirrors.whole(nbytes, number)
@@ -90,10 +117,10 @@ class RayExecutor(StreamExecutor):
         self._child.close()
 
 
-def executors(link: Link, device: str, workers: int) -> list[RayExecutor]:
+def executors(link: Link, device: str, workers: int, lineage: int) -> list[RayExecutor]:
     """So many, whose workers begin together."""
     actors = [_Actor(link, device) for _ in range(workers)]
-    return [RayExecutor(link, device, actor) for actor in actors]
+    return [RayExecutor(link, device, actor, lineage) for actor in actors]
 
 
 class _Actor(Child):

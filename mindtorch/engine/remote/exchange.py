@@ -10,6 +10,7 @@ from ...base.errors import MaterializationError, SessionLost
 from ...base.warned import relay
 from ..execute import ambient, values
 from . import hello
+from .lineage import Lineage
 from .wire import WireError, dumps, loads
 
 __all__ = ["Session", "again"]
@@ -23,6 +24,10 @@ _UNDER_WAY = 4  # messages that have been sent and are not waited for
 Entry = tuple[tuple, Callable[[Any], None] | None]  # a request, and who wants to know the answer
 Send = Callable[[bytearray], bytes | bytearray | None]
 Post = Callable[[bytearray], None]
+
+
+class _Refused(ConnectionError):
+    """By a worker that is there."""
 
 
 class _Message:
@@ -59,6 +64,8 @@ class Session:
 
     #: May ``send`` and ``post`` be called with the same object again, after a signal handler has raised out of them?
     _resumes = False
+    #: Keeps what another worker needs to be what this one was; None: a lost worker is the end of the session.
+    _lineage: Lineage | None = None
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self._send, self._post = send, post
@@ -143,7 +150,8 @@ class Session:
             try:
                 self._post_all()
             except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
-                self._broken(error)
+                if not self._again(error):
+                    self._broken(error)
             while len(self._line) > _UNDER_WAY + 1:
                 failed = self._oldest(every=False)
                 if failed is not None:
@@ -183,7 +191,34 @@ class Session:
             reply = self._send(message.encoded())
             return None if reply is None else self._opened(message, reply)
         except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
+            if self._again(error):
+                return self._answers_to(message)
             self._broken(error)
+
+    def _again(self, error: Exception) -> bool:
+        """Go on with another worker, which is what the lost one was? All that has no reply is to be sent to it."""
+        lineage = self._lineage
+        if lineage is None or not isinstance(error, ConnectionError) or isinstance(error, _Refused):
+            return False
+        if by_signal_handler(error) or not lineage.may_repeat(self._line[0]) or (send := self._renewed()) is None:
+            return False
+        try:
+            same = lineage.repeat(send)
+        except BaseException as worse:  # the new one has a part of it; a signal handler may be why
+            self._lost = SessionLost(f"session lost: {error}; rebuilding what it had was interrupted")
+            if by_signal_handler(worse) or not isinstance(worse, ConnectionError):
+                raise
+            self._lose(str(worse), worse)
+        if not same:
+            self._lose(f"{error}; what it had cannot be rebuilt bit for bit", error)
+        for message in self._line:
+            message.posted = message.sent = False
+        self.stats["rebuilt"] = self.stats.get("rebuilt", 0) + 1
+        return True
+
+    def _renewed(self) -> Send | None:
+        """What asks another worker, which knows of nothing; None where there is none."""
+        return None
 
     def _broken(self, error: Exception) -> NoReturn:
         """An exchange did not come to its end: for good, unless a signal handler is why."""
@@ -195,9 +230,11 @@ class Session:
     def _opened(self, message: _Message, reply: bytes | bytearray) -> list[Any]:
         answers = loads(reply)
         if isinstance(answers, tuple) and answers[:1] == ("refused",):
-            raise ConnectionError("the worker refused a message: " + ": ".join(map(str, answers[1:])))
+            raise _Refused("the worker refused a message: " + ": ".join(map(str, answers[1:])))
         if not isinstance(answers, list) or not 0 <= len(answers) - len(message.requests) <= 1:
             raise WireError(f"expected {len(message.requests)} answers, got {answers!r:.200}")
+        if self._lineage is not None:
+            self._lineage.add(message.encoded(), reply)
         if not message.greets():
             self.stats["messages"] += 1
             self.stats["waits"] += message.awaited

@@ -1,0 +1,60 @@
+"""All that a worker was asked for, so that another one can be what it was (SPEC R4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+__all__ = ["Lineage"]
+
+
+class Lineage:
+    """The messages of a session, up to so many bytes, and what the replies were.
+
+    Whatever a worker has follows from its messages: uploads, calls, states of generators. Another one that gets them
+    has the same, where each kernel gives the same bits each time; that its replies are the same is looked at.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._messages: list[tuple[bytes | bytearray, bytes]] | None = []
+        self._nbytes = 0
+        self._last: object = None
+
+    def __len__(self) -> int:
+        return len(self._messages or ())
+
+    @property
+    def complete(self) -> bool:
+        """Are all messages here?"""
+        return self._messages is not None
+
+    def drop(self) -> None:
+        """Something has happened that messages do not tell, or there have been too many."""
+        self._messages = None
+
+    def add(self, message: bytes | bytearray, reply: bytes | bytearray) -> None:
+        """A message was answered."""
+        if self._messages is None:
+            return
+        self._nbytes += len(message)
+        if self._nbytes > self._most:
+            self.drop()
+        else:
+            self._messages.append((message, _digest(reply)))
+
+    def may_repeat(self, message: object) -> bool:
+        """Is it worth it? Not where the worker was lost at the same message before: it will be again."""
+        last, self._last = self._last, message
+        return self.complete and last is not message
+
+    def repeat(self, send: Callable[[bytearray], bytes | bytearray | None]) -> bool:
+        """Ask another worker for all of it. False where that answers otherwise."""
+        return all(
+            (reply := send(bytearray(message))) is not None and _digest(reply) == digest
+            for message, digest in self._messages or ()
+        )
+
+
+def _digest(reply: bytes | bytearray) -> bytes:
+    return hashlib.sha256(reply).digest()

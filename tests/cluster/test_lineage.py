@@ -1,0 +1,120 @@
+"""R4: a worker that is lost is rebuilt where that is exact: another one gets the same messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+from mindtorch.cluster.link import Link
+from mindtorch.cluster.ray_executor import RayExecutor
+
+from ..executors import using
+
+LAZY = "remote_accelerator:0"
+pytestmark = pytest.mark.usefixtures("nothing_pending")
+
+
+@pytest.fixture
+def rebuilt(link: Link) -> Iterator[RayExecutor]:
+    with using(RayExecutor(link, lineage=64 << 20)) as executor:
+        yield executor
+    executor.close()
+
+
+def end(executor: RayExecutor, how: int = signal.SIGKILL) -> None:
+    os.kill(executor.stats["process"], how)
+
+
+def training(device: str, after: dict[int, RayExecutor]) -> tuple[list[float], list[torch.Tensor]]:
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.BatchNorm1d(16), nn.Linear(16, 2)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    torch.manual_seed(4)
+    losses = []
+    for step in range(6):
+        x = torch.rand(4, 8, device=device)
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step in after:
+            end(after[step])
+    return losses, [t.detach().cpu() for t in (*net.parameters(), *net.buffers())]
+
+
+def test_R4_training_goes_on_bit_for_bit_when_its_worker_is_killed(rebuilt: RayExecutor) -> None:
+    """Random numbers, batch norm's statistics and the optimizer's state included."""
+    expected = training("cpu", {})
+    found = training(LAZY, {2: rebuilt, 4: rebuilt})
+    assert found[0] == expected[0]
+    assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    assert rebuilt.stats["rebuilt"] == 2
+
+
+def test_R4_one_that_is_stopped_is_rebuilt_too(rebuilt: RayExecutor) -> None:
+    x = torch.arange(10.0).to(LAZY)
+    assert x.sum().item() == 45
+    end(rebuilt, signal.SIGSTOP)
+    assert (x + 1).sum().item() == 55 and rebuilt.stats["rebuilt"] == 1
+
+
+def test_R4_what_has_failed_there_has_failed_again(rebuilt: RayExecutor) -> None:
+    bad = torch.ones(100, device=LAZY).gather(0, torch.full((100,), 700, device=LAZY))
+    good = torch.ones(3, device=LAZY) + 1
+    with pytest.raises(mindtorch.MaterializationError, match="aten::gather"):
+        bad.sum().item()
+    assert good.tolist() == [2, 2, 2]
+    end(rebuilt)
+    with pytest.raises(mindtorch.MaterializationError, match="aten::gather"):
+        bad.sum().item()
+    assert (good * 2).tolist() == [4, 4, 4] and rebuilt.stats["rebuilt"] == 1
+
+
+def test_R4_too_much_to_keep_ends_the_session(link: Link) -> None:
+    executor = RayExecutor(link, lineage=1000)
+    with using(executor):
+        x = torch.ones(1000).to(LAZY)
+        assert x.sum().item() == 1000
+        end(executor)
+        with pytest.raises(mindtorch.MaterializationError, match="session lost"):
+            x.sum().item()
+    executor.close()
+
+
+def test_R4_a_message_that_ends_every_worker_is_sent_to_two(
+    rebuilt: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3).to(LAZY)
+    assert x.sum().item() == 3
+    renew = rebuilt._renewed
+
+    def renewed() -> object:
+        send = renew()
+        end(rebuilt, signal.SIGSTOP)  # the next one is of no more use
+        os.kill(rebuilt.stats["process"], signal.SIGKILL)
+        return send
+
+    monkeypatch.setattr(rebuilt, "_renewed", renewed)
+    end(rebuilt)
+    with pytest.raises(mindtorch.MaterializationError, match="session lost"):
+        (x + 1).sum().item()
+    with pytest.raises(mindtorch.MaterializationError, match="session lost"):
+        (x + 1).sum().item()
+
+
+def test_R4_other_replies_are_not_taken_for_the_same(rebuilt: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(3).to(LAZY)
+    assert 0 < x.sum().item() < 3
+    assert rebuilt._lineage is not None and rebuilt._lineage._messages
+    message, _digest = rebuilt._lineage._messages[-1]
+    rebuilt._lineage._messages[-1] = message, b"another one"
+    end(rebuilt)
+    with pytest.raises(mindtorch.MaterializationError, match="cannot be rebuilt bit for bit"):
+        (x + 1).sum().item()
