@@ -20,8 +20,8 @@ from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
 from . import creation, generators, hooks, slot
 from .default_device import one_generator
-from .device_module import NOT_APPLICABLE
-from .replaced import generators_made_by, of_cuda, replaced
+from .device_module import NOT_APPLICABLE, REFUSED
+from .replaced import generators_made_by, of_cuda, refusing, replaced
 
 __all__ = ["cuda_is_ours"]
 
@@ -52,11 +52,12 @@ def cuda_is_ours() -> Iterator[None]:
 def _said() -> dict[str, Any]:
     """What ``torch.cuda`` says."""
     device = slot.module
-    said = {}
-    for name in {*dir(type(device)), *torch.cuda.__all__} & set(torch.cuda.__all__) - _TORCHS:
-        answer = getattr(device, name, None)  # of what it refuses, too
-        if answer is not None:
-            said[name] = answer
+    said: dict[str, Any] = {}
+    for name in set(torch.cuda.__all__) - _TORCHS:
+        if name in REFUSED:
+            said[name] = refusing(name, REFUSED[name])
+        elif hasattr(device, name):
+            said[name] = getattr(device, name)
     return said | _memory() | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

@@ -113,13 +113,15 @@ def _make(func: Callable[..., Any], args: tuple, given: dict[str, Any]) -> Any:
     """``func(*args, **given)``, which names no device of ours, and may draw; NotImplemented: as torch has it."""
     kwargs = generators.without_default(given)
     name, generator = func.__name__, kwargs.get("generator")
-    if kwargs.get("pin_memory") or isinstance(generator, generators.Generator):
-        return hooks.create(func, args, kwargs)
     default = mode.now.default
-    if default is not None and _takes_default(name, args, kwargs) and not _is_bookkeeping(sys._getframe(1)):
+    here = tensors.torch_device(default) if default is not None and _takes_default(name, args, kwargs) else None
+    if isinstance(generator, generators.Generator):
+        return hooks.create(func, args, kwargs if here is None else {**kwargs, "device": generator.device})
+    if kwargs.get("pin_memory"):
+        return hooks.create(func, args, kwargs)
+    if here is not None and not _is_bookkeeping(sys._getframe(1)):
         if torch._C._len_torch_function_stack():
             return func(*args, **kwargs)  # which modes of the program see first; they call it again
-        here = tensors.torch_device(default)
         if generator is None:
             return hooks.create(func, args, {**kwargs, "device": here})
         wanted = kwargs.pop("requires_grad", False)

@@ -1,6 +1,6 @@
 """``torch.remote_accelerator``: what torch and programs ask of a device's module (SPEC L1), after ``torch.cuda``.
 
-What the device does not have, or does not tell, is in ``_REFUSED``: an error that says so, at the call.
+What the device does not have, or does not tell, is in ``REFUSED``: an error that says so, at the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors, values
 from . import creation
 
-__all__ = ["NOT_APPLICABLE", "DeviceModule", "Event", "Stream"]
+__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream"]
 _current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
 
 
@@ -40,7 +40,7 @@ class DeviceModule(types.ModuleType):
         return getattr(_current, "index", 0)
 
     def __getattr__(self, name: str) -> Any:
-        why = _REFUSED.get(name)
+        why = REFUSED.get(name)
         if why is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
@@ -358,8 +358,8 @@ def _refused() -> dict[str, str]:
     return found
 
 
-_REFUSED = _refused()
-_COUNTED = frozenset(name for name in _REFUSED if "memory" in name and "fraction" not in name)
+REFUSED = _refused()
+_COUNTED = frozenset(name for name in REFUSED if "memory" in name and "fraction" not in name)
 #: Of torch.cuda's public names, those that this device has no use for.
 NOT_APPLICABLE = frozenset(
     {

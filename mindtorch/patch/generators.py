@@ -91,7 +91,8 @@ def draw(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         kwargs = without_default(kwargs)
         with nullcontext() if ours or not _draws(function.__name__, args, kwargs) else one_sequence():
             return function(*args, **kwargs)
-    if torch._C._is_torch_function_enabled() and not ours:
+    alike = mode.now.meets is not None and values.executor().device.type == "cpu"  # which it is to C++, too
+    if torch._C._is_torch_function_enabled() and not ours and not alike:
         where = kwargs.get("device") or next((a.device for a in given if isinstance(a, torch.Tensor)), "cpu")
         raise RuntimeError(f"Expected a '{torch.device(where).type}' device type for generator but found '{found}'")
     return function(*args, **kwargs)

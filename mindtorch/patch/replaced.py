@@ -5,11 +5,13 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-__all__ = ["generators_made_by", "of_cuda", "replaced"]
+from ..base.errors import UnsupportedOperationError
+
+__all__ = ["generators_made_by", "of_cuda", "refusing", "replaced"]
 
 
 @contextmanager
@@ -40,6 +42,15 @@ def of_cuda(said: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
         for name, value in said.items():
             if module is torch.cuda or (name in vars(module) and vars(module)[name] is getattr(torch.cuda, name, None)):
                 yield module, name, value
+
+
+def refusing(name: str, why: str) -> type:
+    """What stands for something that there is not. A class, as some of them are, that programs name in annotations."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOperationError(f"[torch.cuda.{name}] {why}")
+
+    return type(name, (), {"__new__": refuse})
 
 
 _torch_generator = torch.Generator

@@ -203,6 +203,7 @@ def test_C9_what_is_said_of_cuda_means_remote_accelerator(runs):
         first = torch.rand(2, device="cuda")
         torch.cuda.set_rng_state(state)
         assert torch.equal(first, torch.rand(2, device="cuda"))
+        assert torch.cuda.CUDAGraph | None  # in annotations
         draws = torch.Generator(device="cuda").manual_seed(1)
         assert isinstance(draws, torch.Generator) and str(draws.device) == "remote_accelerator:0"
         assert torch.randn(2, device="cuda", generator=draws).is_cuda and torch.Generator().device.type == "cpu"

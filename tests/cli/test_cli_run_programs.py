@@ -165,6 +165,9 @@ DRAWS = """
     own = torch.Generator().manual_seed(7)
     print(torch.randn(2, generator=own), torch.empty(2).uniform_(generator=own))
     print(torch.randn(2, device="cpu", generator=own))
+    default = torch.Generator(device=torch.get_default_device()).manual_seed(9)  # as accelerate makes one
+    data = torch.utils.data.TensorDataset(torch.arange(6))
+    print([x.tolist() for (x,) in torch.utils.data.DataLoader(data, 2, shuffle=True, generator=default)])
     print(nn.init.orthogonal_(torch.empty(2, 2)), nn.init.trunc_normal_(torch.empty(2, device="cpu")), torch.rand(1))
     torch.seed()
     assert not torch.equal(torch.rand(2), torch.rand(2))

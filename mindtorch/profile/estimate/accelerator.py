@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch import attention
-from ...patch.replaced import generators_made_by, of_cuda
+from ...patch.replaced import generators_made_by, of_cuda, refusing
 from . import assumptions
 
 
@@ -99,7 +99,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     if accelerator is None:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
-    refused = {name: _refusing(name) for name in _REFUSED}
+    refused = {name: refusing(name, _NO_DEVICE) for name in _REFUSED}
     replaced = [*of_cuda(said | refused), (torch.nn.parallel.comm, "scatter", _scatter)]
     return shared + replaced + _of_npus(accelerator) + _of_any_kind(accelerator)
 
@@ -236,7 +236,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
         "set_device_idx": set_current,
         "device_index": _device,
         "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
-        "Graph": _refusing("Graph"),
+        "Graph": refusing("Graph", _NO_DEVICE),
         **{
             name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
         },
@@ -251,6 +251,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
     ]
 
 
+_NO_DEVICE = "an estimate has no CUDA device that could do this"
 #: Of torch.cuda: what needs the device itself, or would hide work from the estimate.
 _REFUSED = (
     "CUDAGraph", "graph", "graph_pool_handle", "ExternalStream", "GreenContext", "get_stream_from_external", "MemPool",
@@ -265,15 +266,6 @@ def _scatter(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> Any
     if devices is None or len(devices) > 1:
         raise UnsupportedOperationError("[scatter] an estimate is of one device: DataParallel takes device_ids=[0]")
     return (tensor.to(torch.device("cuda", devices[0])),)
-
-
-def _refusing(name: str) -> type:
-    """A class, as some of them are, that programs name in annotations."""
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedOperationError(f"[torch.cuda.{name}] an estimate has no CUDA device that could do this")
-
-    return type(name, (), {"__new__": refuse})
 
 
 _chosen = 0  # the device that `torch.cuda.set_device` or `with torch.cuda.device(...)` chose
