@@ -55,7 +55,7 @@ class RayExecutor(StreamExecutor):
             return None
         self._child, self._send, self._post = child, child.send, child.post
         self.stats["process"] = child.pid or 0
-        lost.close()
+        lost.end()
 
         def send(message: bytearray) -> bytes | None:
             reply = child.send(message)
@@ -114,7 +114,7 @@ class RayExecutor(StreamExecutor):
 
     def close(self) -> None:
         """End the worker."""
-        self._child.close()
+        self._child.end()
 
 
 def executors(link: Link, device: str, workers: int, lineage: int) -> list[RayExecutor]:
@@ -165,6 +165,11 @@ class _Actor(Child):
 
     def _how_it_is(self) -> str:
         return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was let go"
+
+    def end(self) -> None:
+        """Nobody uses the socket's number any more, which may soon be another one's."""
+        self._stream = None
+        self.close()
 
     def leave(self) -> None:
         super().leave()
