@@ -22,7 +22,7 @@ def genie(*args: str):
     return CliRunner().invoke(cli, list(args), prog_name="genie")
 
 
-@pytest.mark.parametrize("args", [[], ["profile"], ["graph"], ["devices"]])
+@pytest.mark.parametrize("args", [[], ["profile"], ["graph"], ["run"], ["devices"]])
 def test_C8_help_has_examples_and_fits_80_columns(args):
     result = genie(*args, "--help")
     assert result.exit_code == 0
