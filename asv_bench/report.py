@@ -1,6 +1,7 @@
 """SPEC's speed table, S1-S10 and S13, in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
-R1 besides: how executors elsewhere overlap with recording; its reference is recording plus execution. Minima over many
+R1 besides: how executors elsewhere overlap with recording; its reference is recording plus execution. R2: a
+training step whose worker is 1, 10 and 50 ms away (simulated), beside one that is here. Minima over many
 rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes two minutes.
 """
 
@@ -181,6 +182,15 @@ def r1() -> Iterator[Line]:
         yield Line("R1", what, f"{times.together:.3f} s", f"{both:.3f} s", times.ratio, f"{times.ratio:.2f}x", must)
 
 
+def r2() -> Iterator[Line]:
+    here = bench_overlap.at_a_distance(0.0)[0]
+    for ms in (1, 10, 50):
+        for read in ("after", "before", "never"):
+            step, messages = bench_overlap.at_a_distance(ms / 1e3, read)
+            what = f"step at {ms} ms, {messages} messages, loss read {read}"
+            yield Line("R2", what, f"{step * 1e3:.2f} ms", f"{here * 1e3:.2f} ms", step / here, f"{step / here:.2f}x")
+
+
 ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S1": s1,
     "S2": s2,
@@ -194,6 +204,7 @@ ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S10": s10,
     "S13": s13,
     "R1": r1,
+    "R2": r2,
 }
 
 

@@ -18,9 +18,9 @@ __all__ = ["ENDS_WITH_THE_COMMAND", "command"]
 ENDS_WITH_THE_COMMAND = "the process ends with the command"  # what the context holds where that is so
 _EPILOG = """\b
 Examples:
-  genie run train.py --lr 0.1               options after the script are its own
-  genie run --executor pipe -m pkg.train    python -m, computed by a child process
-  genie run --map cuda train.py             what it says of cuda is mapped
+  genie run train.py --lr 0.1              options after the script are its own
+  genie run --executor pipe -m pkg.train   a module, in a child process
+  genie run --map cuda train.py            cuda means remote_accelerator
   genie run --device remote_accelerator:1 train.py
 """
 

@@ -57,12 +57,9 @@ def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus:
 def list_(address: str | None, as_json: bool) -> None:
     """List a cluster's machines: address, CPUs, GPUs, memory."""
     from mindtorch.base import config
-    from mindtorch.cluster.nodes import HERE, nodes
-    from mindtorch.cluster.private import answers
+    from mindtorch.cluster.nodes import nodes
 
-    where = address or config.address()
-    if where == "local":
-        where = HERE if answers(*HERE.split(":")) else "auto"
+    where = address or (config.address() if config.address() != "local" else "auto")
     found = nodes(where)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "address": where, "nodes": found}, indent=1))

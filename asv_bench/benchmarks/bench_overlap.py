@@ -29,9 +29,12 @@ class Times(NamedTuple):
 
 
 class Simulated(LoopbackExecutor):
-    """A worker that takes ``slower`` times as long as it does here."""
+    """A worker that takes ``slower`` times as long as it does here, at a distance of ``latency`` seconds for the way
+    there and back.
+    """
 
     slower = 1.0
+    latency = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +57,8 @@ class Simulated(LoopbackExecutor):
         took = time.perf_counter() - began
         self._here += took
         self.execution += took * self.slower
-        self._ready = max(self._ready, at) + took * self.slower
-        self._replies[id(message)] = reply, self._ready
+        self._ready = max(self._ready, at + self.latency / 2) + took * self.slower
+        self._replies[id(message)] = reply, self._ready + self.latency / 2
 
     def _wait(self, message: bytearray) -> object:
         if id(message) not in self._replies:
@@ -103,6 +106,23 @@ def training(read: str) -> Times:
         found = measured()
         executor.slower = max(1.0, found.recording / found.execution)
         return measured()
+    finally:
+        mindtorch.set_executor(previous)
+
+
+def at_a_distance(latency: float, read: str = "after") -> tuple[float, int]:
+    """Seconds and messages of a step whose worker is as fast as here, and so far away."""
+    executor = Simulated()
+    executor.latency = latency
+    previous = mindtorch.set_executor(executor)
+    try:
+        steps(read, 5)
+        executor.sync()
+        executor.clear()
+        before = executor.stats["messages"]
+        steps(read)
+        executor.sync()
+        return executor.times().together / STEPS, round((executor.stats["messages"] - before) / STEPS)
     finally:
         mindtorch.set_executor(previous)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from ..base import config
 from ..base.errors import UsageError
 from ..engine.execute import Executor, LocalExecutor, values
 from ..engine.remote.spread import SpreadExecutor
+from . import private
 from .link import Link, check_ray
 from .ray_executor import RayExecutor, executors
 
-__all__ = ["connect", "default_executor", "disconnect", "where"]
+__all__ = ["HERE", "connect", "default_executor", "disconnect", "where"]
 
 _PORT = 10001  # of ray://
+HERE = "127.0.0.1:6379"  # where `genie worker start` starts one unless something else is said
 _AUTO = "/tmp/ray/ray_current_cluster"  # where `ray start` writes down its address
 
 _link: Link | None = None
@@ -33,8 +36,9 @@ def connect(address: str | None = None, workers: int | None = None, device: str 
 
     address: ``"local"``: a cluster of its own on this machine, which listens on the loopback address alone and ends
         with the program; ``"host:port"``: one that runs there, of which this machine is a node; ``"auto"``: the one
-        that ``ray start`` has started on this machine; ``"ray://host[:port]"``: through Ray's client, from a machine
-        that is no node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else ``"local"``.
+        that ``ray start`` or ``genie worker start`` has started on this machine; ``"ray://host[:port]"``: through Ray's
+        client, from a machine that is no node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else
+        ``"local"``.
     workers: how many. None: what ``GENIE_WORKERS`` says, else one for each GPU of the cluster, or one where ``device``
         is ``"cpu"``.
     device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, or else GPUs where there are any.
@@ -154,11 +158,13 @@ def where(address: str) -> str | None:
 
 
 def _started() -> str:
-    try:
+    """What `ray start` has written down, or `genie worker start` begins unless it is told otherwise."""
+    with suppress(OSError):
         with open(_AUTO) as file:
             return file.read().strip()
-    except OSError:
-        raise UsageError(
-            "[connect] expected a Ray cluster on this machine, found none: start one with `ray start --head`, "
-            "or say where it is"
-        ) from None
+    if private.answers(*HERE.split(":")):
+        return HERE
+    raise UsageError(
+        "[connect] expected a Ray cluster on this machine, found none: start one with genie worker start or "
+        "ray start --head, or say where it is"
+    )

@@ -17,10 +17,9 @@ from . import private
 from .connect import where
 from .link import Link, check_ray
 
-__all__ = ["HERE", "Node", "default_host", "nodes", "started"]
+__all__ = ["Node", "default_host", "nodes", "started"]
 
 _STARTED = 60.0  # seconds for Ray's daemons to begin
-HERE = "127.0.0.1:6379"  # of the one that is started unless something else is said
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 

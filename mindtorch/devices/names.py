@@ -321,9 +321,23 @@ def _tell_torch(chosen: device) -> None:
 
 
 def get_default_device() -> device:
-    """The calling thread's default device: the innermost ``with device(...)``, else what was set, else ``cpu``."""
+    """The calling thread's default device: the innermost ``with device(...)``, else what was set, else ``cpu``; under
+    ``genie run`` the device that it moves programs to, instead of the latter.
+    """
     stack = _state.stack
-    return stack[-1][0] if stack else _state.default
+    if stack:
+        return stack[-1][0]
+    return _state.default if _everywhere is None or _state.default is not _CPU else _everywhere
+
+
+_everywhere: device | None = None  # the default device of all threads that have set none
+
+
+def set_default_everywhere(value: device | None) -> device | None:
+    """Let threads that have set no default device have this one; returns which it was."""
+    global _everywhere
+    before, _everywhere = _everywhere, value
+    return before
 
 
 _current_index: dict[str, Callable[[], int]] = {}

@@ -61,7 +61,7 @@ def _said() -> dict[str, Any]:
     return said | _memory() | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": _count,
         "_lazy_init": lambda: None,
         "_is_in_bad_fork": lambda: False,
         "manual_seed_all": creation.manual_seed_all,
@@ -120,7 +120,11 @@ def _of_any_kind() -> Iterator[tuple[Any, str, Any]]:
         for name, answer in memory.items():
             yield owner, name, answer
     yield torch.accelerator, "is_available", lambda: True
-    yield torch.accelerator, "device_count", lambda: 1
+    yield torch.accelerator, "device_count", _count
+
+
+def _count() -> int:
+    return values.executor().count
 
 
 def _of_tensors() -> Iterator[tuple[Any, str, Any]]:

@@ -21,7 +21,8 @@ from torch.utils import _device as _torch_device
 from torch.utils._device import DeviceContext
 
 from .._ext import hooks as _hooks
-from ..devices import mode
+from ..devices import mode, names
+from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 from ..engine.record.meeting import bring_together
 from . import creation, generators, hooks, late, loaders, pretrained, slot
@@ -49,8 +50,12 @@ def default_device(index: int) -> Iterator[None]:
     late.when_loaded("transformers.modeling_utils", pretrained.patch)
     nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
     told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
-    with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):
-        yield
+    before = names.set_default_everywhere(names.device(DEVICE_TYPE, index))
+    try:
+        with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):
+            yield
+    finally:
+        names.set_default_everywhere(before)
 
 
 @contextmanager

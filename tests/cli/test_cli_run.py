@@ -108,6 +108,20 @@ def test_C9_a_run_in_this_process_leaves_torch_as_it_was(runs):
     assert torch.get_default_device() == torch.device("cpu") and torch.rand(2, device="cpu").device.type == "cpu"
 
 
+def test_C9_the_default_device_is_told_by_torch_and_by_mindtorch(runs):
+    name = runs.write(
+        "import threading, torch, mindtorch\n"
+        "def tell(): print(torch.get_default_device(), mindtorch.get_default_device(), torch.ones(1).device)\n"
+        "tell(); thread = threading.Thread(target=tell); thread.start(); thread.join()\n"
+        "with mindtorch.device('cpu'): tell()\n"
+    )
+    done = CliRunner().invoke(cli, ["run", "--device", "remote_accelerator:1", name], prog_name="genie")
+    assert done.stdout == "remote_accelerator:1 remote_accelerator:1 remote_accelerator:1\n" * 2 + "cpu cpu cpu\n"
+    import mindtorch
+
+    assert str(mindtorch.get_default_device()) == "cpu"
+
+
 QUICKSTART = """
     import os
     import torch

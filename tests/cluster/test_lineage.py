@@ -49,13 +49,16 @@ def training(device: str, after: dict[int, RayExecutor]) -> tuple[list[float], l
     return losses, [t.detach().cpu() for t in (*net.parameters(), *net.buffers())]
 
 
-def test_R4_training_goes_on_bit_for_bit_when_its_worker_is_killed(rebuilt: RayExecutor) -> None:
+def test_R4_training_goes_on_bit_for_bit_when_its_worker_is_killed(
+    rebuilt: RayExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
     """Random numbers, batch norm's statistics and the optimizer's state included."""
     expected = training("cpu", {})
     found = training(LAZY, {2: rebuilt, 4: rebuilt})
     assert found[0] == expected[0]
     assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
     assert rebuilt.stats["rebuilt"] == 2
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == ["the worker"] * 2
 
 
 def test_R4_one_that_is_stopped_is_rebuilt_too(rebuilt: RayExecutor) -> None:
@@ -86,6 +89,16 @@ def test_R4_too_much_to_keep_ends_the_session(link: Link) -> None:
         with pytest.raises(mindtorch.MaterializationError, match="session lost"):
             x.sum().item()
     executor.close()
+
+
+def test_R4_what_took_long_is_not_repeated(rebuilt: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1000).to(LAZY)
+    assert x.sum().item() == 1000 and rebuilt._lineage is not None and rebuilt._lineage.complete
+    monkeypatch.setattr("mindtorch.engine.remote.lineage._LONGEST", 0.0)
+    assert (x + 1).sum().item() == 2000 and not rebuilt._lineage.complete
+    end(rebuilt)
+    with pytest.raises(mindtorch.MaterializationError, match="session lost"):
+        x.sum().item()
 
 
 def test_R4_a_message_that_ends_every_worker_is_sent_to_two(

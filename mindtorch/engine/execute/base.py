@@ -22,6 +22,8 @@ class Executor(ABC):
     device: torch.device
     #: The device of what stands for values.
     place: torch.device
+    #: How many devices there are: remote_accelerator:0 to count - 1 are apart. What has one lets all indices be it.
+    count: int = 1
     #: May what is pending begin now, while the program goes on? Asked after a read.
     overlaps: bool = False
     #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.

@@ -24,7 +24,7 @@ class WrappingExecutor(Executor):
         if not isinstance(inner, Executor):
             raise UsageError(f"[{type(self).__name__}] expected an Executor, got {inner!r:.80}")
         self.inner = inner
-        self.device, self.place = inner.device, inner.place
+        self.device, self.place, self.count = inner.device, inner.place, inner.count
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -14,6 +16,8 @@ from .lineage import Lineage
 from .wire import WireError, dumps, loads
 
 __all__ = ["Session", "again"]
+
+log = logging.getLogger("mindtorch.remote")
 
 _LOOKING = frozenset({"call", "run"})  # requests that torch's settings matter to
 _WAITING = 8 << 20  # bytes of requests that are kept back for the next message with a question
@@ -188,7 +192,10 @@ class Session:
         try:
             self._post_all()
             message.sent = True
+            began = time.monotonic()
             reply = self._send(message.encoded())
+            if reply is not None and self._lineage is not None:
+                self._lineage.add(message.encoded(), reply, time.monotonic() - began)
             return None if reply is None else self._opened(message, reply)
         except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
             if self._again(error):
@@ -214,6 +221,7 @@ class Session:
         for message in self._line:
             message.posted = message.sent = False
         self.stats["rebuilt"] = self.stats.get("rebuilt", 0) + 1
+        log.warning("%s; another one has had its %d messages, and is what it was", error, len(lineage))
         return True
 
     def _renewed(self) -> Send | None:
@@ -233,8 +241,6 @@ class Session:
             raise _Refused("the worker refused a message: " + ": ".join(map(str, answers[1:])))
         if not isinstance(answers, list) or not 0 <= len(answers) - len(message.requests) <= 1:
             raise WireError(f"expected {len(message.requests)} answers, got {answers!r:.200}")
-        if self._lineage is not None:
-            self._lineage.add(message.encoded(), reply)
         if not message.greets():
             self.stats["messages"] += 1
             self.stats["waits"] += message.awaited

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 
 __all__ = ["Lineage"]
 
+_LONGEST = 120.0  # seconds that a worker may have been busy: to repeat it takes as long
+_PAUSE = 2.0  # seconds between two messages in which the program may have done something else
+
 
 class Lineage:
-    """The messages of a session, up to so many bytes, and what the replies were.
+    """The messages of a session, up to so many bytes and two minutes of work, and what the replies were.
 
     Whatever a worker has follows from its messages: uploads, calls, states of generators. Another one that gets them
     has the same, where each kernel gives the same bits each time; that its replies are the same is looked at.
@@ -19,6 +23,7 @@ class Lineage:
         self._most = most
         self._messages: list[tuple[bytes | bytearray, bytes]] | None = []
         self._nbytes = 0
+        self._busy, self._answered = 0.0, time.monotonic()
         self._last: object = None
 
     def __len__(self) -> int:
@@ -33,12 +38,14 @@ class Lineage:
         """Something has happened that messages do not tell, or there have been too many."""
         self._messages = None
 
-    def add(self, message: bytes | bytearray, reply: bytes | bytearray) -> None:
-        """A message was answered."""
+    def add(self, message: bytes | bytearray, reply: bytes | bytearray, waited: float) -> None:
+        """A message was answered, after the program had waited for so many seconds."""
         if self._messages is None:
             return
+        before, self._answered = self._answered, time.monotonic()
+        self._busy += max(waited, min(self._answered - before, _PAUSE))
         self._nbytes += len(message)
-        if self._nbytes > self._most:
+        if self._nbytes > self._most or self._busy > _LONGEST:
             self.drop()
         else:
             self._messages.append((message, _digest(reply)))

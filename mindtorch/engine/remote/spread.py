@@ -35,7 +35,7 @@ class SpreadExecutor(Executor):
         if not found or len({id(executor) for executor in found}) < len(found):
             raise UsageError(f"[SpreadExecutor] expected executors that differ, got {len(found)} of them")
         self.executors = tuple(found)
-        self.device, self.place = found[0].device, META
+        self.device, self.place, self.count = found[0].device, META, len(found)
         for executor in found:
             executor.settle_here = functools.partial(self._settle, there=executor)
 
