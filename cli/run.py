@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import click
 
+from mindtorch.base import config
 from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
@@ -101,6 +102,10 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
         raise UsageError("--workers is for --executor ray")
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
+    if config.executor() == "ray":
+        from mindtorch.cluster.link import check_ray
+
+        check_ray()
     if address is not None:
         _set("GENIE_ADDRESS", address, stack)
     if workers is not None:

@@ -202,5 +202,6 @@ def find_ascendcl() -> str | None:
 
 
 def has_module(name: str) -> bool:
-    """Whether a top-level module could be imported."""
-    return importlib.util.find_spec(name) is not None
+    """Whether a top-level module could be imported. A folder of that name without code is none: there is /tmp/ray."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None

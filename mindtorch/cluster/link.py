@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ import time
 import weakref
 from typing import Any
 
+from ..base import hardware
 from ..base.errors import SessionLost, UsageError
 from . import private
 from .endings import DAEMON
@@ -34,7 +34,7 @@ _STORE = 160 << 20  # bytes of Ray's object store: a few parts of messages are t
 
 def check_ray() -> None:
     """UsageError unless Ray is installed. Not imported: that takes time, and is for another process."""
-    if importlib.util.find_spec("ray") is None:
+    if not hardware.has_module("ray"):
         raise UsageError("Ray is not installed: pip install 'mindtorch-genie[ray]'")
 
 

@@ -95,6 +95,14 @@ def test_C9_wrong_requests_are_one_line(runs):
     assert "No such option" in refused("--nope", name)
 
 
+def test_C9_without_ray_nothing_is_run(runs, monkeypatch):
+    from mindtorch.base import hardware
+
+    monkeypatch.setattr(hardware, "has_module", lambda name: name != "ray")
+    name = runs.write("print('ran')")
+    assert refused("--executor", "ray", name) == "genie: Ray is not installed: pip install 'mindtorch-genie[ray]'\n"
+
+
 def test_C9_a_run_in_this_process_leaves_torch_as_it_was(runs):
     import torch
 

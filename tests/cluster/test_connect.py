@@ -349,3 +349,14 @@ def test_R4_signals_of_the_terminal_are_for_the_program(link: Link) -> None:
     with open(f"/proc/{link.broker}/status") as file:
         ignored = int(re.search(r"SigIgn:\s*(\w+)", file.read())[1], 16)  # type: ignore[index]
     assert ignored >> (signal.SIGINT - 1) & 1
+
+
+def test_C8_a_folder_that_is_called_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps its files in /tmp/ray, so a script in /tmp has one beside it."""
+    from mindtorch.cluster.link import check_ray
+
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    with pytest.raises(mindtorch.UsageError, match="Ray is not installed"):
+        check_ray()
