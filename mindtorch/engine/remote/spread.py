@@ -178,6 +178,10 @@ class SpreadExecutor(Executor):
     def rng(self, index: int) -> AbstractContextManager[None]:
         return self._at(index).rng(index)
 
+    def generator_state(self, index: int) -> torch.Tensor:
+        """State of the generator of ``remote_accelerator:index``."""
+        return self._at(index).generator_state(index)
+
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         for executor in self.executors:
             executor.seed(seed, besides)
