@@ -42,7 +42,10 @@ Examples:
 )
 @click.option("--address", metavar="ADDRESS", help="Of the Ray cluster: instead of GENIE_ADDRESS.")
 @click.option(
-    "--workers", type=click.IntRange(1), metavar="N", help="How many, with --executor ray: remote_accelerator:0 to N-1."
+    "--workers",
+    type=click.IntRange(1, 128),
+    metavar="N",
+    help="With --executor ray: remote_accelerator:0 to N-1.",
 )
 @click.option(
     "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."

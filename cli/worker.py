@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import click
@@ -36,9 +37,10 @@ def command() -> None:
 @click.option("--cpus", type=click.IntRange(0), metavar="N", help="How many CPUs programs may use; else all.")
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
 def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None) -> int:
-    """Start one here, and keep it until Ctrl-C. Without --host, only programs of this machine reach it."""
+    """Start one here, and keep it until Ctrl-C or SIGTERM. Without --host, only programs of this machine reach it."""
     from mindtorch.cluster import nodes
 
+    signal.signal(signal.SIGTERM, _terminate)
     with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus) as node:
         click.echo(f"genie worker: ready, of the cluster at {node.address}; Ctrl-C ends it")
         if join is None:
@@ -49,6 +51,11 @@ def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus:
         while node.process.poll() is None:
             time.sleep(_LOOK)
     raise UsageError("the cluster has ended" if join else "Ray has ended")
+
+
+def _terminate(number: int, _frame: object) -> None:
+    """As Ctrl-C: what was started is ended first."""
+    raise SystemExit(128 + number)
 
 
 @command.command(name="list")

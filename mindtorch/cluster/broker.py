@@ -87,7 +87,7 @@ class Broker:
             reply = getattr(self, f"_{name}")(*fds, **request)
         except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
             reply = {"error": refused(error)}
-        with self._lock:
+        with self._lock, contextlib.suppress(BrokenPipeError):  # the program has ended meanwhile
             self._control.send(json.dumps({"number": number, **reply}).encode())
 
     def _open(

@@ -20,6 +20,7 @@ from .ray_executor import RayExecutor, executors
 
 __all__ = ["HERE", "connect", "default_executor", "disconnect", "where"]
 
+_MOST = 128  # devices that are told apart
 _PORT = 10001  # of ray://
 HERE = "127.0.0.1:6379"  # where `genie worker start` starts one unless something else is said
 _AUTO = "/tmp/ray/ray_current_cluster"  # where `ray start` writes down its address
@@ -88,10 +89,10 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
     kind = None if device is None else device.partition(":")[0]
     if kind not in (None, "cpu", "cuda"):
         raise UsageError(f"[connect] device: expected 'cpu' or 'cuda', got {device!r}")
-    if workers is not None and (type(workers) is not int or workers < 1):
-        raise UsageError(f"[connect] workers: expected a positive number, got {workers!r}")
     check_ray()
     workers = config.workers() if workers is None else workers
+    if workers is not None and (type(workers) is not int or not 1 <= workers <= _MOST):
+        raise UsageError(f"[connect] workers: expected a number from 1 to {_MOST}, got {workers!r}")
     link = _link
     if link is None or not link.alive:
         if link is not None:

@@ -21,7 +21,11 @@ __all__ = ["Node", "default_host", "nodes", "started"]
 
 _STARTED = 60.0  # seconds for Ray's daemons to begin
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+# It ends with the process that has started it, however that ends: 1 is PR_SET_PDEATHSIG.
+_RAY = (
+    "import ctypes, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+)
 
 
 class Node(NamedTuple):
