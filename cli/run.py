@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 import click
 
-from mindtorch.base import config
 from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
@@ -105,6 +104,8 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
         raise UsageError("--workers is for --executor ray")
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
+    from mindtorch.base import config
+
     if config.executor() == "ray":
         from mindtorch.cluster.link import check_ray
 

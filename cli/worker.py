@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import time
-
 import click
 
 from mindtorch.base.errors import UsageError
@@ -38,6 +34,9 @@ def command() -> None:
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
 def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None) -> int:
     """Start one here, and keep it until Ctrl-C or SIGTERM. Without --host, only programs of this machine reach it."""
+    import signal
+    import time
+
     from mindtorch.cluster import nodes
 
     signal.signal(signal.SIGTERM, _terminate)
@@ -69,6 +68,8 @@ def list_(address: str | None, as_json: bool) -> None:
     where = address or (config.address() if config.address() != "local" else "auto")
     found = nodes(where)
     if as_json:
+        import json
+
         click.echo(json.dumps({"schema_version": 1, "address": where, "nodes": found}, indent=1))
         return
     from .report_devices import node_text

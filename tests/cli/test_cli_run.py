@@ -66,7 +66,10 @@ def test_C9_a_module_is_run_as_python_dash_m_runs_it(runs):
 
 def test_C9_an_interrupt_ends_it_with_130(runs):
     name = runs.write("import time, torch\nprint(torch.ones(1).item(), flush=True)\ntime.sleep(100)\n")
-    with subprocess.Popen([*runs.GENIE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*runs.GENIE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs do not heed it
+    ) as process:  # fmt: skip
         assert process.stdout is not None and process.stdout.readline() == "1.0\n"
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

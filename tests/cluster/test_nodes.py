@@ -40,6 +40,7 @@ def worker() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     process = subprocess.Popen(
         [*GENIE, "worker", "start", "--port", str(port), "--cpus", "2"],
         env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs do not heed it
     )  # fmt: skip
     assert process.stdout is not None
     said = ""
@@ -51,7 +52,7 @@ def worker() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     assert token is not None, said
     yield process, f"127.0.0.1:{port}", token[1]
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     process.wait(30)
 
 
