@@ -17,6 +17,7 @@ from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..engine.remote.client import RemoteExecutor
 from ..engine.remote.exchange import Send
 from ..engine.remote.lineage import Lineage
+from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import Child, StreamExecutor
 from .endings import ERROR
 from .link import Link
@@ -26,6 +27,7 @@ __all__ = ["RayExecutor", "executors"]
 _tickets = itertools.count(1)
 
 
+@one_thread_at_a_time
 class RayExecutor(StreamExecutor):
     """An executor whose worker is an actor on the cluster that `mindtorch.connect` has started or joined, on
     ``device``: ``cpu``, or ``cuda`` for a GPU of its own. Whoever has one started keeps it alive; its values are freed

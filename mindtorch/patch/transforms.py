@@ -51,7 +51,7 @@ def flat_vmap(
     if index is None:
         return _torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
     values.materialize([], "vmap", generator=index)
-    with values.executor().rng(index):
+    with values.lock, values.executor().rng(index):
         _intercept.draw_at_once(True)
         try:
             return _torch_flat_vmap(
@@ -77,7 +77,7 @@ def draw(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: i
     """What a random creation function makes inside a transform: vmap decides how many are drawn, or refuses."""
     eager.note_fallback(f"aten::{func.__name__}")
     values.materialize([], func.__name__, generator=index)
-    with torch._C.DisableTorchFunction(), values.executor().rng(index):
+    with torch._C.DisableTorchFunction(), values.lock, values.executor().rng(index):
         return _lazy_inside(func(*args, device=_CPU, **kwargs), index)
 
 

@@ -7,6 +7,7 @@ import gc
 import io
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -258,3 +259,30 @@ def test_R1_a_fork_waits_for_what_another_thread_asks(
         print(os.waitpid(child, 0)[1])
     """
     assert after_torch(code, GENIE_EXECUTOR="loopback").stdout == "0\n"
+
+
+@pytest.mark.parametrize("kind", ["loopback", "pipe"])
+def test_L7_threads_that_begin_at_once_upload_and_read(after_torch: Callable[..., Any], kind: str) -> None:
+    code = f"""
+        import os, sys, threading, torch
+        os.environ["GENIE_EXECUTOR"] = "{kind}"
+        import mindtorch
+        sys.setswitchinterval(1e-6)
+        wrong = []
+        def work(k):
+            try:
+                for n in range(60):
+                    x = torch.full((3,), float(k)).to("remote_accelerator:0")
+                    y = torch.full((3,), float(n)).to("remote_accelerator:0") + x
+                    if n % 3 == k % 3:
+                        assert y.tolist() == [n + k] * 3
+            except BaseException as error:
+                wrong.append(repr(error))
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(wrong)
+    """
+    assert after_torch(code).stdout == "[]\n"

@@ -110,7 +110,9 @@ def executor() -> Executor:
     if _executor is None:
         if _default_executor is None:
             raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
-        _executor = _default_executor()
+        with lock:  # two threads may need the first one at once
+            if _executor is None:
+                _executor = _default_executor()
     return _executor
 
 

@@ -28,6 +28,7 @@ from .failing import Outcome
 from .here import bytes_of, run_here
 from .homes import Homes
 from .mirrors import META, Mirrors, view
+from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .small_values import UNASKED, Known
 from .told import Told
@@ -40,6 +41,7 @@ _CPU = torch.device("cpu")
 _UNASKED = 32  # storages whose contents come unasked with one reply
 
 
+@one_thread_at_a_time
 class RemoteExecutor(Session, Homes):
     """Runs recordings where ``send(message) -> reply`` leads to a `Worker`; see `exchange.Session`.
 

@@ -20,6 +20,7 @@ from ...base.errors import MaterializationError
 from ..execute.base import Executor
 from .here import bytes_of
 from .mirrors import Death, Deaths
+from .one_thread import one_thread_at_a_time
 
 if TYPE_CHECKING:
     from .mirrors import Mirrors
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Homes"]
 
 
+@one_thread_at_a_time
 class Homes(Executor):
     """The part of an executor elsewhere that knows which storages here stand for which there."""
 

@@ -15,12 +15,14 @@ from ..execute.base import Executor
 from ..record.arguments import tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
+from .one_thread import one_thread_at_a_time
 
 __all__ = ["SpreadExecutor"]
 
 _APART = 44  # bits of the addresses of one executor
 
 
+@one_thread_at_a_time
 class SpreadExecutor(Executor):
     """``remote_accelerator:i`` is ``executors[i]``. UsageError unless each of them is elsewhere, and another one.
 
