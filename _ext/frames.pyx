@@ -40,6 +40,7 @@ cdef enum:
     HEADER = 20
 
 cdef uint64_t MOST = 1 << 40
+cdef uint64_t STRETCH = 16 << 20    # bytes after which who waits has another look
 
 
 @cython.final
@@ -56,6 +57,7 @@ cdef class Stream:
     cdef size_t at                     # bytes of the next message that have come
     cdef size_t length
     cdef uint64_t coming
+    cdef readonly uint64_t moved       # bytes, both ways
 
     def __init__(self, int fd):
         self.fd = fd
@@ -74,13 +76,14 @@ cdef class Stream:
         return self.number
 
     def answer(self, number, int timeout):
-        """What came under a number; None where it has not in so many ms, or nobody waits for it any more.
+        """What came under a number; None where it has not in so many ms, nobody waits for it any more, or much moved.
 
         Sends meanwhile what was queued. EOFError when there is nobody at the other end; ValueError for what is no
         message.
         """
+        cdef uint64_t begin = self.moved
         while number in self.asked and number not in self.got:
-            if not self._step(timeout, True):
+            if self.moved - begin > STRETCH or not self._step(timeout, True):
                 return None
             if not self.got.keys() <= self.asked.keys():
                 raise ValueError(f"expected the answer to message {number}, got one to {max(self.got)}")
@@ -92,10 +95,11 @@ cdef class Stream:
 
     def push(self, int timeout):
         """Send what was queued, and take in what comes meanwhile. False where that was not all after so many ms in
-        which nothing moved. Errors as of answer().
+        which nothing moved, or after much that did. Errors as of answer().
         """
+        cdef uint64_t begin = self.moved
         while self.out:
-            if not self._step(timeout, True):
+            if self.moved - begin > STRETCH or not self._step(timeout, True):
                 return False
         return True
 
@@ -170,6 +174,7 @@ cdef class Stream:
             error = errno
             if n >= 0:
                 self.sent += n
+                self.moved += n
                 n = self.sent == <size_t>view.len
                 PyBuffer_Release(&view)
                 if n:
@@ -201,6 +206,7 @@ cdef class Stream:
             if n == 0 and end > self.at:
                 raise EOFError("end of file")
             self.at += n
+            self.moved += n
             if self.at == HEADER and self.body is None:
                 self._begin()
             if self.body is not None and self.at == HEADER + self.length:

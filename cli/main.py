@@ -12,6 +12,8 @@ import click
 
 from mindtorch.base.errors import UsageError
 
+from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
+
 __all__ = ["cli", "entry"]
 
 _COMMANDS = (
@@ -111,7 +113,14 @@ def cli() -> None:
 
 def entry() -> None:
     """The console script: the process ends with the command."""
-    cli.main(prog_name="genie", obj="the process ends with the command")
+    try:
+        cli.main(prog_name="genie", obj=ENDS_WITH_THE_COMMAND)
+    except SystemExit as end:
+        if end.code != BY_SIGINT:
+            raise
+    # So that whoever called, a shell's loop, ends too: Python does this with an interrupt that nobody has caught.
+    sys.excepthook = lambda *_error: None  # it has been shown
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

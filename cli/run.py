@@ -11,11 +11,11 @@ import click
 from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
+from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
 from .program import ProgramCommand
 
-__all__ = ["ENDS_WITH_THE_COMMAND", "command"]
+__all__ = ["command"]
 
-ENDS_WITH_THE_COMMAND = "the process ends with the command"  # what the context holds where that is so
 _EPILOG = """\b
 Examples:
   genie run train.py --lr 0.1              options after the script are its own
@@ -75,12 +75,13 @@ def command(
         _choose(executor, address, workers, stack)
         _move(index, mapped is not None, stack)
         outcome = program.run()
-        outcome.show()
+        outcome.show(interrupts=True)
     finally:
-        if click.get_current_context().find_root().obj != ENDS_WITH_THE_COMMAND:
+        ends = click.get_current_context().find_root().obj == ENDS_WITH_THE_COMMAND
+        if not ends:
             atexit.unregister(stack.close)
             stack.close()
-    return outcome.exit_code
+    return BY_SIGINT if outcome.interrupted and ends else outcome.exit_code
 
 
 def _index(name: str) -> int:
@@ -112,6 +113,10 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
         check_ray()
     if address is not None:
         _set("GENIE_ADDRESS", address, stack)
+    if config.executor() == "ray":
+        from mindtorch.cluster.connect import where
+
+        where(config.address())  # now, and not in the middle of the program, where nobody is there
     if workers is not None:
         _set("GENIE_WORKERS", str(workers), stack)
     if "GENIE_REGISTER_DEVICE" not in os.environ:

@@ -15,6 +15,8 @@ DAEMON = 3
 def refused(error: BaseException) -> str:
     """Why something was not begun."""
     text = _last_line(str(error))
+    if type(error).__name__ == "OutOfMemoryError":  # its text is a page of advice, without the figures
+        return "not enough memory on the node for a worker"
     if text.startswith("Failed to connect"):
         text += " (so it says, too, where RAY_AUTH_TOKEN is not the cluster's)"
     return text if isinstance(error, (TimeoutError, ConnectionError)) and text else f"{type(error).__name__}: {text}"

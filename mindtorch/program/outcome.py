@@ -31,8 +31,11 @@ class Outcome:
     result: Any = None
     shown: bool = field(default=False, repr=False)
 
-    def show(self) -> None:
-        """Print to stderr what Python would print: the traceback, or the text of ``sys.exit("text")``. Once."""
+    def show(self, interrupts: bool = False) -> None:
+        """Print to stderr what Python would print: the traceback, or the text of ``sys.exit("text")``. Once.
+
+        interrupts: the traceback of Ctrl-C, too.
+        """
         error = self.error
         if error is None or self.shown:
             return
@@ -40,7 +43,7 @@ class Outcome:
         if isinstance(error, SystemExit):
             if error.code is not None and not isinstance(error.code, int):
                 sys.stderr.write(f"{error.code}\n")
-        elif not self.interrupted:
+        elif interrupts or not self.interrupted:
             # The script may have installed its own hook (rich, IPython, a logger), as under plain Python.
             sys.excepthook(type(error), error, error.__traceback__)
 
@@ -53,6 +56,7 @@ def captured(work: Callable[[], Any]) -> Outcome:
         code = error.code
         return Outcome(0 if code is None else int(code) if isinstance(code, int) else 1, error)
     except KeyboardInterrupt as error:
+        strip_tool_frames(error)
         return Outcome(130, error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - not swallowed: handed back, shown by Outcome.show
         strip_tool_frames(error)

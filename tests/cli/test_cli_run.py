@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mindtorch.base import hardware
 from mindtorch.cli.main import cli
 
 
@@ -64,16 +65,27 @@ def test_C9_a_module_is_run_as_python_dash_m_runs_it(runs):
     assert under == plain and "__main__ pkg ['--lr', '1'] tensor(2.)" in under.out
 
 
-def test_C9_an_interrupt_ends_it_with_130(runs):
-    name = runs.write("import time, torch\nprint(torch.ones(1).item(), flush=True)\ntime.sleep(100)\n")
-    with subprocess.Popen(
-        [*runs.GENIE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs do not heed it
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stdout.readline() == "1.0\n"
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(runs.LIMIT) == 130
+def test_C9_an_interrupt_ends_it_as_python_ends(runs):
+    """By the signal: a shell's loop around it ends, too."""
+    name = runs.write("""
+        import atexit, time, torch
+        atexit.register(print, "at last")
+        print(torch.ones(1).item(), flush=True)
+        time.sleep(100)
+    """)
+    ends = []
+    for command in ([sys.executable], runs.GENIE):
+        with subprocess.Popen(
+            [*command, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs do not heed it
+        ) as process:  # fmt: skip
+            assert process.stdout is not None and process.stdout.readline() == "1.0\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            ends.append((*process.communicate(timeout=runs.LIMIT), process.returncode))
+    plain, under = ends
+    assert under == plain and under[0] == "at last\n" and under[1].endswith("KeyboardInterrupt\n")
+    assert under[2] == -signal.SIGINT
 
 
 def test_C9_what_is_registered_for_the_end_runs_as_the_program_did(runs):
@@ -95,6 +107,9 @@ def test_C9_wrong_requests_are_one_line(runs):
     assert "is a model" in refused("script.py:build")
     assert "'tpu' is not 'cuda'" in refused("--map", "tpu", name)
     assert "nonsense" in refused("--executor", "nonsense", name)
+    if hardware.has_module("ray"):
+        told = refused("--executor", "ray", "--address", "127.0.0.1:9", name)
+        assert "expected a Ray cluster at 127.0.0.1:9, nobody answers there" in told
     assert "No such option" in refused("--nope", name)
 
 

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ import torch
 import mindtorch
 from mindtorch.cluster import endings
 from mindtorch.cluster.actor import PART
+from mindtorch.cluster.link import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 from mindtorch.engine.execute import values
 
+from ..executors import using
 from ..remote.test_pipe import gone
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
@@ -111,6 +115,32 @@ def test_R4_no_memory_for_a_value_is_not_the_end(ray_executor: RayExecutor) -> N
     with pytest.raises(RuntimeError, match="memory"):
         x.expand(1 << 40, 3).contiguous().sum().item()
     assert x.tolist() == [1.0] * 3
+
+
+def test_R4_a_worker_that_takes_too_much_memory_is_ended_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ray's memory monitor, whose limit is a little above what is used now."""
+    known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()}
+    total, free = known["MemTotal"], known["MemAvailable"]
+    if free < 4 << 30:
+        pytest.skip("less than 4 GiB of memory are free")
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - (free - (1200 << 20)) / total:.4f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
+    cluster = Link(None, cpus=1, gpus=0)
+    executor = RayExecutor(cluster)
+    try:
+        with (
+            using(executor),
+            pytest.raises(mindtorch.MaterializationError, match=r"lost: .* not enough memory"),
+        ):
+            held = [torch.ones(3, device=LAZY)]
+            for _ in range(16):
+                held.append(torch.ones(50_000_000, device=LAZY))
+                assert held[-1][7].item() == 1
+            time.sleep(2)
+            held[0].sum().item()
+    finally:
+        executor.close()
+        cluster.close()
 
 
 def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:

@@ -29,6 +29,7 @@ from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
 from . import values
+from .mapped_files import note_file
 
 _base = torch._C.TensorBase
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -296,6 +297,8 @@ def _upload(t: torch.Tensor, index: int) -> Any:
     predict.check_movable(t, DEVICE_TYPE)
     with predict.quiet():
         value = t.detach().to(values.executor().device, copy=True)
+    if values.executor().place.type == "meta":
+        note_file(value, t)
     return eager.held(value, index, torch.is_grad_enabled())
 
 

@@ -73,6 +73,17 @@ class Checks:
     def _upload(self, number: int, data: bytes) -> None:
         self._new(number, len(data))
 
+    def _file(self, number: int, _path: str, offset: int, nbytes: int, digest: bytes) -> None:
+        _in("an offset", offset, _MOST)
+        _in("bytes", nbytes, _MOST)
+        if len(digest) != 32:
+            raise WireError(f"expected a digest, got {len(digest)} bytes")
+        self._new(number, nbytes)
+
+    def gone(self, number: int) -> None:
+        """It was not made."""
+        self._sizes.pop(number, None)
+
     def _write(self, number: int, data: bytes) -> None:
         nbytes = self._there(number)
         if nbytes is not None and nbytes != len(data):
@@ -252,6 +263,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "copy": ((int, int), Checks._copy),
     "define": ((list,), Checks._define),
     "fetch": ((tuple,), Checks._tensor),
+    "file": ((int, str, int, int, bytes), Checks._file),
     "forget": ((), Checks._forget),
     "free": ((list,), Checks._free),
     "get_generators": ((), None),

@@ -20,6 +20,7 @@ from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import MaterializationError
 from ..execute import local, triggers
+from ..execute.mapped_files import file_of
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
 from .contents import Contents, digest_of
@@ -57,6 +58,7 @@ class RemoteExecutor(Session, Homes):
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
         self._contents = Contents()
+        self._unseen: set[str] = set()  # files that the worker does not see
         self._mirrors = Mirrors(self._died)
         Homes.__init__(self)
         self._told = Told(self._ask, self._check_there)
@@ -138,14 +140,24 @@ class RemoteExecutor(Session, Homes):
         storage = self._mirrors.whole(len(data), number).untyped_storage()
         digest = digest_of(data)
         source = self._contents.source(digest)
-        if source is None:
+        if source is not None:
+            self._ask("copy", number, source)
+        elif not self._is_read_there(number, home, digest):
             self._ask("upload", number, data, nbytes=64 + len(data))
             self._known.put(number, data)
-        else:
-            self._ask("copy", number, source)
         self._contents.put(number, digest)
         self._tie(home, storage)
         return storage
+
+    def _is_read_there(self, number: int, home: torch.UntypedStorage, digest: bytes) -> bool:
+        """Does the worker make this storage from a file that it sees, too?"""
+        path, offset = file_of(home) or ("", 0)
+        if not path or path in self._unseen:
+            return False
+        found = self._question("file", number, path, offset, home.nbytes(), digest)
+        if found is None:
+            self._unseen.add(path)
+        return bool(found)
 
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""

@@ -15,6 +15,7 @@ from typing import Any
 from ..._ext.frames import Stream
 from ...base.errors import SessionLost
 from .client import RemoteExecutor
+from .progress import Progress
 
 __all__ = ["Child", "PipeExecutor", "StreamExecutor"]
 
@@ -83,6 +84,7 @@ class Child:
         self._stream: Any = None
         self._process: Any = None
         self._socket: Any = None
+        self._progress = Progress()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -109,6 +111,8 @@ class Child:
         try:
             while (reply := stream.answer(number, _LOOK)) is None and stream.awaits(number):
                 self._look()
+                self._progress.see(stream.moved)
+            self._progress.see(stream.moved)
         except (EOFError, ValueError, MemoryError) as error:
             raise ConnectionError(f"{self._how_it_is()}: {error}") from error
         return reply
@@ -120,6 +124,7 @@ class Child:
         with contextlib.suppress(EOFError, ValueError, MemoryError):  # which send() will meet again
             while not stream.push(_LOOK):
                 self._look()
+                self._progress.see(stream.moved)
 
     def _begun(self) -> Any:
         if self._stream is None:

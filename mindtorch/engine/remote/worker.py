@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._ext import lazy as _core
+from ...base import mapped
 from ...base.warned import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
@@ -24,6 +25,7 @@ from ..record.arguments import contiguous, extent, is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks
+from .contents import digest_of
 from .definitions import Definition
 from .here import bytes_of
 from .mirrors import view
@@ -115,6 +117,17 @@ class Worker:
         if data:
             held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self._storages[number] = held.to(self._device)
+
+    def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | None:
+        """A new storage with a part of a safetensors file, if there is one here (else None) and that is in it (else
+        False: no storage). So it tells nobody anything but who knows what is in it.
+        """
+        found = mapped.part_of(path, offset, nbytes)
+        if found is None or digest_of(found) != digest:
+            self._checks.gone(number)
+            return None if found is None else False
+        self.upload(number, found)
+        return True
 
     def write(self, number: int, data: bytes) -> None:
         """Other contents for a storage, as many bytes as it has."""

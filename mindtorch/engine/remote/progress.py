@@ -1,0 +1,49 @@
+"""A line on the terminal while much crosses to a worker, or back (SPEC R2)."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+__all__ = ["Progress"]
+
+_AFTER = 1.0  # seconds of crossing, after which it is shown
+_EVERY = 0.2  # seconds
+_PAUSE = 1.0  # seconds without much, after which it is another crossing
+_MUCH = 1 << 20  # bytes
+
+
+class Progress:
+    """Of one way to a worker, both directions. Shown on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._began = self._last = self._shown = 0.0
+        self._seen = self._before = 0  # bytes now, and when it began
+
+    def see(self, moved: int) -> None:
+        """So many bytes have crossed since there is a worker."""
+        little, self._seen = moved - self._seen < _MUCH, moved
+        if little and not self._shown:
+            return
+        now = time.monotonic()
+        if little or now - self._last > _PAUSE:
+            self._clear()
+            self._began, self._before = now, moved
+        self._last = now
+        if not little and now - self._began > _AFTER and now - self._shown > _EVERY and _terminal():
+            self._shown = now
+            crossed = moved - self._before
+            rate = crossed / (now - self._began)
+            sys.stderr.write(f"\r\x1b[K{crossed / 1e6:,.0f} MB between here and the worker, {rate / 1e6:,.0f} MB/s")
+            sys.stderr.flush()
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._shown = 0.0
+            if _terminal():
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+
+
+def _terminal() -> bool:
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()

@@ -1,0 +1,68 @@
+"""R2: what comes late, in pieces, and unevenly is what was sent."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch._ext.frames import Stream
+from mindtorch.engine.remote.pipe import Child, StreamExecutor
+
+from ..executors import using
+
+Same = Callable[..., None]
+
+
+class Delayed(Child):
+    """A worker at the other end of a bad line: pieces of chance sizes, each as late as chance says."""
+
+    def _start(self) -> None:
+        super()._start()
+        ours, theirs = socket.socketpair()
+        worker, self._socket, self._stream = self._socket, ours, Stream(ours.fileno())
+        worker.setblocking(True)
+        for seed, (source, sink) in enumerate(((theirs, worker), (worker, theirs))):
+            threading.Thread(target=carry, args=(source, sink, random.Random(seed)), daemon=True).start()
+
+
+def carry(source: socket.socket, sink: socket.socket, draw: random.Random) -> None:
+    try:
+        while data := source.recv(draw.choice((1, 7, 19, 200, 1 << 16))):
+            if draw.random() < 0.1:
+                time.sleep(draw.choice((0.001, 0.01, 0.05)))
+            sink.sendall(data)
+    except OSError:
+        pass  # one of the two has ended
+    sink.close()
+
+
+@pytest.fixture
+def delayed() -> Iterator[StreamExecutor]:
+    with using(StreamExecutor(Delayed("cpu"))) as executor:
+        yield executor
+
+
+def test_R2_a_slow_and_uneven_network_changes_nothing(delayed: StreamExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        losses = []
+        for step in range(12):
+            x = torch.ones(4, 8, device=device) * step
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step % 4 != 1:
+                losses.append(loss.item())
+        return losses, list(net.parameters()), torch.arange(30_000.0).to(device) + 1
+
+    same_as_eager(program)
