@@ -52,6 +52,8 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
         name = clean(str(top["name"])).removeprefix("aten::")
         found.append(("--by line", f"{_share(top['self_s'], time_s)} of the time is {name}: which lines call it"))
     memory = report.get("memory") or {}
+    if memory.get("fits") is False and report.get("advice") is None:
+        found.append(("--advise", "it does not fit: what to change, each change estimated"))
     if memory.get("fits") is False and by != "module":
         found.append(("--by module --sort bytes", "it does not fit: the modules that hold most when memory is fullest"))
     return found

@@ -16,16 +16,16 @@ from mindtorch.base.ranks import Rank, local_ranks, merge
 from mindtorch.profile.report.export import FORMATS, write_json
 from mindtorch.program.workload import DTYPES, Request
 
+from .advice import CHANGES, advice, halved
+from .last_words import last_words, ran_anything
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
     claimed_stdout,
-    hint_torch_npu,
     parse_program,
     program_arguments,
     torch_npu_for,
 )
-from .units import counted
 
 if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
@@ -96,6 +96,15 @@ class _TargetOption(click.Option):
     metavar="NUMBER",
     help="Estimate: what values that nobody knows are taken for (default 0, False).",
 )
+@click.option(
+    "--what-if",
+    "changes",
+    multiple=True,
+    metavar="CHANGE",
+    type=click.Choice(tuple(CHANGES)),
+    help=f"Estimate: what the program would do with a change, one of {', '.join(CHANGES)}. May be repeated.",
+)
+@click.option("--advise", is_flag=True, help="Estimate: what to change, each change estimated, too.")
 @click.option("--shapes", is_flag=True, help="Show the shapes that ops are called with; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
@@ -137,6 +146,8 @@ def command(
     target_name: str | None,
     assume: float | None,
     predict: str | None,
+    changes: tuple[str, ...],
+    advise: bool,
     shapes: bool,
     seq: int | None,
     batch: int | None,
@@ -157,6 +168,8 @@ def command(
         merged_file = None if (file := files["json"]) is None or file.is_stdout else file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    if argument.endswith(".json"):
+        batch, seq = halved(changes, batch, seq)
     request = Request(seq, batch, decode, train, dtype)
     program = parse_program(argument, script_args, inputs, *files.values(), request=request, as_module=as_module)
     if merged_file is not None and (file := files["json"]) is not None:
@@ -173,10 +186,14 @@ def command(
         raise click.UsageError("--shapes is for a measured run: leave out --device and --target")
     if assume is not None and not sized:
         raise click.UsageError("--assume is for an estimate: add --device meta or --target NAME")
+    if "half-seq" in changes and program.kind != "config":
+        raise click.UsageError("--what-if half-seq is for a config.json: a program chooses its own lengths")
+    if (changes or advise) and not sized:
+        raise click.UsageError("--what-if and --advise are for an estimate: add --device meta or --target NAME")
 
     with claimed_stdout(to_stdout):
         if sized:
-            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume or 0.0)
+            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume or 0.0, changes)
         else:
             outcome, report, profiler = _measure(program, steps, warmup, predict, shapes)
         outcome.show()
@@ -186,19 +203,26 @@ def command(
     from .report import View
 
     report["rank"] = None if rank is None else rank.facts()
+    own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
+    own += ["--assume", f"{assume:g}"] if assume is not None else []
+    own += [word for value in inputs for word in ("--input", value)] + program.request.words()
+    if advise:
+        _note("estimating what could be changed ...")
+        counts = [
+            word for name, n in (("--steps", steps), ("--warmup", warmup)) if n is not None for word in (name, str(n))
+        ]
+        report["advice"] = advice(report, [*own, *counts], program.command)
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
         _merge_ranks(rank, merged_file)
-    if not to_stdout and _ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
-        own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
-        own += ["--assume", f"{assume:g}"] if assume is not None else []
-        own += [word for value in inputs for word in ("--input", value)] + program.request.words()
+    if not to_stdout and ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         _show(report, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
-    return _finish(program, outcome, report)
+    own_options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    return last_words(program, outcome, report, own_options)
 
 
 def _measure(
@@ -236,7 +260,12 @@ def _measure(
 
 
 def _estimate(
-    program: Program, steps: int | None, warmup: int | None, target_name: str | None, assume: float
+    program: Program,
+    steps: int | None,
+    warmup: int | None,
+    target_name: str | None,
+    assume: float,
+    changes: tuple[str, ...],
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """As `_measure`, without data."""
     import mindtorch
@@ -244,6 +273,7 @@ def _estimate(
 
     chosen = None if target_name is None else targets.find(target_name)
     mindtorch._bootstrap()
+    from mindtorch.profile.estimate.changes import AROUND, changed
     from mindtorch.profile.estimate.estimator import Estimator
 
     told = program.is_model  # it says itself when an iteration begins
@@ -253,12 +283,16 @@ def _estimate(
     estimator = Estimator(
         target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume
     )
-    with estimator, torch_npu_for(True, None if chosen is None else chosen.device):
-        outcome = program.run(steps or 1, before, estimator.stage if told else None)
-    if program.is_model and outcome.error is not None and not outcome.interrupted:
-        _explain(program, outcome)
-        return outcome, None, None
-    return outcome, _report(program, outcome, estimator), estimator
+    with changed([name for name in changes if name in AROUND]) as around:
+        inner = changed([name for name in changes if name not in AROUND])
+        with estimator, torch_npu_for(True, None if chosen is None else chosen.device), inner as made:
+            outcome = program.run(steps or 1, before, estimator.stage if told else None)
+        if program.is_model and outcome.error is not None and not outcome.interrupted:
+            _explain(program, outcome)
+            return outcome, None, None
+        report = _report(program, outcome, estimator)
+    report["warnings"] += [f"what if: {note}" for note in dict.fromkeys([*around, *made])]
+    return outcome, report, estimator
 
 
 def _report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]:
@@ -325,47 +359,3 @@ def _show(report: dict[str, Any], program: Program, options: list[str], view: Vi
     sys.stdout.flush()
     with contextlib.suppress(BrokenPipeError):
         click.echo(text, nl=False, color=True)
-
-
-def _finish(program: Program, outcome: Outcome, report: dict[str, Any]) -> int:
-    """The last words on stderr, and the program's exit code."""
-    if outcome.exit_code and report.get("assumed") and not outcome.interrupted:
-        row = report["assumed"][0]
-        place = f"{row['file']}:{row['line']}"
-        click.echo(
-            f"genie: before that, the program read what an estimate does not know, at {place}, and it was taken for "
-            f"{row['value']}; --assume chooses another number",
-            err=True,
-        )
-    if outcome.interrupted:
-        click.echo("genie: interrupted; the report covers what ran until then", err=True)
-    elif outcome.exit_code and not program.is_model:
-        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
-        _hint_options(program)
-        hint_torch_npu(outcome.error)
-    elif not _ran_anything(report) and report.get("unseen"):
-        unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
-        click.echo(f"genie: {program.argument} ran no torch op itself; what {unseen} ran is not seen", err=True)
-    elif not _ran_anything(report):
-        names = program.candidates() if program.kind == "script" else []
-        hint = (
-            f"; to profile a model it defines: genie profile {program.path}:{names[0]} --input SHAPE" if names else ""
-        )
-        others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
-        click.echo(f"genie: {program.argument} ran no torch op{hint}{others}", err=True)
-    return outcome.exit_code
-
-
-def _ran_anything(report: dict[str, Any]) -> bool:
-    """Whether there is a single op to show; a script that failed before its first one has only its error."""
-    return bool((report.get("totals") or {}).get("ops") or (report.get("startup") or {}).get("ops"))
-
-
-def _hint_options(program: Program) -> None:
-    """A script that refuses an option of genie's: the option was put behind the script."""
-    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    misplaced = [word for word in program.script_args if word.split("=")[0] in own]
-    if misplaced:
-        click.echo(
-            f"genie: {' '.join(misplaced)} was given to {program.argument}; options for genie go before it", err=True
-        )

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import report_memory, tree
 from .render import Canvas, Text, clean, grade
+from .report_advice import alternatives
 from .report_workload import workload_facts
 from .units import amount, bytes_text, count, counted, number, percent, seconds, work
 
@@ -52,6 +53,7 @@ def render_report(
         _phases(report, canvas)
     if view.by is None:
         report_memory.memory(report, canvas)
+        alternatives(report, canvas)
     if "module" in wanted:
         _modules(report, canvas, view)
     if "op" in wanted:

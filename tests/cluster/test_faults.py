@@ -49,7 +49,8 @@ def test_R4_faults_at_any_time_give_the_right_numbers_or_one_error(link: Link, p
     expected_losses: list[float] = []
     expected = training("cpu", expected_losses)
     ends: dict[str, int] = {"rebuilt": 0, "lost": 0, "over before": 0}
-    for seed in range(pytestconfig.getoption("--faults")):
+    first = pytestconfig.getoption("--first-fault")
+    for seed in range(first, first + pytestconfig.getoption("--faults")):
         choose = random.Random(seed)
         lineage = choose.choice((0, 1 << 24))
         executor = RayExecutor(link, lineage=lineage)
