@@ -132,10 +132,18 @@ def index_put(call: Call) -> Bytes:
 def embedding(call: Call) -> Bytes:
     """The rows looked up, and which."""
     given = list(tensors([*call.args[:2], call.kwargs.get("weight"), call.kwargs.get("indices")]))
-    weight = next(t for t in given if t.dtype.is_floating_point or t.dtype.is_complex)
-    indices = next(t for t in given if t is not weight)
+    weight = next((t for t in given if t.dtype.is_floating_point or t.dtype.is_complex), None)
+    if weight is None:  # a table of integers: by its shape, as Python's function has it behind the indices
+        looked_up = [tuple(t.shape) for t in call.results]
+        weight = next((t for t in given if len(t.shape) == 2 and _rest(given, t) in looked_up), given[0])
+    indices = next((t for t in given if t is not weight), weight)
     rows = numel(indices) * weight.shape[-1] * int(weight.dtype.itemsize)
     return min(rows, size(weight)) + size(indices), sizes(call.results)
+
+
+def _rest(given: list[Any], table: Any) -> tuple[int, ...]:
+    """The shape of what the others of two tensors would look up in this one."""
+    return (*(length for t in given if t is not table for length in t.shape), table.shape[-1])
 
 
 def embedding_backward(call: Call) -> Bytes:

@@ -5,6 +5,7 @@ Only shapes, strides, dtypes and plain arguments are looked at, so the answer ma
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 from torch._ops import OpOverload
@@ -14,6 +15,8 @@ from mindtorch.ops import byte_rules, schema
 from mindtorch.ops.call import Call, size, sizes, strides, tensors
 from mindtorch.ops.flop_rules import Args, Kwargs, is_tensor
 from mindtorch.ops.op_row import MATRIX_TAGS, OpRow
+
+_log = logging.getLogger(__name__)
 
 
 class Work(NamedTuple):
@@ -56,7 +59,7 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
     call = Call(args, kwargs, list(tensors(out)), _mutated(func, name, args, kwargs))
     tag = "view" if not row.name and isinstance(func, OpOverload) and schema.is_view(func) else row.tag
     counted = ops.count_flops(func, args, kwargs, out)
-    read, written = row.bytes(call) if row.bytes is not None else byte_rules.by_tag(call, tag)
+    read, written = _known(row.bytes, call, name) or byte_rules.by_tag(call, tag)
     if not call.mutated:  # statistics that the schema does not speak of
         written += sizes([args[i] for i in row.writes if i < len(args)])
     return Work(
@@ -70,10 +73,24 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         bytes_new=0 if call.mutated or not written else sizes(call.results),
         bytes_rest=max(read - max(map(size, tensors([*args, *kwargs.values()])), default=0), 0),
         pieces=_pieces(args),
-        product=None if row.product is None else row.product(call),
-        strided=tag != "view" and _strided(row, call),
+        product=_known(row.product, call, name),
+        strided=tag != "view" and bool(_known(lambda call: _strided(row, call), call, name)),
         variant=_variant(row, call),
     )
+
+
+def _known(rule: Any, call: Call, name: str) -> Any:
+    """What a rule says of the call; None where there is no rule, or it does not know such a call.
+
+    Whatever a rule stumbles over: no report is lost by it.
+    """
+    if rule is None:
+        return None
+    try:
+        return rule(call)
+    except Exception as error:  # noqa: BLE001 - of a program's own tensors and arguments anything may come
+        _log.debug("%s: no rule for this call: %r", name, error)
+        return None
 
 
 def _pieces(args: Args) -> int:

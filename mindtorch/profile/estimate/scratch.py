@@ -36,6 +36,6 @@ def _scratch(sig: int) -> int:
     _func, args, kwargs, out = ran or call_of(sig)
     try:
         return max(int(row.scratch(args, kwargs, out)), 0)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - as of any cost: no report is lost by it
         _log.debug("scratch of this call of %s is not known: %s", name, error)
         return 0
