@@ -21,9 +21,9 @@ from ...devices.names import device as mindtorch_device
 from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
-from ...patch import attention
+from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import assumptions
+from . import assumptions, attention
 
 
 @dataclass(frozen=True)
@@ -329,9 +329,13 @@ def _compile(model: Any = None, **options: Any) -> Any:
     if model is None:
         return _compile
     if getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":
-        return attention.without_data  # flex_attention itself, which would have this compiled
+        return _flex  # flex_attention itself, which would have this compiled
     _count_compiled()
     return model
+
+
+def _flex(query: Any, *args: Any) -> Any:
+    return (attention.flex if query.is_cuda else without_data)(query, *args)
 
 
 _torch_generator = torch.Generator

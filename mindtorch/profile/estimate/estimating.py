@@ -19,7 +19,7 @@ from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import checkpoints, known, saved, written
+from . import attention, checkpoints, known, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
@@ -42,6 +42,8 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             hooks.enable()
             stack.callback(hooks.disable)
         tensors.in_use()
+        attention.install()
+        attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
         entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
@@ -53,6 +55,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             *answers(accelerator),
             *checkpoints.replacements(),
             *saved.replacements(),
+            *attention.replacements(),
             *written.replacements(),
             *_foreach(),
             made,

@@ -356,14 +356,17 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     values = [_core.kept(_core.get_handle(t)) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
-    if not missing and all(v.numel() <= predict.MOST_KNOWN for v in values):
+    here = not isinstance(info.func, torch._ops.OpOverload) or _runs_here(info.func)
+    if not missing and here and all(v.numel() <= predict.MOST_KNOWN for v in values):
         done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
         if done is not NotImplemented:
             return done
-    elif missing:
+    else:
         for t in inputs:
             if id(t) in written:
                 _core.lose(_core.get_handle(t))
+    if not here:
+        return without_data(info, args, kwargs)
     depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
     refused: Exception | None = None
     if not depends:
@@ -394,6 +397,12 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         raise
     finally:
         refused = None  # it knows this frame, and this frame it: the tensors here would live until the collector runs
+
+
+def _runs_here(func: Any) -> bool:
+    """Has the op a kernel on the CPU? Those of an accelerator's own have none."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(func.name(), key) for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
 
 
 def _with_workspace(args: tuple, out: Any) -> Any:
