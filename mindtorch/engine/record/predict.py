@@ -21,6 +21,7 @@ from ..._ext import shapes as _shapes
 from ..._ext.signals import by_signal_handler
 from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
+from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops import schema
 from ...ops.cpu_layouts import REFUSED, laid_out
@@ -55,6 +56,8 @@ RULES = frozenset(_shapes.names())
 # ---- infer -----------------------------------------------------------------------------------------------------------
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
+    if mode.now.known is not None:
+        mode.now.known.check(info.name, args, kwargs)
     with Caught() as caught:
         spec = _infer_once(info, args, kwargs, dispatch, device, check, caught)
     if spec is None or info.name == "genie::manual_seed":

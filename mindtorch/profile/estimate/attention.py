@@ -35,7 +35,7 @@ def of_capability(capability: tuple[int, int] | None) -> None:
 
 
 def install() -> None:
-    """Have calls on tensors without data on ``cuda`` answered here, under whatever name the program has the function."""
+    """Have calls on tensors without data on ``cuda`` answered here, whatever name the program has for the function."""
     global _installed
     if not _installed:
         _installed = True

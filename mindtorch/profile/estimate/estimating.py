@@ -19,7 +19,7 @@ from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import attention, checkpoints, known, saved, written
+from . import attention, checkpoints, known, refusals, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
@@ -43,6 +43,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             stack.callback(hooks.disable)
         tensors.in_use()
         attention.install()
+        refusals.install()
         attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind

@@ -32,7 +32,7 @@ from ...engine.record import predict
 from ...engine.record.predict import concrete, lazy_in, little
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions
+from . import assumptions, refusals
 from .assumptions import assumed
 
 __all__ = [
@@ -350,6 +350,7 @@ def _plain(value: Any) -> Any:
 
 def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
     """Run an op now: on real values if all are known, else as far as it goes without data, else on assumed ones."""
+    refusals.check(info.name, args, kwargs)
     tags = getattr(info.func, "tags", ())
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
@@ -480,3 +481,4 @@ class _Answers:
     create = staticmethod(create)
     run = staticmethod(run)
     evaluate = staticmethod(_evaluate)
+    check = staticmethod(refusals.check)
