@@ -90,7 +90,7 @@ def test_C4_questions_about_cuda_are_answered(session: None) -> None:
     assert int(start.elapsed_time(end)) == 1  # unknown, and nothing to divide by zero with
     assert [(row["op"], row["value"]) for row in assumed()] == [("elapsed_time", 1.0)]
     torch.cuda.manual_seed_all(0)
-    assert torch.randn(3, generator=torch.Generator("cuda")).shape == (3,)
+    assert torch.randn(3, generator=torch.Generator("cuda"), device="cuda").shape == (3,)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3)), 4, num_workers=2,
                                          pin_memory=True)  # fmt: skip
     assert loader.num_workers == 0 and not loader.pin_memory

@@ -88,10 +88,10 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
-        (torch, "Generator", generators_made_by(lambda device: _torch_generator())),  # on any device, the CPU's
+        (torch, "Generator", generators_made_by(_generator)),  # on any device, the CPU's
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", lambda self, *args, **kwargs: _count_compiled()),
-        (torch.Tensor, "pin_memory", lambda self, device=None: self),
+        (torch.Tensor, "pin_memory", _pin),
         (torch.Tensor, "record_stream", lambda self, stream: None),
         # What it would refuse, or not, depends on values.
         (torch.distributions.Distribution, "_validate_args", False),
@@ -118,6 +118,12 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         is_integrated=False,
     )
 
+    def of(device: Any) -> Any:
+        index = _chosen if device is None else index_of(device)
+        if not 0 <= index < accelerator.count:
+            raise AssertionError("Invalid device id")
+        return properties
+
     def place(device: Any) -> int:
         return place_of(kind if device is None else f"{kind}:{index_of(device)}")
 
@@ -141,9 +147,9 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "device_count": lambda: accelerator.count,
         "current_device": current_device,
         "set_device": set_current,
-        "get_device_name": lambda device=None: accelerator.name,
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_name": lambda device=None: of(device).name,
+        "get_device_properties": of,
+        "get_device_capability": lambda device=None: (of(device).major, of(device).minor),
         "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
         "mem_get_info": lambda device=None: (accelerator.memory_bytes - live(device)[0], accelerator.memory_bytes),
         "memory_stats": memory_stats,
@@ -187,7 +193,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "is_tf32_supported": lambda: True,
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda debug_mode: None,
-        "default_generators": tuple(_torch_generator() for _ in range(accelerator.count)),
+        "default_generators": tuple(_generator(f"{kind}:{i}") for i in range(accelerator.count)),
     }  # fmt: skip
 
 
@@ -332,6 +338,31 @@ def _compile(model: Any = None, **options: Any) -> Any:
         return _flex  # flex_attention itself, which would have this compiled
     _count_compiled()
     return model
+
+
+class _Generator(torch.Generator):
+    """Says that it is on an accelerator; the numbers are the CPU's."""
+
+    _device: Any = None
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return self._device
+
+
+def _generator(device: Any) -> torch.Generator:
+    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", mode.now.accelerator)
+    if kind in ("cpu", "meta"):
+        return _torch_generator()
+    made = _Generator()
+    made._device = known_device(f"{kind}:{max(index_of(device), 0)}")
+    return made
+
+
+def _pin(self: Any, device: Any = None) -> Any:
+    if self.device.type not in ("cpu", "meta"):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    return self
 
 
 def _flex(query: Any, *args: Any) -> Any:

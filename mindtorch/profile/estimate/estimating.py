@@ -19,7 +19,7 @@ from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import attention, checkpoints, known, refusals, saved, written
+from . import attention, autocast, checkpoints, known, refusals, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
@@ -57,11 +57,13 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             *checkpoints.replacements(),
             *saved.replacements(),
             *attention.replacements(),
+            *autocast.replacements(),
             *written.replacements(),
             *_foreach(),
             made,
         )
         stack.enter_context(replaced(told))
+        stack.enter_context(autocast.as_on_cuda())
         yield
 
 

@@ -169,6 +169,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
             if isinstance(data, (torch.Tensor, numpy.ndarray)) and numel > predict.MOST_KNOWN:
                 return None
         elif kwargs.get("generator") is not None:
+            refusals.check_generator(kwargs["generator"], device_at(place).type)
             rest = {k: v for k, v in kwargs.items() if k != "generator"}
             like = func(*args, device=torch.device("meta"), **rest)
             if not little(like.dtype, like.numel(), random=True):

@@ -17,7 +17,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...engine.record.intercept import describe
 
-__all__ = ["check", "install"]
+__all__ = ["check", "check_generator", "install"]
 
 _SCALARS = {
     torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
@@ -41,6 +41,12 @@ def check(name: str, args: tuple, kwargs: dict[str, Any]) -> None:
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
     if rule is not None:
         rule(name, args)
+
+
+def check_generator(generator: Any, kind: str) -> None:
+    """Raise torch's error of a generator that is not on the type of device that is drawn on."""
+    if kind != "meta" and generator.device.type != kind:
+        raise RuntimeError(f"Expected a '{kind}' device type for generator but found '{generator.device.type}'")
 
 
 def _kind(t: Any) -> str:
