@@ -22,7 +22,8 @@ from .keys cimport (
 )
 from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
 from .ledger cimport (
-    NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, stopped,
+    NAME_DETACH, Place, Script, complain, exceeded, has_script, here, keep_script, learn, listening, note_call,
+    note_name, stopped,
 )
 from .overlap cimport refused_overlap
 from .structs cimport (
@@ -329,6 +330,8 @@ cdef object _finish(uint32_t sid):
             note_call(r, s, &slot)
         tape.pass_over(tape.tail - 1)
         try:
+            if exceeded:
+                complain()
             return wrap(slot, sig_out_meta(s)[0], no_grad, &origin)
         finally:
             tape.handle_died(slot)
@@ -378,6 +381,8 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
             if listening:
                 note_call(r, s, outs)
             tape.pass_over(tape.tail - 1)
+            if exceeded:
+                complain()
         fresh = []
         for i in range(n_out):
             fresh.append(wrap(outs[i], metas[i], no_grad, &origin))

@@ -122,6 +122,11 @@ cdef uint32_t making = 0            # LedgerCall.sig of the call whose results c
 cdef uint64_t live[129]             # bytes now, by place: -1 is at 1; the sum at 0
 cdef uint64_t most[129]             # the most that ever were, or since reset_peak()
 cdef uint64_t grain[129]            # by place: what live counts a storage's bytes in; 0: as many as there are
+cdef uint64_t capacity[129]         # by place: how much may live there, what is beyond it is refused; 0: anything
+cdef bint exceeded = False          # something was refused, of which the program has not heard yet
+cdef uint64_t asked = 0             # … bytes
+cdef int8_t asked_at = 0            # … where
+cdef object on_exceeded = None
 cdef bint short_of_memory = False   # something could not be noted
 cdef bint stopped = False           # storages that die are still noted, new calls are not
 cdef uint32_t depth = 0
@@ -267,7 +272,12 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
                          uint32_t phase) noexcept:
     """A storage born now: 1 + its index, 0 when there is no memory for it."""
     global n_blocks
+    global exceeded, asked, asked_at
     cdef LedgerBlock *b
+    cdef uint64_t of = grain[-place]
+    if capacity[-place] and live[-place] + ((nbytes + of - 1) // of * of if of else nbytes) > capacity[-place]:
+        exceeded, asked, asked_at = True, nbytes, place
+        return 0
     if n_blocks == ALIVE - 1 or not _room(<void **>&blocks, &cap_blocks, n_blocks + 1, sizeof(LedgerBlock), 4096):
         return 0
     b = &blocks[n_blocks]
@@ -460,7 +470,7 @@ def _ignore(kind, at, which):
 def open(Tape main_tape, handler):
     """Begin new logs of that tape. `handler(kind, calls so far, which)` is told of outermost modules and phases: see
     `Collector`."""
-    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making
+    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making, exceeded
     if listening:
         raise RuntimeError("[ledger] one is open already")
     n_calls = n_blocks = depth = making = 0
@@ -468,7 +478,7 @@ def open(Tape main_tape, handler):
     memset(most, 0, sizeof(most))
     memset(ended, 0, sizeof(ended))
     on_mark, mark_error = handler, None
-    stopped = short_of_memory = False
+    stopped = short_of_memory = exceeded = False
     tape = main_tape
     listening = True
     add_transition_hook(_on_transition, NULL)
@@ -490,7 +500,7 @@ def logs():
 
 def close():
     """End the logs and hand them over: see `logs`."""
-    global listening, on_mark, stopped, calls, blocks, block_of, cap_calls, cap_blocks, cap_slots
+    global listening, on_mark, on_exceeded, exceeded, stopped, calls, blocks, block_of, cap_calls, cap_blocks, cap_slots
     if not listening:
         return b"", b""
     remove_transition_hook(_on_transition, NULL)
@@ -498,8 +508,9 @@ def close():
     try:
         return logs()
     finally:
-        listening, stopped = False, True
-        on_mark = None
+        listening, stopped, exceeded = False, True, False
+        on_mark = on_exceeded = None
+        memset(capacity, 0, sizeof(capacity))
         free(calls)
         free(blocks)
         free(block_of)
@@ -531,6 +542,30 @@ def round_to(int place, uint64_t nbytes):
     """Count what lives at a place in multiples of this many bytes, as the allocator there does."""
     _check(place)
     grain[-place] = nbytes
+
+
+def limit(int place, uint64_t nbytes, handler):
+    """No more than `nbytes` live at a place until the logs are closed: what would be beyond them is not there, and
+    `handler(place, bytes asked for)` is called at the end of the call that asked, to raise."""
+    global on_exceeded
+    _check(place)
+    capacity[-place], on_exceeded = nbytes, handler
+
+
+cdef int complain() except -1:
+    global exceeded
+    exceeded = False
+    on_exceeded(asked_at, asked)
+    return 0
+
+
+def repeat(uint32_t first, uint32_t last):
+    """Log these calls once more, in the module and at the line where the program is: it replays what it has recorded."""
+    cdef uint32_t k, module = current_module(), location = current_location(), phase = current_phase()
+    if listening and not stopped:
+        for k in range(first, min(last, n_calls)):
+            if calls[k].sig:
+                _note(calls[k].sig, module, location, phase)
 
 
 def live_bytes(int place=0):

@@ -25,6 +25,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops import schema
 from ...ops.cpu_layouts import REFUSED, laid_out
+from ...ops.decisions import NAMES as DECIDES
 from . import seen, trial
 from .arguments import (
     TORCH_ERRORS,
@@ -93,6 +94,8 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
     row = ops.about(name)
+    if name in DECIDES and outs and not flags & _intern.VIEW and (name != "aten::mul" or outs[0][0] is torch.bool):
+        return _intern.SMALL | _intern.BLIND  # of any size
     if flags & _intern.VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
     if any(m[1].numel() > MOST_KNOWN for m in inputs[row.blind :]):

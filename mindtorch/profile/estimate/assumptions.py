@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,13 +16,13 @@ from ...base import sourceline
 from ...base.errors import NoDataError, UsageError
 from ...engine.record import predict
 
-__all__ = ["MOST_ASSUMED", "assumed", "begin", "full", "too_large"]
+__all__ = ["MANY", "MOST_ASSUMED", "assumed", "begin", "full", "instead", "too_large", "value_of"]
 
 #: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
 MOST_ASSUMED = 1 << 24
 #: Distinct source lines and ops that are told apart; all others are one row.
 MOST_PLACES = 1000
-_MANY = 10_000  # reads on one line before somebody should know
+MANY = 10_000  # reads on one line before somebody should know, and a loop be ended
 _number: float = 0
 _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 
@@ -43,12 +45,16 @@ def assumed() -> list[dict[str, Any]]:
     return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
 
 
-def full(t: torch.Tensor, op: str, note: bool = True) -> torch.Tensor:
-    """A plain tensor like ``t``, full of the assumption; noted as made by the program's current line."""
+def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None) -> torch.Tensor:
+    """A plain tensor like ``t``, full of the assumption, or of what follows from it; noted as made by the program's
+    current line.
+
+    A line that has asked very often is told the opposite once: whatever waits there comes to its end.
+    """
     dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
-    value = _value(dtype)
-    if note:
-        _note(op, size, dtype, value)
+    value = value_of(dtype) if value is None else value
+    if note and _note(op, size, dtype, value) % MANY == 0:
+        value = not value if dtype is torch.bool else 0 if value else 1
     return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 
@@ -59,7 +65,19 @@ def duration(op: str) -> float:
     return value
 
 
-def _value(dtype: torch.dtype) -> Any:
+@contextmanager
+def instead(number: float) -> Iterator[None]:
+    """Take unknown values for ``number`` within the block."""
+    global _number
+    before, _number = _number, number
+    try:
+        yield
+    finally:
+        _number = before
+
+
+def value_of(dtype: torch.dtype) -> Any:
+    """The assumption as an element of a tensor."""
     if dtype is torch.bool:
         return bool(_number)
     if dtype.is_floating_point or dtype.is_complex:
@@ -68,7 +86,8 @@ def _value(dtype: torch.dtype) -> Any:
     return max(limits.min, min(limits.max, int(_number)))
 
 
-def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
+def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
+    """Calls of this kind at this line, with this one."""
     file, line, function = _context.location(_context.get_location()) or ("(no line of the program)", 0, "")
     key = (file, line, op)
     row = _assumed.get(key)
@@ -86,12 +105,13 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> None:
             "calls": 0,
         }
     row["calls"] += 1
-    if row["calls"] == _MANY:
+    if row["calls"] == MANY:
         warnings.warn(
-            f"{file}:{line} has read an unknown value {_MANY} times; the program may never come to an end "
-            f"with {value!r} there: --assume chooses another",
+            f"{file}:{line} has read an unknown value {MANY} times, taken for {value!r}: each {MANY}th time it is "
+            "taken for the opposite, so that a loop there ends; --assume chooses another value",
             stacklevel=2,
         )
+    return int(row["calls"])
 
 
 def too_large(op: str, elements: int) -> NoDataError:

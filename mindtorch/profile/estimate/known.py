@@ -30,9 +30,10 @@ from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
 from ...engine.record.predict import concrete, lazy_in, little
+from ...ops.decisions import NAMES as DECIDES
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions, refusals
+from . import assumptions, deciding, refusals
 from .assumptions import assumed
 
 __all__ = [
@@ -76,7 +77,7 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
             size = _core.meta_of(handle)[1]
             if size.numel() > assumptions.MOST_ASSUMED:
                 raise assumptions.too_large(what, size.numel())
-            value = assumptions.full(t, what) if size.numel() else torch.empty(size, dtype=t.dtype, device=_CPU)
+            value = assumptions.full(t, what, value=deciding.uniform(t)) if size.numel() else torch.empty(size, dtype=t.dtype, device=_CPU)
         return value
 
 
@@ -139,6 +140,7 @@ def _moved(t: torch.Tensor, place: int) -> Any:
             reach = predict.extent(value.shape, value.stride(), 0)
             value = value.as_strided((reach,), (1,)).clone() if reach else value.clone()
     made = _core.hold(like, place, None, torch.is_grad_enabled())  # off while _Move runs
+    deciding.uniform_of(made, t)
     if value is not None:
         _core.keep(_core.get_handle(made), value)
     return made
@@ -199,16 +201,18 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     values = [kept(handle_of(t)) for t in inputs]
     made = None
     if any(v is None for v in values):
+        if info.name in DECIDES and results:
+            deciding.decide(call, info, inputs, results, values)
         missing = [i for i, v in enumerate(values) if v is None]
         row = ops.about(info.name)
         if row.absorbing is not None and results:
-            _absorb(row.absorbing, results[0], values)
-            return
+            return _absorb(row.absorbing, results[0], values)
         if missing == [0] and row.blind:
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if made is None:
-            _lose(call, info, inputs)
-            return
+            return _lose(call, info, inputs)
+    elif info.name in DECIDES and any(t.numel() > predict.MOST_KNOWN for t in (*values, *results)):
+        return None
     args, kwargs = _core.call_template(call, tuple(values), _CPU)
     if "device" in kwargs:
         kwargs["device"] = _CPU
@@ -255,8 +259,14 @@ def _lose(call: int, info: Any, inputs: list[Any]) -> None:
     """Something unknown was written where the call writes."""
     if info.writes:
         args, kwargs = _core.call_template(call, tuple(inputs))
+        found_inf = args[1] if info.name == _UNSCALE else None  # values are finite
         for t in _written(info, args, kwargs):
-            _core.lose(_core.get_handle(t))
+            if t is not found_inf:
+                _core.lose(_core.get_handle(t))
+                deciding.forget(t)
+
+
+_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
 def _written(info: Any, args: tuple, kwargs: dict) -> list[Any]:
@@ -389,7 +399,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
             refused = None
     with predict.quiet():
         values = [
-            assumptions.full(t, info.name, depends) if v is None else v for t, v in zip(inputs, values, strict=True)
+            assumptions.full(t, info.name, depends, deciding.uniform(t)) if v is None else v
+            for t, v in zip(inputs, values, strict=True)
         ]
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)

@@ -1,0 +1,14 @@
+"""Ops that compare, sum up what comparisons gave, or choose: what an estimate asks about unknown values (SPEC C4)."""
+
+from __future__ import annotations
+
+__all__ = ["ELEMENT_WISE", "NAMES", "REDUCING", "ROUTING"]
+
+ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
+    "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
+    "bitwise_and bitwise_or bitwise_xor bitwise_not isclose mul isin"
+).split())  # fmt: skip
+REDUCING = frozenset(f"aten::{name}" for name in "all any sum count_nonzero max min amax amin".split())
+#: Ops whose second result, or only one, says which element is chosen.
+ROUTING = frozenset({"aten::topk", "aten::argmax", "aten::max", "aten::multinomial", "aten::sort"})  # max: along a dim
+NAMES = ELEMENT_WISE | REDUCING | ROUTING

@@ -1,0 +1,114 @@
+"""What comparisons with unknown values say in an estimate: what they say of the number that is assumed (SPEC C4).
+
+That number is finite, so ``isfinite`` is True, and a loop that waits for convergence ends. Of a result only one value
+is known, that of all its elements, however many there are: they come from one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..._ext import lazy as _core
+from ...engine.record.predict import MOST_KNOWN
+from ...ops.decisions import REDUCING, ROUTING
+from . import assumptions
+
+__all__ = ["balanced", "decide", "forget", "uniform", "uniform_of"]
+
+_known = WeakIdKeyDictionary()  # results of comparisons with unknown values
+_balanced = False
+
+
+@contextmanager
+def balanced(on: bool) -> Iterator[None]:
+    """Whether choices among unknown scores are taken to choose all alike as often: the routing of tokens to experts."""
+    global _balanced
+    before, _balanced = _balanced, on
+    try:
+        yield
+    finally:
+        _balanced = before
+        _known.clear()
+
+
+def uniform(t: Any) -> Any:
+    """The value of all elements of ``t`` where it came from a comparison with unknown values, else None."""
+    return _known.get(t)
+
+
+def uniform_of(t: Any, source: Any) -> None:
+    """``t`` is a copy of ``source``."""
+    found = _known.get(source)
+    if found is not None:
+        _known[t] = found
+
+
+def forget(t: Any) -> None:
+    """Something else was written to ``t``."""
+    _known.pop(t, None)
+
+
+def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+    """Note what the call gives, some of whose ``inputs`` are not known (None in ``values``)."""
+    if info.name == "aten::isin":
+        _known[results[0]] = False  # a token that nobody knows is none of the special ones
+        return
+    if info.name in ROUTING and (info.name != "aten::max" or len(results) == 2):
+        _route(call, info, inputs, results)
+        return
+    if any(isinstance(where, int) for where in info.writes) or (info.name == "aten::mul" and results[0].dtype is not torch.bool):
+        return
+    numbers = []
+    for t, value in zip(inputs, values, strict=True):
+        dtype = _core.meta_of(_core.get_handle(t))[0]
+        if value is not None:
+            count = value.numel()
+            first = value[(0,) * value.dim()] if count else None
+            if first is None or count > MOST_KNOWN or (count > 1 and not bool((value == first).all())):
+                return
+            numbers.append(first)
+            continue
+        found = _known.get(t)
+        numbers.append(torch.full((), assumptions.value_of(dtype) if found is None else found, dtype=dtype, device="cpu"))
+    count = inputs[0].numel() // max(results[0].numel(), 1)
+    if info.name in REDUCING:
+        _known[results[0]] = _reduced(info.name, numbers[0].item(), count, results[0].dtype)
+    else:
+        args, kwargs = _core.call_template(call, tuple(numbers), torch.device("cpu"))
+        _known[results[0]] = info.call(*args, **kwargs).item()
+
+
+def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
+    if name == "aten::all":
+        return bool(value) or not count
+    if name == "aten::any":
+        return bool(value) and count > 0
+    if name not in ("aten::sum", "aten::count_nonzero"):
+        return value
+    total = count * (bool(value) if name == "aten::count_nonzero" else value)
+    return float(total) if dtype.is_floating_point else int(total)
+
+
+def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
+    """Choose all of a dimension alike as often, in turn, where routing is balanced."""
+    chosen = results[-1]
+    if not _balanced or chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
+        return
+    args, kwargs = _core.call_template(call, tuple(inputs))
+    where = 2 if info.name == "aten::topk" else 1
+    dim = kwargs.get("dim", args[where] if len(args) > where else -1)
+    if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
+        dim = -1
+    length = inputs[0].shape[dim]
+    made = torch.arange(chosen.numel(), device="cpu") % max(length, 1)
+    if chosen.dim() == inputs[0].dim():  # several of each row
+        moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]
+        value = made.view(*moved, chosen.shape[dim]).movedim(-1, dim)
+    else:
+        value = made.view(chosen.shape)
+    _core.keep(_core.get_handle(chosen), value.contiguous())
