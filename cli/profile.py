@@ -105,6 +105,15 @@ class _TargetOption(click.Option):
     help=f"Estimate: what the program would do with a change, one of {', '.join(CHANGES)}. May be repeated.",
 )
 @click.option("--advise", is_flag=True, help="Estimate: what to change, each change estimated, too.")
+    "--routing",
+    type=click.Choice(["balanced"]),
+    help="Estimate: choices among values that nobody knows choose all alike as often (tokens their experts).",
+)
+@click.option(
+    "--oom",
+    type=click.Choice(["report", "raise"]),
+    help="Estimate: what does not fit is told of (default), or raises torch.OutOfMemoryError at the program's line.",
+)
 @click.option("--shapes", is_flag=True, help="Show the shapes that ops are called with; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
@@ -145,6 +154,8 @@ def command(
     device: str | None,
     target_name: str | None,
     assume: float | None,
+    routing: str | None,
+    oom: str | None,
     predict: str | None,
     changes: tuple[str, ...],
     advise: bool,
@@ -191,9 +202,15 @@ def command(
     if (changes or advise) and not sized:
         raise click.UsageError("--what-if and --advise are for an estimate: add --device meta or --target NAME")
 
+    if routing is not None and not sized:
+        raise click.UsageError("--routing is for an estimate: add --device meta or --target NAME")
+    if oom is not None and target_name is None:
+        raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
+
     with claimed_stdout(to_stdout):
         if sized:
-            outcome, report, profiler = _estimate(program, steps, warmup, target_name, assume or 0.0, changes)
+            options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
+            outcome, report, profiler = _estimate(program, steps, warmup, target_name, changes, **options)
         else:
             outcome, report, profiler = _measure(program, steps, warmup, predict, shapes)
         outcome.show()
@@ -205,6 +222,8 @@ def command(
     report["rank"] = None if rank is None else rank.facts()
     own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
     own += ["--assume", f"{assume:g}"] if assume is not None else []
+    own += ["--routing", routing] if routing is not None else []
+    own += ["--oom", oom] if oom is not None else []
     own += [word for value in inputs for word in ("--input", value)] + program.request.words()
     if advise:
         _note("estimating what could be changed ...")
@@ -264,8 +283,8 @@ def _estimate(
     steps: int | None,
     warmup: int | None,
     target_name: str | None,
-    assume: float,
     changes: tuple[str, ...],
+    **options: Any,
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """As `_measure`, without data."""
     import mindtorch
@@ -280,9 +299,7 @@ def _estimate(
     before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-    estimator = Estimator(
-        target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, assume=assume
-    )
+    estimator = Estimator(target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, **options)
     with changed([name for name in changes if name in AROUND]) as around:
         inner = changed([name for name in changes if name not in AROUND])
         with estimator, torch_npu_for(True, None if chosen is None else chosen.device), inner as made:

@@ -64,6 +64,8 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
         return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
     if cls.__name__ == "safe_open":
         return files.open_safetensors(cls, *args, **kwargs)
+    if cls is torch.device and mode.now.cudas is not None and len(args) == 1 and type(args[0]) is int and not kwargs:
+        return lazy_device.accelerator_at(args[0])  # of the target, of which C++ knows nothing
     given = [value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str)]
     if "npu" in given and mode.now.everywhere and not lazy_device.torch_knows_npu:
         return True if claim_npu() else None  # whatever is named is a place

@@ -121,7 +121,11 @@ AUTOCAST = (
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
     ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or mode.now.everywhere
-    as_cuda = (mode.now.cuda_is_ours or mode.now.everywhere) and isinstance(device_type, str) and device_type.startswith("cuda")
+    as_cuda = (
+        (mode.now.cuda_is_ours or mode.now.everywhere)
+        and isinstance(device_type, str)
+        and device_type.startswith("cuda")
+    )
     if (as_cuda or npu_moves.names_npu(device_type)) and not args and kwargs.get("dtype") is None:
         kwargs["dtype"] = torch.float16  # which is NPUs' own, as torch_npu has it, and CUDA's
     _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)

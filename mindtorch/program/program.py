@@ -182,10 +182,11 @@ class Program:
             from .model_config import model_from_config
 
             asked = self.request
-            with torch.device(self.device) if self.device else contextlib.nullcontext():
-                self.model = model_from_config(
-                    self.path, _Refused, dtype=asked.dtype, train=asked.train, data=not self.estimate
-                )
+            self.model = model_from_config(
+                self.path, _Refused, dtype=asked.dtype, train=asked.train, data=not self.estimate
+            )
+            if self.device:  # built where memory is not looked at: what is tied afterwards is never there twice
+                self.model.to(self.device)
         else:
             self.model = self._from_file(torch)
         self.model.eval()

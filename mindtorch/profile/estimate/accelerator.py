@@ -260,7 +260,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
 _NO_DEVICE = "an estimate has no CUDA device that could do this"
 #: Of torch.cuda: what needs the device itself, or would hide work from the estimate.
 _REFUSED = (
-    "CUDAGraph", "graph", "graph_pool_handle", "ExternalStream", "GreenContext", "get_stream_from_external", "MemPool",
+    "ExternalStream", "GreenContext", "get_stream_from_external", "MemPool",
     "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc",
     "caching_allocator_delete", "current_blas_handle", "current_solver_handle", "cudart", "temperature", "power_draw",
     "clock_rate", "utilization", "memory_usage", "device_memory_used", "list_gpu_processes",

@@ -29,7 +29,8 @@ from . import known, saved
 def replacements() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what reads files."""
     found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
-    found += [(numpy, name, _save_array) for name in ("save", "savez", "savez_compressed", "savetxt")]
+    found += [(numpy, "save", _save_array), (numpy, "savetxt", _save_text), (numpy, "load", _load_arrays)]
+    found += [(numpy, name, _save_arrays) for name in ("savez", "savez_compressed")]
     if importlib.util.find_spec("safetensors") is not None:
         writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
         original = importlib.import_module("safetensors").safe_open
@@ -90,8 +91,51 @@ def _exchange(value: Any, exchange: Any, done: dict[int, Any]) -> Any:
     return done[id(value)][1]
 
 
-def _save_array(file: Any, *args: Any, **kwargs: Any) -> None:
+def _save_array(file: Any, arr: Any, *args: Any, **kwargs: Any) -> None:
+    saved.remember(_with_ending(file, ".npy"), numpy.array(arr))
+
+
+def _save_arrays(file: Any, *args: Any, **kwargs: Any) -> None:
+    named = {f"arr_{i}": a for i, a in enumerate(args)} | {k: a for k, a in kwargs.items() if k != "allow_pickle"}
+    saved.remember(_with_ending(file, ".npz"), _Arrays({name: numpy.array(a) for name, a in named.items()}))
+
+
+def _save_text(file: Any, *args: Any, **kwargs: Any) -> None:
     saved.keep_away(file)
+
+
+def _with_ending(file: Any, ending: str) -> Any:
+    """As numpy, which appends it to names."""
+    if not isinstance(file, (str, os.PathLike)):
+        return file
+    name = os.fspath(file)
+    return name if name.endswith(ending) else name + ending
+
+
+class _Arrays(dict[str, Any]):
+    """What was saved with ``numpy.savez``, as it is loaded."""
+
+    @property
+    def files(self) -> list[str]:
+        return list(self)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> _Arrays:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+_numpy_load = numpy.load
+
+
+@functools.wraps(_numpy_load)
+def _load_arrays(file: Any, *args: Any, **kwargs: Any) -> Any:
+    found = saved.found(file)
+    if isinstance(found, (numpy.ndarray, _Arrays)):
+        return copy.deepcopy(found)
+    return _numpy_load(file, *args, **kwargs)
 
 
 def _save_file(tensors: Any, filename: Any, metadata: Any = None, **kwargs: Any) -> None:
@@ -185,6 +229,9 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     found = saved.found(f)
     if found is not saved.NOTHING:
         return _exchange(found, functools.partial(_made_from, place=_place_for(map_location)), {})
+    name = getattr(f, "name", None)
+    if isinstance(name, str) and getattr(f, "mode", "") == "rb" and os.path.isfile(name) and not f.tell():
+        f = name  # the file from its start
     # Mapped into memory, a file's weights are never read.
     mapped = isinstance(f, (str, os.PathLike)) and kwargs.get("mmap") is None and zipfile.is_zipfile(f)
     with torch._C.DisableTorchFunction():

@@ -14,7 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._ext import lazy as _core
-from ...engine.record.predict import MOST_KNOWN
+from ...engine.record.predict import MOST_KNOWN, little
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
@@ -61,26 +61,65 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
     if info.name in ROUTING and (info.name != "aten::max" or len(results) == 2):
         _route(call, info, inputs, results)
         return
-    if any(isinstance(where, int) for where in info.writes) or (info.name == "aten::mul" and results[0].dtype is not torch.bool):
+    if any(isinstance(where, int) for where in info.writes) or (
+        info.name == "aten::mul" and results[0].dtype is not torch.bool
+    ):
+        return
+    found = [_known.get(t) for t in inputs]
+    if info.name in _CARRYING and all(f is None for f in found):
+        return
+    if any(v is not None and not _is_uniform(v) for v in values):
+        _keep_decided(call, info, inputs, results, values, found)
         return
     numbers = []
-    for t, value in zip(inputs, values, strict=True):
-        dtype = _core.meta_of(_core.get_handle(t))[0]
+    for t, value, known in zip(inputs, values, found, strict=True):
         if value is not None:
-            count = value.numel()
-            first = value[(0,) * value.dim()] if count else None
-            if first is None or count > MOST_KNOWN or (count > 1 and not bool((value == first).all())):
-                return
-            numbers.append(first)
+            numbers.append(value[(0,) * value.dim()])
             continue
-        found = _known.get(t)
-        numbers.append(torch.full((), assumptions.value_of(dtype) if found is None else found, dtype=dtype, device="cpu"))
+        dtype = _core.meta_of(_core.get_handle(t))[0]
+        number = assumptions.value_of(dtype) if known is None else known
+        numbers.append(torch.full((), number, dtype=dtype, device="cpu"))
     count = inputs[0].numel() // max(results[0].numel(), 1)
     if info.name in REDUCING:
         _known[results[0]] = _reduced(info.name, numbers[0].item(), count, results[0].dtype)
     else:
-        args, kwargs = _core.call_template(call, tuple(numbers), torch.device("cpu"))
-        _known[results[0]] = info.call(*args, **kwargs).item()
+        _known[results[0]] = _on(call, info, numbers).item()
+
+
+#: These decide nothing: what is known of their input is known of their result.
+_CARRYING = frozenset({"aten::_to_copy", "aten::mean"})
+
+
+def _is_uniform(value: torch.Tensor) -> bool:
+    if not value.numel() or value.numel() > MOST_KNOWN:
+        return False
+    return value.numel() == 1 or bool((value == value[(0,) * value.dim()]).all())
+
+
+def _keep_decided(
+    call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any], found: list[Any]
+) -> None:
+    """Of a comparison with many known values there are many results: labels, say, with unknown predictions."""
+    result = results[0]
+    if info.name in REDUCING or not little(result.dtype, result.numel()):
+        return
+    if any(t.numel() > MOST_KNOWN for t in inputs):
+        return
+    whole = [
+        assumptions.full(t, info.name, value=known) if value is None else value
+        for t, value, known in zip(inputs, values, found, strict=True)
+    ]
+    made = _on(call, info, whole)
+    if made.shape == result.shape and made.dtype is result.dtype:
+        _core.keep(_core.get_handle(result), made.contiguous())
+
+
+def _on(call: int, info: Any, values: list[torch.Tensor]) -> torch.Tensor:
+    args, kwargs = _core.call_template(call, tuple(values), torch.device("cpu"))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    made: torch.Tensor = info.call(*args, **kwargs)
+    return made
 
 
 def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
@@ -88,7 +127,7 @@ def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
         return bool(value) or not count
     if name == "aten::any":
         return bool(value) and count > 0
-    if name not in ("aten::sum", "aten::count_nonzero"):
+    if name not in ("aten::sum", "aten::count_nonzero"):  # of the largest, say
         return value
     total = count * (bool(value) if name == "aten::count_nonzero" else value)
     return float(total) if dtype.is_floating_point else int(total)

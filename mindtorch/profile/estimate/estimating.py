@@ -19,18 +19,19 @@ from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import attention, autocast, checkpoints, known, refusals, saved, written
+from . import attention, autocast, checkpoints, cuda_tools, deciding, known, refusals, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
 
 
 @contextmanager
-def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Iterator[None]:
+def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanced: bool = False) -> Iterator[None]:
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
     assume: what a value is taken for that nobody knows, where the program decides on it; see `assumptions.assumed`.
+    balanced: whether choices among unknown scores (``topk``, ``argmax``) choose all alike as often.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
     if mode.now.everywhere:
@@ -50,6 +51,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
         stack.enter_context(entered)
         stack.callback(set_current, 0)
+        stack.enter_context(deciding.balanced(balanced))
         stack.enter_context(saved.remembering())
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
@@ -58,6 +60,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             *saved.replacements(),
             *attention.replacements(),
             *autocast.replacements(),
+            *cuda_tools.replacements(kind),
             *written.replacements(),
             *_foreach(),
             made,

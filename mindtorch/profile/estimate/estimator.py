@@ -29,7 +29,7 @@ from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import roofline
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
-from mindtorch.profile.estimate import known, saved
+from mindtorch.profile.estimate import assumptions, known, out_of_memory, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
@@ -47,6 +47,8 @@ class Estimator(Run):
         CUDA device, and no times are predicted.
     devices: how many such devices the program is told there are.
     assume: what a value is taken for that nobody knows, where the program decides on it.
+    balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
+    oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
     warmup, steps: as `Profiler`'s.
     """
 
@@ -58,9 +60,11 @@ class Estimator(Run):
         warmup: int = 0,
         steps: int | None = None,
         assume: float = 0.0,
+        balanced: bool = False,
+        oom: str = "report",
     ) -> None:
         super().__init__("init", target, warmup, steps)
-        self.assume = assume
+        self.assume, self.balanced, self.oom = assume, balanced, oom
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
@@ -91,7 +95,7 @@ class Estimator(Run):
         if not gc.get_freeze_count():
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             stack.callback(gc.unfreeze)
-        stack.enter_context(estimating(self._accelerator, self.assume))
+        stack.enter_context(estimating(self._accelerator, self.assume, self.balanced))
         self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
@@ -99,6 +103,8 @@ class Estimator(Run):
         stack.callback(modules.remove_listener, self._saw_root)
         self._started = time.perf_counter_ns()
         ledger.open(values.tape, self._on_mark)
+        if self.oom == "raise" and self._accelerator is not None:
+            out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
@@ -274,6 +280,13 @@ class Estimator(Run):
             found.append(
                 f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
                 "takes the most, instead of the least"
+            )
+        waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
+        if waited:
+            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in waited[:5])
+            found.append(
+                f"loops may wait for values that nobody knows ({lines}): after each {assumptions.MANY:,} reads the "
+                "opposite of what is assumed was read once, so that they end"
             )
         if self._compiled:
             found.append(

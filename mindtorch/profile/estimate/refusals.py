@@ -63,7 +63,7 @@ def _in_c(dtype: torch.dtype) -> str:
 
 
 def _no_kernel(kernel: str, dtype: torch.dtype) -> NoReturn:
-    raise NotImplementedError(f'"{kernel}" not implemented for \'{_scalar(dtype)}\'')
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_scalar(dtype)}'")
 
 
 # ---- by dtype --------------------------------------------------------------------------------------------------------
@@ -274,9 +274,7 @@ def _index(args: tuple) -> None:
         if value is not None and axis < args[0].dim():
             found = _out_of(value, args[0].shape[axis], True)
             if found is not None:
-                raise IndexError(
-                    f"index {found} is out of bounds for dimension {axis} with size {args[0].shape[axis]}"
-                )
+                raise IndexError(f"index {found} is out of bounds for dimension {axis} with size {args[0].shape[axis]}")
         axis += t.dim() if t is not None and t.dtype in (torch.bool, torch.uint8) else 1
 
 

@@ -1,0 +1,152 @@
+"""Of ``torch.cuda``, what works on programs more than on tensors: graphs, memory snapshots, marks, types (SPEC C4)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..._ext import ledger
+from . import assumptions
+
+__all__ = ["replacements"]
+_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+
+
+def replacements(kind: str) -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement); kind: the accelerator's name for torch."""
+    marks = dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), lambda *args, **kwargs: 0)
+    graphs = {"CUDAGraph": Graph, "graph": capturing, "graph_pool_handle": lambda: (0, 0)}
+    history = {
+        "_record_memory_history": lambda *args, **kwargs: None,
+        "_snapshot": lambda *args, **kwargs: {"segments": [], "device_traces": [[]]},
+        "_dump_snapshot": lambda *args, **kwargs: None,  # --memory-snapshot writes one
+        "_set_allocator_settings": lambda *args, **kwargs: None,
+    }
+    return [
+        *((torch.cuda, name, value) for name, value in graphs.items()),
+        *((torch.cuda.graphs, name, value) for name, value in graphs.items()),
+        *((torch.cuda.nvtx, name, value) for name, value in marks.items()),
+        *((torch.cuda.memory, name, value) for name, value in history.items()),
+        *((torch.cuda, name, _type_of(name, dtype, kind)) for name, dtype in _TYPES.items()),
+        (torch.autograd.profiler, "emit_nvtx", _Marks),
+        (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
+        (_parallel, "_get_available_device_type", lambda: kind),
+        (_parallel, "_get_all_device_indices", lambda: list(range(torch.cuda.device_count()))),
+        (_parallel, "_check_balance", lambda device_ids: None),
+        (torch.optim.LBFGS, "step", _lbfgs_step),
+    ]
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+class Graph:
+    """Stands for torch.cuda.CUDAGraph: what is captured is counted as it comes; a replay counts it once more.
+
+    The capture itself computes nothing on a GPU, so the first replay is the one that was counted.
+    """
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._calls = (0, 0)
+        self._counted = False
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self._calls = (ledger.position(), ledger.position())
+
+    def capture_end(self) -> None:
+        self._calls = (self._calls[0], ledger.position())
+        self._counted = False
+
+    def replay(self) -> None:
+        if self._counted:
+            ledger.repeat(*self._calls)
+        self._counted = True
+
+    def reset(self) -> None:
+        self._calls = (0, 0)
+
+    def instantiate(self) -> None: ...
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def enable_debug_mode(self) -> None: ...
+
+    def debug_dump(self, debug_path: str) -> None: ...
+
+
+class capturing:
+    """Stands for torch.cuda.graph: ``with torch.cuda.graph(g):``."""
+
+    def __init__(self, cuda_graph: Graph, pool: Any = None, stream: Any = None, **options: Any) -> None:
+        self.cuda_graph = cuda_graph
+
+    def __enter__(self) -> None:
+        self.cuda_graph.capture_begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.cuda_graph.capture_end()
+
+
+class _Marks:
+    """Stands for torch.autograd.profiler.emit_nvtx."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None: ...
+
+    def __enter__(self) -> _Marks:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+def _type_of(name: str, dtype: torch.dtype, kind: str) -> type:
+    """Stands for ``torch.cuda.FloatTensor`` and its like."""
+
+    class Meta(type):
+        def __instancecheck__(cls, t: object) -> bool:
+            return isinstance(t, torch.Tensor) and t.dtype is dtype and t.device.type == kind
+
+    class Typed(metaclass=Meta):
+        def __new__(cls, *args: Any) -> Any:
+            if len(args) == 1 and not isinstance(args[0], int):
+                return torch.as_tensor(args[0], dtype=dtype, device=kind)
+            return torch.empty(args or (0,), dtype=dtype, device=kind)
+
+    Typed.__name__ = Typed.__qualname__ = name
+    return Typed
+
+
+# ---- LBFGS -----------------------------------------------------------------------------------------------------------
+_torch_lbfgs_step = torch.optim.LBFGS.step
+
+
+def _lbfgs_step(self: Any, closure: Any) -> Any:
+    """A step with all its iterations: no test of convergence is decided by a number that was assumed."""
+    with _never_converged(self.param_groups):
+        if all(group.get("line_search_fn") is None for group in self.param_groups):
+            with assumptions.instead(1.0):  # a curvature that is kept
+                return _torch_lbfgs_step(self, closure)
+        return _torch_lbfgs_step(self, closure)
+
+
+@contextmanager
+def _never_converged(groups: list[dict[str, Any]]) -> Iterator[None]:
+    names = ("tolerance_grad", "tolerance_change")
+    before = [{name: group[name] for name in names} for group in groups]
+    for group in groups:
+        group.update(dict.fromkeys(names, -1.0))
+    try:
+        yield
+    finally:
+        for group, values in zip(groups, before, strict=True):
+            group.update(values)

@@ -1,0 +1,38 @@
+"""``--oom raise``: what does not fit into the target's memory raises torch.OutOfMemoryError where it is asked for."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from ..._ext import ledger
+from ...devices.lazy_device import device_at, place_of
+from .accelerator import Accelerator
+
+__all__ = ["limit"]
+
+
+def limit(accelerator: Accelerator) -> None:
+    """From now on, until the ledger is closed. Of the program's own tensors: live bytes against the capacity."""
+
+    def refuse(place: int, nbytes: int) -> NoReturn:
+        live = ledger.live_bytes(place)[0]
+        device = device_at(place)
+        free = max(accelerator.memory_bytes - live, 0)
+        raise torch.OutOfMemoryError(
+            f"{device.type.upper()} out of memory. Tried to allocate {_words(nbytes)}. GPU {device.index or 0} has a "
+            f"total capacity of {_words(accelerator.memory_bytes)} of which {_words(free)} is free. Of the allocated "
+            f"memory {_words(live)} is allocated by PyTorch."
+        )
+
+    for index in range(accelerator.count):
+        ledger.limit(place_of(f"{accelerator.kind}:{index}"), accelerator.memory_bytes, refuse)
+
+
+def _words(nbytes: int) -> str:
+    """As torch writes it."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} bytes"
