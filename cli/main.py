@@ -20,6 +20,7 @@ _COMMANDS = (
     "profile",
     "graph",
     "run",
+    "check",
     "devices",
     "worker",
 )  # each is the module of that name in this package, with a `command`
@@ -99,6 +100,7 @@ Examples:
   genie profile model.py:build --input 1x3x224x224
   genie graph model.py:build --input 1x128:int64 --dot graph.dot
   genie run train.py --lr 0.1         the same, computed by another executor
+  genie check --target h100 train.py  would the accelerator take it?
   genie devices npu                   exit code 3 when it cannot be used
 """
 
