@@ -1,4 +1,4 @@
-"""``genie check``: would an accelerator take this program? Where not, what it would say, and at which line (SPEC C4)."""
+"""``genie check``: would an accelerator take this program? If not, what would it say, and at which line (SPEC C4)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from ..._ext import ledger
 from . import assumptions
 
 __all__ = ["replacements"]
+_functions = importlib.import_module("torch.nn.parallel._functions")
 _parallel = importlib.import_module("torch.nn.parallel.data_parallel")
 
 
@@ -36,6 +37,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
         (_parallel, "_get_available_device_type", lambda: kind),
         (_parallel, "_get_all_device_indices", lambda: list(range(torch.cuda.device_count()))),
+        (_functions, "_get_stream", lambda device: None),  # all work is in program order
         (_parallel, "_check_balance", lambda device_ids: None),
         (torch.optim.LBFGS, "step", _lbfgs_step),
     ]
