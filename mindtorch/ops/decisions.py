@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ELEMENT_WISE", "NAMES", "REDUCING", "ROUTING"]
+from typing import Any
+
+import torch
+
+__all__ = ["ELEMENT_WISE", "NAMES", "REDUCING", "ROUTING", "UNSCALE", "asked"]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
@@ -11,4 +15,13 @@ ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
 REDUCING = frozenset(f"aten::{name}" for name in "all any sum mean count_nonzero max min amax amin".split())
 #: Ops whose second result, or only one, says which element is chosen.
 ROUTING = frozenset({"aten::topk", "aten::argmax", "aten::max", "aten::multinomial", "aten::sort"})  # max: along a dim
-NAMES = ELEMENT_WISE | REDUCING | ROUTING
+#: Writes whether there were values that are not finite: there are none.
+UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+NAMES = ELEMENT_WISE | REDUCING | ROUTING | {UNSCALE}
+
+
+def asked(name: str, outs: list[Any]) -> bool:
+    """Is this call one of them? outs: (dtype, …) of each tensor that it makes."""
+    if name not in NAMES or not outs:
+        return name == UNSCALE
+    return name != "aten::mul" or outs[0][0] is torch.bool

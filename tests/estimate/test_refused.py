@@ -295,7 +295,8 @@ m(torch.tensor([1, 2, 8]).cuda(), torch.tensor([0, 2]).cuda()).sum().backward()
     "torch.quantile(torch.randn(9, device=C), 0.5), torch.randn(9, device=C).median(), torch.randn(9, device=C).std()",
     "torch.randn(3, 3, device=C).triu().cumsum(0).flip(0).roll(1).sort()",
     "F.dropout(torch.randn(3, device=C, requires_grad=True), 0.5).sum().backward()",
-    "torch.histc(torch.randn(9, device=C), 3)", "torch.bucketize(torch.randn(3, device=C), torch.tensor([0.0, 1.0]).cuda())",
+    "torch.histc(torch.randn(9, device=C), 3)",
+    "torch.bucketize(torch.randn(3, device=C), torch.tensor([0.0, 1.0]).cuda())",
 ]  # fmt: skip
 
 

@@ -23,9 +23,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
-from ...ops import schema
 from ...ops.cpu_layouts import REFUSED, laid_out
-from ...ops.decisions import NAMES as DECIDES
 from . import seen, trial
 from .arguments import (
     TORCH_ERRORS,
@@ -94,7 +92,7 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
     row = ops.about(name)
-    if name in DECIDES and outs and not flags & _intern.VIEW and (name != "aten::mul" or outs[0][0] is torch.bool):
+    if ops.decisions.asked(name, outs) and not flags & _intern.VIEW:
         return _intern.SMALL | _intern.BLIND  # of any size
     if flags & _intern.VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
@@ -275,7 +273,7 @@ def _asked_for(info: Any, out: Any, args: tuple) -> Any:
     """
     if not isinstance(out, tuple) or not isinstance(info.func, torch._ops.OpOverload):
         return out
-    names = schema.argument_names(info.func)
+    names = ops.schema.argument_names(info.func)
     at = names.index("output_mask") if "output_mask" in names else len(args)
     return tuple(o if wanted else None for o, wanted in zip(out, args[at], strict=True)) if at < len(args) else out
 

@@ -30,7 +30,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
 from ...engine.record.predict import concrete, lazy_in, little
-from ...ops.decisions import NAMES as DECIDES
+from ...ops import decisions
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
 from . import assumptions, deciding, refusals
@@ -207,7 +207,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     values = [kept(handle_of(t)) for t in inputs]
     made = None
     if any(v is None for v in values):
-        if info.name in DECIDES and results:
+        if info.name in decisions.NAMES and results:
             deciding.decide(call, info, inputs, results, values)
         missing = [i for i, v in enumerate(values) if v is None]
         row = ops.about(info.name)
@@ -217,7 +217,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if made is None:
             return _lose(call, info, inputs)
-    elif info.name in DECIDES and not (
+    elif info.name in decisions.NAMES and not (
         all(little(r.dtype, r.numel()) for r in results) and all(v.numel() <= predict.MOST_KNOWN for v in values)
     ):
         return None
@@ -267,14 +267,11 @@ def _lose(call: int, info: Any, inputs: list[Any]) -> None:
     """Something unknown was written where the call writes."""
     if info.writes:
         args, kwargs = _core.call_template(call, tuple(inputs))
-        found_inf = args[1] if info.name == _UNSCALE else None  # values are finite
+        found_inf = args[1] if info.name == decisions.UNSCALE else None  # values are finite
         for t in _written(info, args, kwargs):
             if t is not found_inf:
                 _core.lose(_core.get_handle(t))
                 deciding.forget(t)
-
-
-_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
 def _written(info: Any, args: tuple, kwargs: dict) -> list[Any]:
@@ -376,7 +373,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     values = [_core.kept(_core.get_handle(t)) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
-    here = not isinstance(info.func, torch._ops.OpOverload) or _runs_here(info.func)
+    here = not isinstance(info.func, torch._ops.OpOverload) or refusals.runs_here(info.func)
     if not missing and here and all(v.numel() <= predict.MOST_KNOWN for v in values):
         done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
         if done is not NotImplemented:
@@ -418,12 +415,6 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         raise
     finally:
         refused = None  # it knows this frame, and this frame it: the tensors here would live until the collector runs
-
-
-def _runs_here(func: Any) -> bool:
-    """Has the op a kernel on the CPU? Those of an accelerator's own have none."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has(func.name(), key) for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
 
 
 def _with_workspace(args: tuple, out: Any) -> Any:

@@ -17,7 +17,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...engine.record.intercept import describe
 
-__all__ = ["check", "check_generator", "install"]
+__all__ = ["check", "check_generator", "install", "runs_here"]
 
 _SCALARS = {
     torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
@@ -41,6 +41,12 @@ def check(name: str, args: tuple, kwargs: dict[str, Any]) -> None:
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
     if rule is not None:
         rule(name, args)
+
+
+def runs_here(func: Any) -> bool:
+    """Has the op a kernel on the CPU? Those of an accelerator's own have none."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(func.name(), key) for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
 
 
 def check_generator(generator: Any, kind: str) -> None:

@@ -1,0 +1,108 @@
+"""C4: what a program decides by comparisons with values that nobody knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.profile.estimate import assumptions
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
+from mindtorch.profile.estimate.estimator import Estimator
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    with estimating(Accelerator("Test GPU", 10**9)):
+        yield
+
+
+def test_C4_values_are_finite_whatever_they_are(session: None) -> None:
+    for x in (torch.randn(3, device="cuda").sum(), torch.randn(300, 300, device="cuda")):
+        assert torch.isfinite(x).all() and not torch.isnan(x).any() and not torch.isinf(x).any()
+        assert not (torch.isnan(x) | torch.isinf(x)).any() and (x == x).all() and not (x != x).any().item()
+        assert torch.isfinite(x).sum().item() == x.numel() and x[torch.isfinite(x)].shape == (x.numel(),)
+    assert math.isfinite(torch.randn(3).sum().item())
+
+
+def test_C4_a_step_that_is_left_out_for_numbers_that_are_not_finite_is_counted() -> None:
+    with Estimator() as estimator:
+        model = nn.Linear(8, 8)
+        for _ in range(2):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if not torch.isfinite(loss):
+                continue
+            loss.backward()
+    assert {row["name"]: row["calls"] for row in estimator.report()["ops"]}["aten::mm"] == 2
+
+
+def test_C4_comparisons_say_what_they_say_of_the_assumption(session: None) -> None:
+    x = torch.randn(3, device="cuda").sum()
+    assert not x > 0.5 and x < 0.5 and x <= 0 and not (x - 1 > 0).cpu().item()
+    with assumptions.instead(1):
+        y = torch.randn(3, device="cuda").norm()
+        assert y > 0.5 and not y < 0.5
+
+
+@pytest.mark.filterwarnings("ignore:.*has read an unknown value")
+def test_C4_loops_that_wait_for_unknown_values_end(session: None) -> None:
+    x, rounds = torch.randn(3, device="cuda"), 0
+    while not x.norm() < 1e-3:
+        rounds += 1
+    with assumptions.instead(1):
+        while x.norm() > 1e-3:
+            rounds += 1
+        while x.norm().item() > 1e-3:
+            rounds += 1
+    assert 0 < rounds < 2 * assumptions.MANY + 1
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_C4_lbfgs_takes_all_its_iterations(session: None, search: str | None) -> None:
+    model, calls = nn.Linear(4, 4).cuda(), 0
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10, line_search_fn=search)
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4, device="cuda")).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert 10 <= calls <= 13
+    assert optimizer.param_groups[0]["tolerance_grad"] > 0
+
+
+def routed(balanced: bool) -> list[int]:
+    with estimating(Accelerator("Test GPU", 10**9), balanced=balanced):
+        scores = nn.Linear(16, 8).cuda()(torch.randn(64, 16, device="cuda")).softmax(-1)
+        experts = scores.topk(2, -1).indices
+        return [len(torch.where(experts == k)[0]) for k in range(8)]
+
+
+def test_C4_tokens_are_routed_to_all_experts_alike_if_asked_for() -> None:
+    assert routed(True) == [16] * 8
+    assert sum(routed(False)) == 128 and max(routed(False)) == 128
+
+
+def test_C4_predictions_are_compared_with_known_labels(session: None) -> None:
+    labels = torch.arange(8, device="cuda") % 4
+    predicted = nn.Linear(4, 4).cuda()(torch.randn(8, 4, device="cuda")).argmax(-1)
+    assert (predicted == labels).sum().item() == 2
+    assert (predicted == labels).float().mean().item() == 0.25
+
+
+def test_C4_scaled_gradients_are_finite(session: None) -> None:
+    model, scaler = nn.Linear(4, 4).cuda(), torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with assumptions.instead(1):
+        scaler.scale(model(torch.randn(2, 4, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 65536
