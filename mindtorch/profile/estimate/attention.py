@@ -69,7 +69,7 @@ def _drop(args: tuple, kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
     x, p, train = (given.get(name) for name in ("input", "p", "train"))
     fused = mode.now.known is not None and train and isinstance(p, (int, float)) and 0 < p < 1 and _on_cuda(x)
-    if not fused or not x.numel() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not fused or x is None or not x.numel() or torch._C._functorch.peek_interpreter_stack() is not None:
         return NotImplemented
     return torch.ops.aten.native_dropout(x, p, True)[0]
 

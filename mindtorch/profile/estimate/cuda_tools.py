@@ -21,7 +21,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement); kind: the accelerator's name for torch."""
     marks = dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), lambda *args, **kwargs: 0)
     graphs = {"CUDAGraph": Graph, "graph": capturing, "graph_pool_handle": lambda: (0, 0)}
-    history = {
+    history: dict[str, Any] = {
         "_record_memory_history": lambda *args, **kwargs: None,
         "_snapshot": lambda *args, **kwargs: {"segments": [], "device_traces": [[]]},
         "_dump_snapshot": lambda *args, **kwargs: None,  # --memory-snapshot writes one
