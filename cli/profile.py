@@ -105,6 +105,7 @@ class _TargetOption(click.Option):
     help=f"Estimate: what the program would do with a change, one of {', '.join(CHANGES)}. May be repeated.",
 )
 @click.option("--advise", is_flag=True, help="Estimate: what to change, each change estimated, too.")
+@click.option(
     "--routing",
     type=click.Choice(["balanced"]),
     help="Estimate: choices among values that nobody knows choose all alike as often (tokens their experts).",
