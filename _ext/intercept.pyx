@@ -22,8 +22,7 @@ from .keys cimport (
 )
 from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
 from .ledger cimport (
-    NAME_DETACH, Place, Script, complain, exceeded, has_script, here, keep_script, learn, listening, note_call,
-    note_name, stopped,
+    NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, settle, stopped,
 )
 from .overlap cimport refused_overlap
 from .structs cimport (
@@ -330,8 +329,7 @@ cdef object _finish(uint32_t sid):
             note_call(r, s, &slot)
         tape.pass_over(tape.tail - 1)
         try:
-            if exceeded:
-                complain()
+            settle()
             return wrap(slot, sig_out_meta(s)[0], no_grad, &origin)
         finally:
             tape.handle_died(slot)
@@ -381,8 +379,7 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
             if listening:
                 note_call(r, s, outs)
             tape.pass_over(tape.tail - 1)
-            if exceeded:
-                complain()
+            settle()
         fresh = []
         for i in range(n_out):
             fresh.append(wrap(outs[i], metas[i], no_grad, &origin))
@@ -620,7 +617,6 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     global n_whole
     cdef OpInfo info = _info_of(func, False)
-    cdef object out
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
@@ -725,7 +721,6 @@ def make_operator(func, fallback, bint whole=True):
 
     def operator(self, *args):
         global n_whole
-        cdef object out
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
             out = _apart(method, fallback, None, (self,) + args, None)
             if out is not NOT_RECORDED:

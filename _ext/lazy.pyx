@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig_written as sig_writes
-from .ledger cimport complain, exceeded, listening, note_memory
+from .ledger cimport listening, note_memory, settle
 from .replay cimport again, plan_segment
 from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, SLOT_USED,
@@ -214,8 +214,7 @@ def hold(tensor, int device, root=None, bint no_grad=False):
     if listening and device < 0 and h is None:
         note_memory(slot, meta)
     out = wrap(slot, meta, no_grad, NULL)
-    if exceeded:
-        complain()
+    settle()
     return out
 
 
@@ -487,8 +486,7 @@ def set_meta(Handle h, tensor):
     h.set_meta(_meta_of_tensor(tensor, device))
     if listening and device < 0 and tape.slot(h.slot).root == h.slot:
         note_memory(h.slot, h.meta)
-        if exceeded:
-            complain()
+        settle()
 
 
 cdef SigS *_sig(uint32_t sig) except NULL:

@@ -7,8 +7,7 @@ cdef void note_call(Record *r, SigS *s, const uint32_t *outs) noexcept    # a ca
 cdef void note_memory(uint32_t slot, uint32_t meta) noexcept              # a tensor without data with memory of its own
 cdef void note_name(uint32_t name) noexcept                               # a call that makes no tensor
 cdef bint listening
-cdef bint exceeded             # a call made more than there is room for: complain(), which raises
-cdef int complain() except -1
+cdef int settle() except -1    # raises if a call has made more than there is room for
 cdef bint stopped              # no new calls are noted
 
 # What a call at the function level comes to, as the dispatch level logs it: learnt from one run, repeated from then on.

@@ -552,15 +552,16 @@ def limit(int place, uint64_t nbytes, handler):
     capacity[-place], on_exceeded = nbytes, handler
 
 
-cdef int complain() except -1:
+cdef int settle() except -1:
     global exceeded
-    exceeded = False
-    on_exceeded(asked_at, asked)
+    if exceeded:
+        exceeded = False
+        on_exceeded(asked_at, asked)
     return 0
 
 
 def repeat(uint32_t first, uint32_t last):
-    """Log these calls once more, in the module and at the line where the program is: it replays what it has recorded."""
+    """Log these calls once more, in the module and at the line where the program is: it replays what it recorded."""
     cdef uint32_t k, module = current_module(), location = current_location(), phase = current_phase()
     if listening and not stopped:
         for k in range(first, min(last, n_calls)):

@@ -102,7 +102,7 @@ def _run(program: Program, target_name: str, assume: float, balanced: bool) -> t
     with estimator, torch_npu_for(True, target.device):
         outcome = program.run(1, 0, estimator.stage if program.is_model else None)
     memory = estimator.recording().memory
-    return target, outcome, int(memory["peak_bytes"])
+    return target, outcome, 0 if memory is None else int(memory["peak_bytes"])
 
 
 def _refusals(program: Program, outcome: Outcome) -> list[dict[str, Any]]:

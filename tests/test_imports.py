@@ -48,6 +48,7 @@ ONLY_IN = {
 
 # Modules of one name: one subject, of which the package or folder says which part. All others have names of their own.
 ONE_SUBJECT = {
+    "check": "what is asked beforehand: of a program by a command, of calls by an executor elsewhere",
     "collect": "what the dispatch mode of a profile does, compiled, and the profiler around it",
     "creation": "creation functions, by device",
     "export": "files made of a graph, of a report",

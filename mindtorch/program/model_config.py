@@ -78,6 +78,13 @@ def _read(path: str, refuse: type[Exception]) -> dict[str, Any]:
         raise refuse(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or "model_type" not in content:
         raise refuse(f"{path} is not a transformers configuration: it has no model_type")
+    if content.get("quantization_config"):
+        given = content["quantization_config"]
+        method = given.get("quant_method") if isinstance(given, dict) else given
+        raise refuse(
+            f"{path}: quantization_config ({method or 'of no method'}) is not known here, it would be ignored: take it "
+            "out of the file to see the model with weights of its dtype"
+        )
     names = content.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise refuse(f"{path}: expected architectures to be a list of class names, got {names!r}")

@@ -153,3 +153,11 @@ def test_C4_a_script_that_needs_real_data_is_told_the_line(here: Path) -> None:
     (here / "data.py").write_text("import torch\nx = torch.randn(10**10)\nprint(x.tolist()[0])\n")
     result = genie("--device", "meta", "data.py")
     assert result.exit_code == 1 and "data.py:3" in result.output and "--assume" in result.output
+
+
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "gptq", "awq"])
+def test_C4_quantization_that_is_not_sized_is_refused(here: Path, method: str) -> None:
+    small = {**LLAMA_405B, "hidden_size": 64, "num_hidden_layers": 1, "quantization_config": {"quant_method": method}}
+    (here / "config.json").write_text(json.dumps(small))
+    result = genie("--target", "h100", "config.json")
+    assert result.exit_code == 2 and f"quantization_config ({method}) is not known" in result.output

@@ -91,7 +91,7 @@ def test_C4_the_kernel_is_the_one_that_torch_chooses_on_the_target(
 
 def test_C4_older_chips_have_other_kernels() -> None:
     with estimating(Accelerator("Turing", 10**9, capability=(7, 5))):
-        from mindtorch.profile.estimate.attention import chosen
+        from mindtorch.profile.estimate.fused_attention import chosen
 
         q = _shape()
         assert chosen(q, q, q, None, 0.0, False, False) == "efficient"

@@ -23,7 +23,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import assumptions, attention
+from . import assumptions, fused_attention
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ def _pin(self: Any, device: Any = None) -> Any:
 
 
 def _flex(query: Any, *args: Any) -> Any:
-    return (attention.flex if query.is_cuda else without_data)(query, *args)
+    return (fused_attention.flex if query.is_cuda else without_data)(query, *args)
 
 
 _torch_generator = torch.Generator

@@ -19,7 +19,7 @@ from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import attention, autocast, checkpoints, cuda_tools, deciding, known, refusals, saved, written
+from . import autocast, checkpoints, cuda_tools, deciding, fused_attention, known, refusals, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
@@ -43,9 +43,9 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanc
             hooks.enable()
             stack.callback(hooks.disable)
         tensors.in_use()
-        attention.install()
+        fused_attention.install()
         refusals.install()
-        attention.of_capability(None if accelerator is None else accelerator.capability)
+        fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
         entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
@@ -58,7 +58,7 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanc
             *answers(accelerator),
             *checkpoints.replacements(),
             *saved.replacements(),
-            *attention.replacements(),
+            *fused_attention.replacements(),
             *autocast.replacements(),
             *cuda_tools.replacements(kind),
             *written.replacements(),
