@@ -134,15 +134,6 @@ M().cuda()(torch.ones(2,4,device=C))
     ("at least two devices", "nn.Embedding(5,3).cuda()(torch.arange(3))"),
     ("at least two devices",
      "nn.LSTM(3,4).cuda()(torch.ones(5,2,3,device=C), (torch.zeros(1,2,4), torch.zeros(1,2,4)))"),
-    ("at least two devices", """
-m=nn.Linear(3,3)
-o=torch.optim.Adam(m.parameters())
-m(torch.ones(1,3)).sum().backward()
-o.step()
-m.cuda()
-m(torch.ones(1,3).cuda()).sum().backward()
-o.step()
-"""),
     ("source and destination dtypes match",
      "x=torch.ones(3,device=C); x[torch.tensor([0,1],device=C)] = torch.ones(2,device=C).half()"),
     ("Kernel size can't be greater than actual input size", "nn.Conv2d(3,4,7).cuda()(torch.ones(1,3,5,5,device=C))"),
