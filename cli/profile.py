@@ -167,7 +167,7 @@ def command(
     if rank is not None:
         merged_file = None if (file := files["json"]) is None or file.is_stdout else file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
-    wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    wanted = [(each, file) for each in FORMATS if (file := files[each.name.replace("-", "_")]) is not None]
     if argument.endswith(".json"):
         batch, seq = halved(changes, batch, seq)
     request = Request(seq, batch, decode, train, dtype)
@@ -180,6 +180,10 @@ def command(
     sized = device is not None or target_name is not None
     if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
         raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
+    if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
+        raise click.UsageError(f"--{of_cards[0]} is of a card's memory: add --target NAME, of a GPU or an NPU")
+    if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
+        raise click.UsageError(f"--{binary[0]} is no text: it needs the name of a file, not -")
     if sized and predict is not None:
         raise click.UsageError("--predict is for a measured run: --target predicts already")
     if sized and shapes:

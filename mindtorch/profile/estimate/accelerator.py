@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections import OrderedDict
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from ... import npu
-from ..._ext import ledger
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
@@ -23,7 +23,8 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch import attention
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import assumptions
+from . import assumptions, memory_answers
+from .device_memory import Devices
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Accelerator:
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
     kind: str = "cuda"
+
+    @functools.cached_property
+    def devices(self) -> Devices:
+        """What the program holds of them."""
+        return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count)
 
 
 class _Stream:
@@ -121,19 +127,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
     def place(device: Any) -> int:
         return place_of(kind if device is None else f"{kind}:{index_of(device)}")
 
-    def live(device: Any = None) -> tuple[int, int]:
-        return ledger.live_bytes(place(device))
-
-    def memory_stats(device: Any = None) -> dict[str, int]:
-        now, most = live(device)
-        return {
-            "allocated_bytes.all.current": now,
-            "allocated_bytes.all.peak": most,
-            "reserved_bytes.all.current": most,
-            "reserved_bytes.all.peak": most,
-        }
-
-    return {
+    return memory_answers.answers(accelerator.devices, place) | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
@@ -145,16 +139,6 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
-        "mem_get_info": lambda device=None: (accelerator.memory_bytes - live(device)[0], accelerator.memory_bytes),
-        "memory_stats": memory_stats,
-        "memory_allocated": lambda device=None: live(device)[0],
-        "max_memory_allocated": lambda device=None: live(device)[1],
-        "memory_reserved": lambda device=None: live(device)[1],
-        "max_memory_reserved": lambda device=None: live(device)[1],
-        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(place(device)),
-        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(place(device)),
-        "memory_summary": lambda device=None, abbreviated=False: f"{live(device)[0]} bytes allocated",
-        "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "synchronize": lambda device=None: None,
         "manual_seed": lambda seed: None,
@@ -176,8 +160,6 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "set_stream": lambda stream: None,
         "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
         "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
         "memory_snapshot": lambda *args, **kwargs: [],
         "memory_stats_as_nested_dict": lambda device=None: {},
         "host_memory_stats": OrderedDict,

@@ -21,6 +21,7 @@ from mindtorch._ext import lazy as _core
 from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.words import counted
+from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
@@ -68,6 +69,8 @@ class Estimator(Run):
                 target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device
             )
         self.memory: MemoryTimeline | None = None
+        self._card: dict[str, Any] | None = None  # what the target holds for it
+        self._place = 0  # the ledger's number of that device
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self._ops: list[Op | None] = [None]  # by signature, as the next two
@@ -125,6 +128,10 @@ class Estimator(Run):
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
+        if self._on_accelerator():
+            assert self._accelerator is not None
+            self._place = place_of(found.device)
+            self._card = self._accelerator.devices.of(self._place, (calls, blocks)).report()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(len(found.calls))
         if self._stage == "rest":
@@ -139,6 +146,21 @@ class Estimator(Run):
         finally:
             if collects:
                 gc.enable()
+
+    def _on_accelerator(self) -> bool:
+        """Whether what the program holds is the target's memory, not the host's."""
+        assert self.memory is not None
+        return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
+
+    def memory_snapshot(self) -> dict[str, Any] | None:
+        """What torch's memory viewer shows; None where the program holds nothing of an accelerator's. Of a run that has
+        ended."""
+        if not self._on_accelerator():
+            return None
+        from mindtorch.profile.estimate.memory_snapshot import Snapshot
+
+        assert self.memory is not None and self._accelerator is not None
+        return Snapshot(self.memory, self._accelerator.devices, self._place).facts()
 
     # ---- while it runs
 
@@ -249,7 +271,8 @@ class Estimator(Run):
             parameters=self._parameters(),
             module_peaks=self.peaks,
             phase_peaks=self.phase_peaks,
-            memory=memory.report(None if target is None else int(target.memory_bytes)),  # of all stages: it has to fit
+            memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
+            memory_snapshot=self.memory_snapshot,
             marks=self.marks,
             warmup=self.warmup,
             steps=self.steps,
