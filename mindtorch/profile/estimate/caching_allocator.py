@@ -7,60 +7,13 @@ asked for, so that of two free blocks of one size the older segment's is taken.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Any
 
+from mindtorch.profile.estimate.allocator_blocks import Block, Pool
 from mindtorch.profile.estimate.allocator_settings import ROUND, SMALL_SEGMENT, SMALL_SIZE, Settings
-
-_ADDRESS_BITS = 52
 
 #: Called with what happened, address and bytes: as torch's `TraceEntry` calls it.
 Trace = Callable[[str, int, int], None]
-
-
-class Block:
-    """A piece of a segment: given out, or free. `before` and `after`: its neighbours in the segment."""
-
-    __slots__ = ("address", "after", "before", "expandable", "free_since", "given", "mapped", "pool", "requested", "size")
-
-    def __init__(self, pool: Pool, address: int, size: int, expandable: bool = False, mapped: bool = True) -> None:
-        self.pool, self.address, self.size = pool, address, size
-        self.given, self.requested = False, 0
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.expandable, self.mapped = expandable, mapped
-        self.free_since = 0  # searches of the pool by then
-
-    @property
-    def whole(self) -> bool:
-        return self.before is None and self.after is None
-
-
-class Pool:
-    """Free blocks by size, then address. unmapped: of expandable segments, by address alone."""
-
-    def __init__(self, small: bool) -> None:
-        self.small = small
-        self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
-        self.unmapped: dict[int, Block] = {}
-        self.searches = 0
-
-    def add(self, block: Block) -> None:
-        block.free_since = self.searches
-        key = block.size << _ADDRESS_BITS | block.address
-        insort(self.keys, key)
-        self.blocks[key] = block
-
-    def remove(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
-        del self.keys[bisect_left(self.keys, key)]
-        del self.blocks[key]
-
-    def at(self, size: int) -> int:
-        """Where the first free block of at least this size is in `keys`."""
-        return bisect_left(self.keys, size << _ADDRESS_BITS)
 
 
 class CachingAllocator:
@@ -71,7 +24,9 @@ class CachingAllocator:
     much is missing.
     """
 
-    def __init__(self, settings: Settings | None = None, capacity: int | None = None, trace: Trace | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, capacity: int | None = None, trace: Trace | None = None
+    ) -> None:
         self.settings = settings or Settings()
         self.capacity, self.fraction = capacity, self.settings.fraction
         self.trace = trace
@@ -198,10 +153,7 @@ class CachingAllocator:
         if self.settings.gc_threshold and self.fraction is not None and self.capacity is not None:
             self._collect(int(self.settings.gc_threshold * self.fraction * self.capacity))
         nbytes = self.settings.segment(size)
-        if self.settings.expandable:
-            make = self._grown
-        else:
-            make = self._new_segment
+        make = self._grown if self.settings.expandable else self._new_segment
         block = make(pool, size, nbytes, self._limit())
         if block is None and self._release_oversized(pool, size):
             block = make(pool, size, nbytes, self._limit())

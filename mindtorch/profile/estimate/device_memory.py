@@ -1,8 +1,8 @@
 """What one device would hold: the ledger's storages through torch's allocator, and what is not torch's beside them.
 
-Three numbers, each with the one before in it. *Allocated*: what tensors take, and the workspaces that libraries get from
-torch, in the allocator's units. *Reserved*: the segments that the allocator got from the device. *Device*: also what the
-driver takes: the context, kernels once they are loaded, and whatever else was said with `beside`.
+Three numbers, each with the one before in it. *Allocated*: what tensors take, and the workspaces that libraries get
+from torch, in the allocator's units. *Reserved*: the segments that the allocator got from the device. *Device*: also
+what the driver takes: the context, kernels once they are loaded, and whatever else was said with `beside`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from mindtorch._ext import context, ledger
 from mindtorch.profile.estimate import workspaces
+from mindtorch.profile.estimate.allocator_blocks import Block
 from mindtorch.profile.estimate.allocator_settings import Settings
-from mindtorch.profile.estimate.caching_allocator import Block, CachingAllocator, Trace
+from mindtorch.profile.estimate.caching_allocator import CachingAllocator, Trace
 
 _BLOCK, _CALL = np.dtype(ledger.BLOCK), np.dtype(ledger.CALL)
 _ALIVE = 0xFFFFFFFF
@@ -162,7 +163,7 @@ beside_torch: list[Callable[[int], dict[str, int]]] = []
 
 
 def beside(devices: int) -> dict[str, int]:
-    """What the functions in `beside_torch` say; whoever knows of more memory of the driver's (NCCL's) adds one there."""
+    """What the functions in `beside_torch` say; whoever knows of more memory of the driver's (NCCL's) adds one."""
     found: dict[str, int] = {}
     for function in beside_torch:
         for name, nbytes in function(devices).items():

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from mindtorch._ext import context
 from mindtorch.base import sourceline
-from mindtorch.profile.estimate.caching_allocator import Block
+from mindtorch.profile.estimate.allocator_blocks import Block
 from mindtorch.profile.estimate.device_memory import Devices
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline, op_name
 
@@ -48,11 +47,11 @@ class Snapshot:
             return self._memory.at, []
         if event < 0:
             call = self._timeline.calls[-1 - event]
-            return self._memory.at, self._of(int(call["sig"]), int(call["location"]), int(call["module"]), "workspace of ")
-        block = self._blocks[event]
-        return self._memory.at, self._of(int(block["sig"]), int(block["location"]), int(block["module"]))
+            return self._memory.at, self._of(call, "workspace of ")
+        return self._memory.at, self._of(self._blocks[event])
 
-    def _of(self, sig: int, location: int, module: int, prefix: str = "") -> Frames:
+    def _of(self, row: Any, prefix: str = "") -> Frames:
+        sig, location, module = int(row["sig"]), int(row["location"]), int(row["module"])
         key = (sig, location, module if not prefix else -1 - module)
         found = self._frames.get(key)
         if found is None:

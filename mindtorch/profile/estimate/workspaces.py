@@ -132,7 +132,7 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, library: Library) -> tuple
     query, key = args[1], args[2]
     batch, heads, rows, columns = query.shape
     rows, columns = -(-rows // 128) * 128, -(-columns // 32) * 32
-    expanded = ()
+    expanded: tuple[int, ...] = ()
     if key.shape[1] != heads:  # dk and dv of each query head, summed afterwards
         expanded = (batch * heads * key.shape[2] * key.shape[3] * key.element_size(),) * 2
     return (batch * heads * rows * 4, batch * heads * rows * columns * 4, *expanded)
