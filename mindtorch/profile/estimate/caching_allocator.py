@@ -279,6 +279,7 @@ class CachingAllocator:
                 return block
         space = self.capacity or 1 << 40
         page = self._page(pool)
+        self._next = -(-self._next // page) * page  # pages lie at multiples of their size
         block = Block(pool, self._next, -(-(space + space // 8) // page) * page, expandable=True, mapped=False)
         self._next += block.size
         self.heads[block.address] = block
