@@ -1,4 +1,4 @@
-"""C4: torch's caching allocator is replayed by its rules: cases by hand, and any sequence against a plain model of it."""
+"""C4: torch's caching allocator is replayed by its rules: cases by hand, any sequence against a plain model of it."""
 
 from __future__ import annotations
 

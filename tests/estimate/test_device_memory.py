@@ -1,4 +1,4 @@
-"""C4: what the card holds: torch's books during the run and in the report, workspaces, context, torch's memory viewer."""
+"""C4: what the card holds: torch's books in the run and in the report, workspaces, context, torch's memory viewer."""
 
 from __future__ import annotations
 
