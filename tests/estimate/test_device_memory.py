@@ -16,8 +16,9 @@ from torch import nn
 
 from mindtorch.cli.main import cli
 from mindtorch.profile.cost import targets
+from mindtorch.profile.cost.driver import context_bytes
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.estimate import device_memory, workspaces
+from mindtorch.profile.estimate import device_memory
 from mindtorch.profile.estimate.device_memory import DeviceMemory
 from mindtorch.profile.estimate.estimator import Estimator
 
@@ -49,7 +50,7 @@ def test_C4_the_card_holds_segments_and_context_beside_the_tensors() -> None:
     assert totals["peak_bytes"] == 11 * MIB + 1024
     assert totals["peak_allocated_bytes"] == 12 * MIB + 1024  # 1 MiB is not split off
     assert totals["peak_reserved_bytes"] == 14 * MIB
-    assert memory["context_bytes"] == workspaces.context_bytes((9, 0), 132)
+    assert memory["context_bytes"] == context_bytes((9, 0), 132)
     assert totals["peak_device_bytes"] == 14 * MIB + memory["context_bytes"]
     assert memory["spare_bytes"] == memory["capacity_bytes"] - totals["peak_device_bytes"] and memory["fits"]
     held.clear()
@@ -58,12 +59,19 @@ def test_C4_the_card_holds_segments_and_context_beside_the_tensors() -> None:
 def test_C4_contexts_are_those_that_torch_has_told_of() -> None:
     for capability, processors, mib in (((7, 5), 40, 126), ((8, 6), 68, 257), ((8, 0), 108, 517), ((8, 9), 142, 428),
                                         ((12, 0), 170, 595), ((9, 0), 132, 666)):  # fmt: skip
-        assert abs(workspaces.context_bytes(capability, processors) / MIB - mib) <= 80
+        assert abs(context_bytes(capability, processors) / MIB - mib) <= 80
+    assert context_bytes((9, 4), 304) == 0  # nobody has told
 
 
 @pytest.mark.parametrize(
     ("target", "config", "nbytes"),
-    [(H100, None, 32 * MIB), (L4, None, 8320 * 1024), (L4, ":16:8", 128 * 1024), (H100, ":4096:2:16:8", 8320 * 1024)],
+    [
+        (H100, None, 32 * MIB),
+        (targets.find("mi300x"), None, 128 * MIB),
+        (L4, None, 8320 * 1024),
+        (L4, ":16:8", 128 * 1024),
+        (H100, ":4096:2:16:8", 8320 * 1024),
+    ],
 )
 def test_C4_cublas_has_a_workspace_for_each_thread(
     target: Target, config: str | None, nbytes: int, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +119,7 @@ def test_C4_programs_are_told_what_the_report_says() -> None:
         del b
 
     totals = estimated(run)["totals"]
-    context = workspaces.context_bytes((9, 0), 132)
+    context = context_bytes((9, 0), 132)
     assert told == [
         (30 * MIB, 60 * MIB, 60 * MIB), (30 * MIB, 60 * MIB), context, (30 * MIB, 60 * MIB), (30 * MIB, 0, 1),
     ]  # fmt: skip
@@ -126,7 +134,7 @@ def _two(first: int, second: int) -> None:
 
 
 def test_C4_what_fits_is_decided_by_what_the_card_holds() -> None:
-    context = workspaces.context_bytes((9, 0), 132)
+    context = context_bytes((9, 0), 132)
     small = replace(H100, memory_bytes=float(context + 100 * MIB))
     memory = estimated(lambda: _two(60 * MIB, 90 * MIB), small)["memory"]
     assert memory["fits"] and memory["allocator"]["retries"] == 1 and memory["devices"] == 1
@@ -146,7 +154,7 @@ def test_C4_the_programs_settings_are_those_of_the_replay(monkeypatch: pytest.Mo
 
 def test_C4_whoever_knows_of_more_memory_of_the_drivers_can_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "beside_torch", [lambda devices: {"NCCL": 7 * devices * MIB}])
-    before = workspaces.context_bytes((9, 0), 132)
+    before = context_bytes((9, 0), 132)
     memory = estimated(lambda: _two(MIB, MIB))["memory"]
     assert memory["beside"] == {"NCCL": 7 * MIB} and memory["peak_device_bytes"] == before + (2 + 7) * MIB
 

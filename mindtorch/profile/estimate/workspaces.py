@@ -1,18 +1,15 @@
-"""Memory that a GPU's libraries take: handles' workspaces, what kernels use while they run, the driver's own.
+"""Memory that a GPU's libraries get from torch's allocator: handles' workspaces, what kernels use while they run.
 
-The driver's figures are in `device_memory.toml`, with their sources. cuBLAS (and cublasLt, which shares
-it) gets its workspace from torch's allocator, one per thread that uses it; so does cuDNN, for the time of a call.
+cuBLAS has a workspace for each thread that uses it, which cublasLt shares. cuDNN's, for the time of a call, are not
+known: they go by the algorithm that it chooses.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +17,8 @@ import numpy as np
 from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
 from mindtorch.ops import op_name
+from mindtorch.profile.cost.driver import context_bytes, is_amd
 from mindtorch.profile.estimate import known
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _log = logging.getLogger(__name__)
 _KIB = 1 << 10
@@ -91,27 +84,15 @@ class Library:
         return Taken(handle, sizes) if handle or sizes else _NOTHING
 
 
-@functools.cache
-def _tables() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("device_memory.toml").read_text(encoding="utf-8"))
-
-
-def context_bytes(capability: tuple[int, int], processors: int) -> int:
-    """What the driver holds of a GPU for one process that trains (`device_memory.toml` says how that is known)."""
-    tables = _tables()
-    threads = {tuple(int(part) for part in key.split(".")): number for key, number in tables["threads"].items()}
-    below = [key for key in threads if key <= capability]
-    resident = processors * int(threads[max(below) if below else min(threads)])
-    return int(tables["context"]["base_bytes"] + tables["context"]["thread_bytes"] * resident)
-
-
 def cublas_workspace(capability: tuple[int, int]) -> int:
     """Bytes of a cuBLAS handle's workspace, as torch 2.13 asks its own allocator for it (`getChosenWorkspaceSize` in
     aten/src/ATen/cuda/CublasHandlePool.cpp): ``CUBLAS_WORKSPACE_CONFIG=:KiB:count…``, else 32 MiB on Hopper and
-    Blackwell and ``:4096:2:16:8`` elsewhere."""
+    Blackwell, 128 MiB on AMD's gfx94x and gfx95x, and ``:4096:2:16:8`` elsewhere."""
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if sizes:
         return sum(int(size) * int(count) * _KIB for size, count in sizes)
+    if is_amd(capability):
+        return 128 * 1024 * _KIB
     return 32 * 1024 * _KIB if capability[0] in (9, 10, 12) else (4096 * 2 + 16 * 8) * _KIB
 
 
