@@ -16,8 +16,9 @@ def answers(devices: Devices, place: Callable[[Any], int]) -> dict[str, Any]:
         return devices.of(place(device))
 
     def info(device: Any = None) -> tuple[int, int]:
-        memory = now(device)
-        return max(0, devices.capacity - memory.allocator.reserved - memory.elsewhere), devices.capacity
+        memory = now(device)  # whoever asks the driver has a context from then on
+        taken = memory.allocator.reserved + memory.context + sum(memory.beside.values())
+        return max(0, devices.capacity - taken), devices.capacity
 
     def reset(device: Any = None) -> None:
         devices.ask(place(device), "reset_peak")
