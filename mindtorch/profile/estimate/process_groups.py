@@ -47,6 +47,7 @@ def one_of_many(cluster: Cluster) -> Iterator[None]:
     hook = sys.excepthook
     with ExitStack() as stack:
         stack.enter_context(started_by_torchrun(cluster))
+        stack.enter_context(sharded.classes_forgotten())
         others = (exchanged, data_parallel, sharded, sync_batch_norm)
         stack.enter_context(replaced([*_replacements(), *(r for each in others for r in each.replacements())]))
         stack.callback(setattr, sys, "excepthook", hook)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ...engine.record import meta
 from ..measure import peak
 
-__all__ = ["create", "replacements"]
+__all__ = ["classes_forgotten", "create", "replacements"]
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -65,6 +65,19 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield _random.OffsetBasedRNGTracker, "_distribute_region", _same_everywhere
     # Waited for at once: what would be wrapped until it is used knows nothing of tensors without data.
     yield functional, "_maybe_wrap_tensor", lambda t: functional.wait_tensor(t)
+
+
+@contextmanager
+def classes_forgotten() -> Iterator[None]:
+    """Classes that FSDP makes of the program's within the block are not kept longer: they hold the whole program."""
+    fsdp: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
+    kept = fsdp.get_cls_to_fsdp_cls() if hasattr(fsdp, "get_cls_to_fsdp_cls") else {}
+    before = dict(kept)
+    try:
+        yield
+    finally:
+        kept.clear()
+        kept.update(before)
 
 
 @contextmanager
