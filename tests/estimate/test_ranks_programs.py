@@ -37,7 +37,7 @@ EXPECTED = {
 
 
 #: Of these torch keeps a model when they have ended, which others in this process would find alive.
-ALONE = ("fsdp_and_tensor_parallel.py",)
+ALONE = ("fsdp1.py", "fsdp_and_tensor_parallel.py")
 
 
 def estimate(program: str, *options: str, target: str = "8xh100") -> tuple[dict[str, Any], str]:
