@@ -23,7 +23,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch import attention
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import assumptions, memory_answers
+from . import memory_answers, side_streams
 from .device_memory import Devices
 
 
@@ -45,52 +45,11 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count)
 
 
-class _Stream:
-    """Stands for torch.cuda.Stream: all work is in program order."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        index = _chosen if device is None else index_of(device)
-        self.device = known_device(f"{mode.now.accelerator}:{index}")
-        self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
-
-    def synchronize(self) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        return _Event() if event is None else event
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-class _Event:
-    """Stands for torch.cuda.Event: nobody knows what passes between two, as nothing is computed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Any) -> float:
-        return assumptions.duration("elapsed_time")  # nothing was computed: unknown
-
-
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     global _compiled
     _compiled = 0
+    side_streams.begin(index_of)
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
@@ -151,12 +110,12 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "device": _device,
         "device_of": lambda obj: _device(obj.device.index) if obj.device.type == kind else nullcontext(),
-        "stream": _on_stream,
-        "StreamContext": _on_stream,
-        "Stream": _Stream,
-        "Event": _Event,
-        "current_stream": lambda device=None: _Stream(),
-        "default_stream": lambda device=None: _Stream(),
+        "stream": side_streams.on_stream,
+        "StreamContext": side_streams.on_stream,
+        "Stream": side_streams.Stream,
+        "Event": side_streams.Event,
+        "current_stream": side_streams.current,
+        "default_stream": side_streams.main,
         "set_stream": lambda stream: None,
         "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
         "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
@@ -228,8 +187,8 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
         *((torch.accelerator.memory, name, answer) for name, answer in memory.items()),
         (torch._C, "_get_accelerator", lambda check=None: known_device(kind)),
         (torch._C, "_accelerator_getAccelerator", lambda: known_device(kind)),
-        (torch, "Stream", _Stream),
-        (torch, "Event", _Event),
+        (torch, "Stream", side_streams.Stream),
+        (torch, "Event", side_streams.Event),
     ]
 
 
@@ -282,11 +241,6 @@ def _device(device: Any) -> Iterator[None]:
         yield
     finally:
         set_current(before)
-
-
-@contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
-    yield
 
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:

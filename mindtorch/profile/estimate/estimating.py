@@ -11,26 +11,31 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._foreach_utils import _device_has_foreach_support
 
+from ...base.clusters import Cluster
 from ...base.errors import UsageError
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...engine.execute import tensors, values
+from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import checkpoints, known, saved, written
+from . import checkpoints, known, process_groups, saved, written
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
 
 
 @contextmanager
-def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Iterator[None]:
+def estimating(
+    accelerator: Accelerator | None = None, assume: float = 0, cluster: Cluster | None = None
+) -> Iterator[None]:
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
     assume: what a value is taken for that nobody knows, where the program decides on it; see `assumptions.assumed`.
+    cluster: which rank of how many the program is, as torchrun would start it; None: a process on its own.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
     if mode.now.everywhere:
@@ -44,10 +49,18 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
         tensors.in_use()
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
-        entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
+        entered = known.knowing(
+            assume,
+            everywhere=True,
+            cudas=cudas,
+            current_cuda=current_device,
+            accelerator=kind,
+            ranks=None if cluster is None else process_groups,
+        )
         stack.enter_context(entered)
         stack.callback(set_current, 0)
         stack.enter_context(saved.remembering())
+        meta._emptied.clear()
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
@@ -58,6 +71,8 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0) -> Ite
             made,
         )
         stack.enter_context(replaced(told))
+        if cluster is not None:
+            stack.enter_context(process_groups.one_of_many(cluster))
         yield
 
 

@@ -6,6 +6,7 @@ Time is the roofline's, per distinct call; memory is what storages take from the
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
+from mindtorch.base.clusters import Cluster
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
@@ -28,9 +30,10 @@ from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import roofline
+from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
-from mindtorch.profile.estimate import known, saved
+from mindtorch.profile.estimate import communication, exchanged, known, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
@@ -48,6 +51,7 @@ class Estimator(Run):
         CUDA device, and no times are predicted.
     devices: how many such devices the program is told there are.
     assume: what a value is taken for that nobody knows, where the program decides on it.
+    cluster: which rank of how many the program is; None: a process on its own.
     warmup, steps: as `Profiler`'s.
     """
 
@@ -59,9 +63,10 @@ class Estimator(Run):
         warmup: int = 0,
         steps: int | None = None,
         assume: float = 0.0,
+        cluster: Cluster | None = None,
     ) -> None:
         super().__init__("init", target, warmup, steps)
-        self.assume = assume
+        self.assume, self.cluster = assume, cluster
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
@@ -85,6 +90,8 @@ class Estimator(Run):
         self._assumed: list[dict[str, Any]] = []
         self._unwritten: list[str] = []
         self._compiled = 0  # calls of torch.compile
+        self._timed: list[communication.Timed] = []  # collectives
+        self._numbers: dict[exchanged.Call, int] = {}  # of distinct ones: their signatures
         self._stack = ExitStack()
 
     # ---- the block
@@ -94,7 +101,7 @@ class Estimator(Run):
         if not gc.get_freeze_count():
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             stack.callback(gc.unfreeze)
-        stack.enter_context(estimating(self._accelerator, self.assume))
+        stack.enter_context(estimating(self._accelerator, self.assume, self.cluster))
         self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
@@ -137,6 +144,8 @@ class Estimator(Run):
         if self._stage == "rest":
             self._freeze()
         self._end_stage(len(found.calls), "rest")
+        if self.cluster is not None:
+            self._communicate(found, self.cluster)
         collects = gc.isenabled()
         gc.disable()  # many small tuples, no garbage
         try:
@@ -210,6 +219,35 @@ class Estimator(Run):
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
 
+    def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
+        """When collectives run beside the computation; what they keep it waiting is their time in the tables."""
+        sigs, which = np.unique(found.calls["sig"], return_inverse=True)
+        numbers = [0 if sig == 0 else self._signature(sig) for sig in sigs.tolist()]
+        computed = communication.before_each(np.array(self._seconds)[numbers][which])
+        links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
+        self._timed = communication.simulate(
+            exchanged.calls, exchanged.events, computed,
+            functools.cache(lambda call: communication.seconds_of(call, links, cluster)),
+        )  # fmt: skip
+        mine = self._of_reached(self._timed)
+        # By distinct call, those of the stage that is reported: the times in its tables sum to theirs.
+        exposed_of = communication.mean_exposed(self._timed) | communication.mean_exposed(mine)
+        for call, exposed in exposed_of.items():
+            if number := self._numbers.get(call):
+                self._seconds[number] = exposed
+                self._works[number] = communication.waited(call, exposed)
+
+    def _of_reached(self, timed: list[communication.Timed]) -> list[communication.Timed]:
+        """Those of the stage that the report is about."""
+        stretches = self._stretches.get(next(s for s in reversed(STAGES[:-1]) if s in self._stretches), [])
+        return [t for t in timed if any(first <= t.position < last for first, last in stretches)]
+
+    def _cluster_facts(self) -> dict[str, Any] | None:
+        if self.cluster is None:
+            return None
+        links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
+        return communication.facts(self._of_reached(self._timed), self.cluster, links)
+
     def _rows(self, calls: Any) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
         first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
@@ -238,7 +276,10 @@ class Estimator(Run):
         flops: tuple[int, int] | None = (0, 0)
         done: Work | None = None
         seconds, nbytes = 0.0, 0
-        if name is not None and name not in known.ran:
+        if name is not None and (call := exchanged.call_named(name)) is not None:
+            op = _bookkeeping(communication.op_name(call))
+            self._numbers[call] = len(self._bytes)
+        elif name is not None and name not in known.ran:
             op = _bookkeeping(name)
         else:
             func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
@@ -287,6 +328,7 @@ class Estimator(Run):
             target=target,
             assumed=self._assumed,
             notes=self._warnings(),
+            cluster=self._cluster_facts(),
         )
 
     def _warnings(self) -> list[str]:

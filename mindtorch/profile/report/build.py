@@ -107,6 +107,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             report["totals"][key] = seen.memory[key]
     if seen.shapes:
         report["shapes"] = _shapes(seen, rows, seen.shapes)
+    if seen.cluster is not None:
+        report["cluster"] = seen.cluster
     if forecast is not None:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
         report["roofline"] = forecast.summary(rows)

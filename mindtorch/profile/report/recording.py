@@ -143,6 +143,7 @@ class Recording:
     target: Target | None = None
     assumed: Sequence[dict[str, Any]] = ()
     notes: Sequence[str] = ()  # further warnings
+    cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
     log: Log | None = None
     memory_snapshot: Callable[[], dict[str, Any] | None] | None = None  # for torch's memory viewer; of an estimate
 
