@@ -519,6 +519,28 @@ def close():
         _forget_scripts()
 
 
+def resize(Handle h, uint64_t nbytes):
+    """The program gives the storage of handle `h` this length: 0 gives its memory back, more takes new memory."""
+    cdef uint32_t slot, made, module, location, phase
+    if not listening or stopped:
+        return
+    slot = tape.slot(h.slot).root
+    note_freed(slot)
+    if nbytes and _room_for_slot(slot):
+        module, location, phase = current_module(), current_location(), current_phase()
+        if not making:
+            _note(0, module, location, HELD + phase)
+        made = _new_block(nbytes, tape.interner.metas[h.meta].device, making, module, location, phase)
+        if made:
+            block_of[slot] = made
+
+
+def holds(Handle h):
+    """Has the storage of handle `h` memory in the log now?"""
+    cdef uint32_t slot = tape.slot(h.slot).root
+    return slot < cap_slots and block_of[slot] != 0
+
+
 def mark(Handle h, uint8_t what):
     """Say what the storage of handle `h` is used for."""
     cdef uint32_t slot

@@ -11,6 +11,7 @@ import gzip
 import itertools
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -157,14 +158,14 @@ class OutputFile:
         return 0o666 & ~mask
 
     def _copy(self, temporary: str) -> None:
-        with open(temporary, encoding="utf-8", errors="surrogateescape") as source:
-            text = source.read()
         if self.is_stdout:
+            with open(temporary, encoding="utf-8", errors="surrogateescape") as source:
+                text = source.read()
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
         else:
-            with open(self.path, "w", encoding="utf-8", errors="surrogateescape") as target:
-                target.write(text)
+            with open(temporary, "rb") as packed, open(self.path, "wb") as target:
+                shutil.copyfileobj(packed, target)
 
 
 class _OutputType(click.ParamType):

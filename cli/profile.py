@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.base import clusters
 from mindtorch.base.formats import Format
-from mindtorch.base.ranks import Rank, local_ranks, merge
-from mindtorch.profile.report.export import FORMATS, write_json
+from mindtorch.base.ranks import Rank
+from mindtorch.profile.report.export import FORMATS
 from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
 from .last_words import last_words, ran_anything
+from .merging import merge_ranks
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -26,6 +26,7 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
+from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
@@ -91,6 +92,18 @@ class _TargetOption(click.Option):
     cls=_TargetOption,
 )
 @click.option(
+    "--rank",
+    "rank_text",
+    metavar="N",
+    help="Of several accelerators (--target 8xh100): the rank that is estimated (default: 0), or all.",
+)
+@click.option(
+    "--interconnect",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GBIT",
+    help="Of several machines: Gb/s of each accelerator to the others (default: 400 for h100; collectives.toml).",
+)
+@click.option(
     "--assume",
     type=float,
     metavar="NUMBER",
@@ -154,6 +167,8 @@ def command(
     warmup: int | None,
     device: str | None,
     target_name: str | None,
+    rank_text: str | None,
+    interconnect: float | None,
     assume: float | None,
     routing: str | None,
     oom: str | None,
@@ -179,7 +194,7 @@ def command(
     if rank is not None:
         merged_file = None if (file := files["json"]) is None or file.is_stdout else file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
-    wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    wanted = [(each, file) for each in FORMATS if (file := files[each.name.replace("-", "_")]) is not None]
     if argument.endswith(".json"):
         batch, seq = halved(changes, batch, seq)
     request = Request(seq, batch, decode, train, dtype)
@@ -189,9 +204,14 @@ def command(
         file.discard()  # what is there afterwards is of this run
     to_stdout = any(file.is_stdout for _, file in wanted)
 
+    accelerator, cluster = clusters.chosen(target_name, rank_text, interconnect, None if program.is_model else argument)
     sized = device is not None or target_name is not None
     if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
         raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
+    if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
+        raise click.UsageError(f"--{of_cards[0]} is of a card's memory: add --target NAME, of a GPU or an NPU")
+    if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
+        raise click.UsageError(f"--{binary[0]} is no text: it needs the name of a file, not -")
     if sized and predict is not None:
         raise click.UsageError("--predict is for a measured run: --target predicts already")
     if sized and shapes:
@@ -211,7 +231,7 @@ def command(
     with claimed_stdout(to_stdout):
         if sized:
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
-            outcome, report, profiler = _estimate(program, steps, warmup, target_name, changes, **options)
+            outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
             outcome, report, profiler = _measure(program, steps, warmup, predict, shapes)
         outcome.show()
@@ -222,6 +242,8 @@ def command(
 
     report["rank"] = None if rank is None else rank.facts()
     own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
+    own += ["--rank", rank_text] if rank_text else []
+    own += ["--interconnect", f"{interconnect:g}"] if interconnect is not None else []
     own += ["--assume", f"{assume:g}"] if assume is not None else []
     own += ["--routing", routing] if routing is not None else []
     own += ["--oom", oom] if oom is not None else []
@@ -235,7 +257,7 @@ def command(
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
-        _merge_ranks(rank, merged_file)
+        merge_ranks(rank, merged_file)
     if not to_stdout and ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         _show(report, program, own, View(by, top, depth, sort))
     for _, file in wanted:
@@ -274,56 +296,9 @@ def _measure(
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins
         if outcome.error is not None and not outcome.interrupted:
-            _explain(program, outcome)
+            explain(program, outcome)
             return outcome, None, None
-    return outcome, _report(program, outcome, profiler), profiler
-
-
-def _estimate(
-    program: Program,
-    steps: int | None,
-    warmup: int | None,
-    target_name: str | None,
-    changes: tuple[str, ...],
-    **options: Any,
-) -> tuple[Outcome, dict[str, Any] | None, Any]:
-    """As `_measure`, without data."""
-    import mindtorch
-    from mindtorch.profile.cost import targets
-
-    chosen = None if target_name is None else targets.find(target_name)
-    mindtorch._bootstrap()
-    from mindtorch.profile.estimate.changes import AROUND, changed
-    from mindtorch.profile.estimate.estimator import Estimator
-
-    told = program.is_model  # it says itself when an iteration begins
-    before = warmup or 0
-    program.estimate = True
-    program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-    estimator = Estimator(target=chosen, devices=local_ranks(), warmup=0 if told else before, steps=steps, **options)
-    with changed([name for name in changes if name in AROUND]) as around:
-        inner = changed([name for name in changes if name not in AROUND])
-        with estimator, torch_npu_for(True, None if chosen is None else chosen.device), inner as made:
-            outcome = program.run(steps or 1, before, estimator.stage if told else None)
-        if program.is_model and outcome.error is not None and not outcome.interrupted:
-            _explain(program, outcome)
-            return outcome, None, None
-        report = _report(program, outcome, estimator)
-    report["warnings"] += [f"what if: {note}" for note in dict.fromkeys([*around, *made])]
-    return outcome, report, estimator
-
-
-def _report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]:
-    workload = program.workload
-    report: dict[str, Any] = profiler.report(
-        command=program.command,
-        exit_code=outcome.exit_code,
-        interrupted=outcome.interrupted,
-        workload=None if workload is None else workload.facts(),
-    )
-    if workload is not None:
-        report["warnings"] += workload.plan.notes
-    return report
+    return outcome, made_report(program, outcome, profiler), profiler
 
 
 def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any) -> None:
@@ -333,36 +308,10 @@ def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any
         click.echo(f"genie: {file.name} {words}", err=True)
 
 
-def _merge_ranks(rank: Rank, file: OutputFile) -> None:
-    """Merge the reports of all ranks when this one is the last; nothing to do before."""
-    reports = []
-    for number in range(rank.world_size):
-        try:
-            path = file.of_rank(number).path
-            with gzip.open(path, "rt") if path.endswith(".gz") else open(path, encoding="utf-8") as source:
-                reports.append(json.load(source))
-        except (OSError, ValueError):
-            return  # not there yet, on another machine, or being replaced: that rank will come here, too
-        if (reports[-1].get("rank") or {}).get("run") != rank.run:
-            return
-    file.write(lambda path: write_json(merge(reports), path))
-    click.echo(f"genie: wrote {file.name}, all {rank.world_size} ranks in one", err=True)
-
-
 def _note(text: str) -> None:
     """One line on stderr for whoever is waiting at a terminal."""
     if sys.stderr.isatty():
         click.echo(f"genie: {text}", err=True)
-
-
-def _explain(program: Program, outcome: Outcome) -> None:
-    """After the model's own error, one line with what it was called with; a request that failed exits with 2."""
-    outcome.show()
-    if isinstance(outcome.error, SystemExit):
-        return
-    if program.model is not None:
-        click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
-        outcome.exit_code = 2
 
 
 def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:

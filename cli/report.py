@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import report_memory, tree
+from . import report_cluster, report_memory, tree
 from .render import Canvas, Text, clean, grade
 from .report_advice import alternatives
 from .report_workload import workload_facts
@@ -48,12 +48,15 @@ def render_report(
 ) -> str:
     """The report as text. ``next_commands`` are (command, what it shows)."""
     _header(report, canvas, target)
+    if view.by is None:
+        report_cluster.ranks(report, canvas)
     wanted = {view.by} if view.by else {"phase", "module", "op"}
     if "phase" in wanted:
         _phases(report, canvas)
     if view.by is None:
         report_memory.memory(report, canvas)
         alternatives(report, canvas)
+        report_cluster.communication(report, canvas)
     if "module" in wanted:
         _modules(report, canvas, view)
     if "op" in wanted:
@@ -86,6 +89,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
             text += f", trained: {number(trainable, '0')}"
         facts.append(("model", text))
     facts += workload_facts(report)
+    if report.get("cluster"):
+        facts.append(("rank", report_cluster.rank(report)))
     if rank := report.get("rank"):
         facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; what follows is this process's alone"))
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
@@ -139,6 +144,8 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         shares = ", ".join(
             f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS
         )
+        if waiting := roofline.get("communication_s"):
+            shares += f", {100 * waiting / predicted:.0f} % communication"
         text = f"bound by: {shares} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"
         if not sized:
             text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"

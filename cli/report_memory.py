@@ -15,13 +15,14 @@ _LEVELS, _PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "._-=+*%#"
 
 def fit(facts: dict[str, Any]) -> str:
     """One line: the peak, and whether the target holds it."""
-    peak, capacity = facts.get("peak_bytes") or 0, facts.get("capacity_bytes")
+    peak, capacity = facts.get("peak_device_bytes") or facts.get("peak_bytes") or 0, facts.get("capacity_bytes")
     if capacity is None:
         return f"peak {bytes_text(peak)}"
     if facts.get("fits"):
         return f"peak {bytes_text(peak)} of {bytes_text(capacity)}: fits, {bytes_text(capacity - peak)} to spare"
+    over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too scattered"
     return (
-        f"peak {bytes_text(peak)} of {bytes_text(capacity)}: does not fit, {bytes_text(peak - capacity)} too much; "
+        f"peak {bytes_text(peak)} of {bytes_text(capacity)}: does not fit, {over}; "
         f"at least {count(facts.get('devices') or 0)} such devices"
     )
 
@@ -34,6 +35,7 @@ def memory(report: dict[str, Any], canvas: Canvas) -> None:
         return
     columns = [Column("bytes", 9), Column("%", 5), Column("", 16)]
     canvas.heading("Memory", "at the peak")
+    _card(facts, canvas)
     canvas.sheet_head("kind", columns)
     for name, nbytes in sorted(facts.get("categories", {}).items(), key=lambda item: -item[1]):
         cells = [bytes_text(nbytes), percent(nbytes, peak), canvas.bar(nbytes / peak, 16)]
@@ -52,6 +54,30 @@ def memory(report: dict[str, Any], canvas: Canvas) -> None:
     if len(heights) > 1:
         levels = _PLAIN_LEVELS if canvas.plain else _LEVELS
         canvas.add(Text("  " + _sparkline(heights, canvas.width - 4, levels), style="dim"))
+
+
+def _card(facts: dict[str, Any], canvas: Canvas) -> None:
+    """What torch gives out, what it got from the device, what the device holds in all; where that is known."""
+    device = facts.get("peak_device_bytes")
+    if not device:
+        return
+    capacity = facts.get("capacity_bytes") or 0
+    columns = [Column("peak", 9), Column("%", 5), Column("of the device", 16)]
+    emptied = (facts.get("allocator") or {}).get("retries")
+    beside = {"context": facts.get("context_bytes"), **(facts.get("beside") or {})}
+    rows = [
+        ("allocated: tensors", "peak_allocated_bytes", {"cuBLAS": facts.get("workspace_bytes")}),
+        ("reserved: torch's segments" + (f", given back {counted(emptied, 'time')}" if emptied else ""),
+         "peak_reserved_bytes", {}),
+        ("device: all that", "peak_device_bytes", beside),
+    ]  # fmt: skip
+    canvas.sheet_head("on the card", columns)
+    for name, key, more in rows:
+        nbytes = facts.get(key) or 0
+        name += "".join(f", {what} {bytes_text(size)}" for what, size in more.items() if size)
+        cells = [bytes_text(nbytes), *([percent(nbytes, capacity), canvas.bar(min(1, nbytes / capacity), 16)]
+                                       if capacity else ["", ""])]  # fmt: skip
+        canvas.sheet_row(Text(clean(name)), cells, columns, "dim" if key != "peak_device_bytes" else "")
 
 
 def _sparkline(heights: list[int], width: int, levels: str) -> str:

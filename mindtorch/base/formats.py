@@ -15,7 +15,7 @@ class Format(NamedTuple):
 
     name: of its option, without the dashes; help: of that. begins: how its files begin, a pattern: they are replaced
     as ours. write: takes what there is, then a path; what it gives is said to the user. measured: of times, which
-    estimates do not have.
+    estimates do not have. sized: of the memory of a target's device, which only estimates have. binary: no text.
     """
 
     name: str
@@ -23,6 +23,8 @@ class Format(NamedTuple):
     begins: bytes
     write: Callable[..., str | None]
     measured: bool = False
+    sized: bool = False
+    binary: bool = False
 
 
 @contextlib.contextmanager

@@ -89,6 +89,8 @@ def _info(func: Callable[..., Any]) -> Any:
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
     tensors.in_use()
+    if mode.now.ranks is not None and (made := mode.now.ranks.create(func, args, kwargs)) is not NotImplemented:
+        return made
     device = kwargs.get("device")
     if device is None:  # while estimating, every call comes here
         if func.__name__ == "normal" and any(isinstance(a, torch.Tensor) for a in (*args, *kwargs.values())):

@@ -16,6 +16,7 @@ import torch
 from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
+from ...devices import mode
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
@@ -133,7 +134,9 @@ def _describe_overload(func: Any) -> Any:
         pointwise=torch.Tag.pointwise in func.tags or name == "aten::copy_",
         bumps=bool(writes) and name.startswith("aten::_foreach_"),
     )
-    if taken_apart(func.name(), row):
+    if func.namespace in _COLLECTIVES:
+        info.at_dispatch = functools.partial(_collective, func)
+    elif taken_apart(func.name(), row):
         info.at_dispatch = functools.partial(_take_apart, func)
     elif row.as_seen:
         info.at_dispatch = functools.partial(_as_seen, info, _intern.OpInfo(func, name, kind, call=func._op))
@@ -146,6 +149,14 @@ def _describe_overload(func: Any) -> Any:
     elif name in ("aten::_make_dual", "aten::_fw_primal"):  # come here in inference mode only: torch knows no tangents
         info.at_dispatch = lambda args, kwargs: torch.ops.aten.alias(args[0])
     return info
+
+
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
+
+
+def _collective(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What ranks do together, in an estimate of one of them."""
+    return NotImplemented if mode.now.ranks is None else mode.now.ranks.functional(func, args, kwargs)
 
 
 def _zeros_for_a_tangent(args: tuple, kwargs: dict) -> Any:

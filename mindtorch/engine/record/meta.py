@@ -52,6 +52,10 @@ def address(t: Any, of_storage: bool = False) -> int:
     return start + t.storage_offset() * t.dtype.itemsize if t.numel() else 0
 
 
+#: Slots whose storages an estimated program has resized. Where one of them has no memory in the ledger, it is empty.
+_emptied: set[int] = set()
+
+
 class MetaStorage:
     """What a meta tensor stands for: `nbytes` of memory that nobody allocated."""
 
@@ -61,10 +65,30 @@ class MetaStorage:
         self.device = t.device
         self._extent = extent(t.shape, t.stride(), t.storage_offset())
         self._address = None if mode.now.known is None else address(t, of_storage=True)
+        self._handle = t._handle
 
     def nbytes(self) -> int:
-        """Bytes from the start of the storage to the tensor's last element."""
+        """Bytes from the start of the storage to the tensor's last element; 0 once an estimate resized it so."""
+        if _emptied and _core.root_slot(self._handle) in _emptied and not _ledger.holds(self._handle):
+            return 0
         return self._extent * self.dtype.itemsize
+
+    def resize_(self, nbytes: int) -> MetaStorage:
+        """In an estimate, memory given back and taken again; elsewhere there is none."""
+        if mode.now.known is None:
+            refuse("storage.resize_")
+        if nbytes != self.nbytes():
+            _emptied.add(_core.root_slot(self._handle))
+            _ledger.resize(self._handle, int(nbytes))
+        return self
+
+    _resize_ = resize_
+
+    def _data_ptr(self) -> int:
+        return self.data_ptr()
+
+    def _size(self) -> int:
+        return self.nbytes() // self.dtype.itemsize
 
     def size(self) -> int:
         """As `nbytes`, the length of torch's untyped storages."""
@@ -174,6 +198,9 @@ class MetaTensor(RecordedTensor):
         return MetaStorage(self)
 
     def storage(self) -> Any:
+        return MetaStorage(self)
+
+    def _typed_storage(self) -> Any:
         return MetaStorage(self)
 
     def __format__(self, spec: str) -> str:

@@ -15,11 +15,12 @@ from mindtorch.profile.cost.work import Work
 
 #: What an operation's time is bound by.
 BOUNDS = ("compute", "memory", "launch")
+COMMUNICATION = "communication"  # with other ranks: what of it is not hidden
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Time of one call in seconds, and which of `BOUNDS` it is."""
+    """Time of one call in seconds, and which of `BOUNDS` it is, or `COMMUNICATION`."""
 
     seconds: float
     bound: str
@@ -33,6 +34,8 @@ def estimate(work: Work, target: Target, footprint: int = 0, tf32: bool = False)
 
     footprint: the most bytes that the program holds, which says what a processor's cache can keep for it.
     """
+    if work.seconds is not None:
+        return Cost(work.seconds, COMMUNICATION)
     if target.model is not None:
         return Cost(*target.model(work, footprint))
     if not work.bytes and not work.flops:

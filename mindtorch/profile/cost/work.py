@@ -30,6 +30,7 @@ class Work(NamedTuple):
     product: (products, rows, columns, contracted) of matrix products, of convolutions by group, of scores by head.
     variant: arguments that select another algorithm: ``approximate="tanh"``, a whole power, evaluation mode.
     strided: what it reads or writes does not lie as the other side does, as in a transposition.
+    seconds: what the call takes, where that is no matter of computing: communication; else None.
     """
 
     flops: int | None
@@ -45,6 +46,7 @@ class Work(NamedTuple):
     product: tuple[int, int, int, int] | None = None
     strided: bool = False
     variant: str = ""
+    seconds: float | None = None
 
     @property
     def bytes(self) -> int:

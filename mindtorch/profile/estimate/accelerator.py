@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections import OrderedDict
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from ... import npu
-from ..._ext import ledger
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
@@ -23,7 +23,8 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import assumptions, fused_attention
+from . import fused_attention, memory_answers, side_streams
+from .device_memory import Devices
 
 
 @dataclass(frozen=True)
@@ -38,53 +39,17 @@ class Accelerator:
     processors: int = 132
     kind: str = "cuda"
 
-
-class _Stream:
-    """Stands for torch.cuda.Stream: all work is in program order."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        index = _chosen if device is None else index_of(device)
-        self.device = known_device(f"{mode.now.accelerator}:{index}")
-        self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
-
-    def synchronize(self) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        return _Event() if event is None else event
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-class _Event:
-    """Stands for torch.cuda.Event: nobody knows what passes between two, as nothing is computed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Any) -> float:
-        return assumptions.duration("elapsed_time")  # nothing was computed: unknown
+    @functools.cached_property
+    def devices(self) -> Devices:
+        """What the program holds of them."""
+        return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count)
 
 
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     global _compiled
     _compiled = 0
+    side_streams.begin(index_of)
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
@@ -127,19 +92,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
     def place(device: Any) -> int:
         return place_of(kind if device is None else f"{kind}:{index_of(device)}")
 
-    def live(device: Any = None) -> tuple[int, int]:
-        return ledger.live_bytes(place(device))
-
-    def memory_stats(device: Any = None) -> dict[str, int]:
-        now, most = live(device)
-        return {
-            "allocated_bytes.all.current": now,
-            "allocated_bytes.all.peak": most,
-            "reserved_bytes.all.current": most,
-            "reserved_bytes.all.peak": most,
-        }
-
-    return {
+    return memory_answers.answers(accelerator.devices, place) | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
@@ -151,16 +104,6 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "get_device_properties": of,
         "get_device_capability": lambda device=None: (of(device).major, of(device).minor),
         "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
-        "mem_get_info": lambda device=None: (accelerator.memory_bytes - live(device)[0], accelerator.memory_bytes),
-        "memory_stats": memory_stats,
-        "memory_allocated": lambda device=None: live(device)[0],
-        "max_memory_allocated": lambda device=None: live(device)[1],
-        "memory_reserved": lambda device=None: live(device)[1],
-        "max_memory_reserved": lambda device=None: live(device)[1],
-        "reset_peak_memory_stats": lambda device=None: ledger.reset_peak(place(device)),
-        "reset_max_memory_allocated": lambda device=None: ledger.reset_peak(place(device)),
-        "memory_summary": lambda device=None, abbreviated=False: f"{live(device)[0]} bytes allocated",
-        "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "synchronize": lambda device=None: None,
         "manual_seed": lambda seed: None,
@@ -173,17 +116,15 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "device": _device,
         "device_of": lambda obj: _device(obj.device.index) if obj.device.type == kind else nullcontext(),
-        "stream": _on_stream,
-        "StreamContext": _on_stream,
-        "Stream": _Stream,
-        "Event": _Event,
-        "current_stream": lambda device=None: _Stream(),
-        "default_stream": lambda device=None: _Stream(),
+        "stream": side_streams.on_stream,
+        "StreamContext": side_streams.on_stream,
+        "Stream": side_streams.Stream,
+        "Event": side_streams.Event,
+        "current_stream": side_streams.current,
+        "default_stream": side_streams.main,
         "set_stream": lambda stream: None,
         "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
         "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
         "memory_snapshot": lambda *args, **kwargs: [],
         "memory_stats_as_nested_dict": lambda device=None: {},
         "host_memory_stats": OrderedDict,
@@ -252,8 +193,8 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
         *((torch.accelerator.memory, name, answer) for name, answer in memory.items()),
         (torch._C, "_get_accelerator", lambda check=None: known_device(kind)),
         (torch._C, "_accelerator_getAccelerator", lambda: known_device(kind)),
-        (torch, "Stream", _Stream),
-        (torch, "Event", _Event),
+        (torch, "Stream", side_streams.Stream),
+        (torch, "Event", side_streams.Event),
     ]
 
 
@@ -306,11 +247,6 @@ def _device(device: Any) -> Iterator[None]:
         yield
     finally:
         set_current(before)
-
-
-@contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
-    yield
 
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:

@@ -11,26 +11,42 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._foreach_utils import _device_has_foreach_support
 
+from ...base.clusters import Cluster
 from ...base.errors import UsageError
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...engine.execute import tensors, values
+from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
 from ...patch.replaced import replaced
-from . import autocast, checkpoints, cuda_tools, deciding, fused_attention, known, refusals, saved, written
+from . import (
+    autocast,
+    checkpoints,
+    cuda_tools,
+    deciding,
+    fused_attention,
+    known,
+    process_groups,
+    refusals,
+    saved,
+    written,
+)
 from .accelerator import Accelerator, answers, current_device, set_current
 
 __all__ = ["estimating"]
 
 
 @contextmanager
-def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanced: bool = False) -> Iterator[None]:
+def estimating(
+    accelerator: Accelerator | None = None, assume: float = 0, cluster: Cluster | None = None, balanced: bool = False
+) -> Iterator[None]:
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
     assume: what a value is taken for that nobody knows, where the program decides on it; see `assumptions.assumed`.
+    cluster: which rank of how many the program is, as torchrun would start it; None: a process on its own.
     balanced: whether choices among unknown scores (``topk``, ``argmax``) choose all alike as often.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
@@ -48,11 +64,19 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanc
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
-        entered = known.knowing(assume, everywhere=True, cudas=cudas, current_cuda=current_device, accelerator=kind)
+        entered = known.knowing(
+            assume,
+            everywhere=True,
+            cudas=cudas,
+            current_cuda=current_device,
+            accelerator=kind,
+            ranks=None if cluster is None else process_groups,
+        )
         stack.enter_context(entered)
         stack.callback(set_current, 0)
         stack.enter_context(deciding.balanced(balanced))
         stack.enter_context(saved.remembering())
+        meta._emptied.clear()
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
@@ -67,6 +91,8 @@ def estimating(accelerator: Accelerator | None = None, assume: float = 0, balanc
         )
         stack.enter_context(replaced(told))
         stack.enter_context(autocast.as_on_cuda())
+        if cluster is not None:
+            stack.enter_context(process_groups.one_of_many(cluster))
         yield
 
 

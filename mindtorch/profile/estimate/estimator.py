@@ -6,6 +6,7 @@ Time is the roofline's, per distinct call; memory is what storages take from the
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from contextlib import ExitStack
@@ -20,16 +21,19 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
+from mindtorch.base.clusters import Cluster
 from mindtorch.base.words import counted
+from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import roofline
+from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
-from mindtorch.profile.estimate import assumptions, known, out_of_memory, saved
+from mindtorch.profile.estimate import assumptions, communication, exchanged, known, out_of_memory, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
@@ -49,6 +53,7 @@ class Estimator(Run):
     assume: what a value is taken for that nobody knows, where the program decides on it.
     balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
     oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
+    cluster: which rank of how many the program is; None: a process on its own.
     warmup, steps: as `Profiler`'s.
     """
 
@@ -60,11 +65,12 @@ class Estimator(Run):
         warmup: int = 0,
         steps: int | None = None,
         assume: float = 0.0,
+        cluster: Cluster | None = None,
         balanced: bool = False,
         oom: str = "report",
     ) -> None:
         super().__init__("init", target, warmup, steps)
-        self.assume, self.balanced, self.oom = assume, balanced, oom
+        self.assume, self.cluster, self.balanced, self.oom = assume, cluster, balanced, oom
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
         if target is not None and gpu:
@@ -72,6 +78,8 @@ class Estimator(Run):
                 target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device
             )
         self.memory: MemoryTimeline | None = None
+        self._card: dict[str, Any] | None = None  # what the target holds for it
+        self._place = 0  # the ledger's number of that device
         self._seconds = [0.0]  # by signature: the predicted time of one call
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self._ops: list[Op | None] = [None]  # by signature, as the next two
@@ -86,6 +94,8 @@ class Estimator(Run):
         self._assumed: list[dict[str, Any]] = []
         self._unwritten: list[str] = []
         self._compiled = 0  # calls of torch.compile
+        self._timed: list[communication.Timed] = []  # collectives
+        self._numbers: dict[exchanged.Call, int] = {}  # of distinct ones: their signatures
         self._stack = ExitStack()
 
     # ---- the block
@@ -95,7 +105,7 @@ class Estimator(Run):
         if not gc.get_freeze_count():
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             stack.callback(gc.unfreeze)
-        stack.enter_context(estimating(self._accelerator, self.assume, self.balanced))
+        stack.enter_context(estimating(self._accelerator, self.assume, self.cluster, self.balanced))
         self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
@@ -131,11 +141,17 @@ class Estimator(Run):
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
+        if self._on_accelerator():
+            assert self._accelerator is not None
+            self._place = place_of(found.device)
+            self._card = self._accelerator.devices.of(self._place, (calls, blocks)).report()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(len(found.calls))
         if self._stage == "rest":
             self._freeze()
         self._end_stage(len(found.calls), "rest")
+        if self.cluster is not None:
+            self._communicate(found, self.cluster)
         collects = gc.isenabled()
         gc.disable()  # many small tuples, no garbage
         try:
@@ -145,6 +161,21 @@ class Estimator(Run):
         finally:
             if collects:
                 gc.enable()
+
+    def _on_accelerator(self) -> bool:
+        """Whether what the program holds is the target's memory, not the host's."""
+        assert self.memory is not None
+        return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
+
+    def memory_snapshot(self) -> dict[str, Any] | None:
+        """What torch's memory viewer shows; None where the program holds nothing of an accelerator's. Of a run that has
+        ended."""
+        if not self._on_accelerator():
+            return None
+        from mindtorch.profile.estimate.memory_snapshot import Snapshot
+
+        assert self.memory is not None and self._accelerator is not None
+        return Snapshot(self.memory, self._accelerator.devices, self._place).facts()
 
     # ---- while it runs
 
@@ -194,6 +225,35 @@ class Estimator(Run):
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
 
+    def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
+        """When collectives run beside the computation; what they keep it waiting is their time in the tables."""
+        sigs, which = np.unique(found.calls["sig"], return_inverse=True)
+        numbers = [0 if sig == 0 else self._signature(sig) for sig in sigs.tolist()]
+        computed = communication.before_each(np.array(self._seconds)[numbers][which])
+        links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
+        self._timed = communication.simulate(
+            exchanged.calls, exchanged.events, computed,
+            functools.cache(lambda call: communication.seconds_of(call, links, cluster)),
+        )  # fmt: skip
+        mine = self._of_reached(self._timed)
+        # By distinct call, those of the stage that is reported: the times in its tables sum to theirs.
+        exposed_of = communication.mean_exposed(self._timed) | communication.mean_exposed(mine)
+        for call, exposed in exposed_of.items():
+            if number := self._numbers.get(call):
+                self._seconds[number] = exposed
+                self._works[number] = communication.waited(call, exposed)
+
+    def _of_reached(self, timed: list[communication.Timed]) -> list[communication.Timed]:
+        """Those of the stage that the report is about."""
+        stretches = self._stretches.get(next(s for s in reversed(STAGES[:-1]) if s in self._stretches), [])
+        return [t for t in timed if any(first <= t.position < last for first, last in stretches)]
+
+    def _cluster_facts(self) -> dict[str, Any] | None:
+        if self.cluster is None:
+            return None
+        links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
+        return communication.facts(self._of_reached(self._timed), self.cluster, links)
+
     def _rows(self, calls: Any) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
         first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
@@ -222,7 +282,10 @@ class Estimator(Run):
         flops: tuple[int, int] | None = (0, 0)
         done: Work | None = None
         seconds, nbytes = 0.0, 0
-        if name is not None and name not in known.ran:
+        if name is not None and (call := exchanged.call_named(name)) is not None:
+            op = _bookkeeping(communication.op_name(call))
+            self._numbers[call] = len(self._bytes)
+        elif name is not None and name not in known.ran:
             op = _bookkeeping(name)
         else:
             func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
@@ -255,7 +318,8 @@ class Estimator(Run):
             parameters=self._parameters(),
             module_peaks=self.peaks,
             phase_peaks=self.phase_peaks,
-            memory=memory.report(None if target is None else int(target.memory_bytes)),  # of all stages: it has to fit
+            memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
+            memory_snapshot=self.memory_snapshot,
             marks=self.marks,
             warmup=self.warmup,
             steps=self.steps,
@@ -270,6 +334,7 @@ class Estimator(Run):
             target=target,
             assumed=self._assumed,
             notes=self._warnings(),
+            cluster=self._cluster_facts(),
         )
 
     def _warnings(self) -> list[str]:

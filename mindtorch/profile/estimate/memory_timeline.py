@@ -29,13 +29,13 @@ class MemoryTimeline:
 
     calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the
     program works on (the accelerator, if it uses one; what stays on the host is not counted then), of storages alone,
-    as a measured profile counts. scratch: what the call there takes beside.
+    as a measured profile counts. scratch: what the call there takes beside. all_blocks: the log of storages.
     marks: (kind, position) of what the ledger's handler was told.
     """
 
     def __init__(self, calls: bytes, blocks: bytes, marks: Sequence[tuple[str, int]]) -> None:
         self.calls = np.frombuffer(calls, _CALL)
-        found = np.frombuffer(blocks, _BLOCK)
+        found = self.all_blocks = np.frombuffer(blocks, _BLOCK)
         kinds = np.array([str(device) for device in DATALESS])[-1 - found["place"].astype(int)]
         self.device = _main_device(kinds, found["nbytes"])
         self.others: dict[str, int] = {}  # label → most bytes live there
@@ -79,8 +79,11 @@ class MemoryTimeline:
         np.maximum.at(most, which, live)
         return {int(v): int(m) for v, m in zip(values, most, strict=True)}
 
-    def report(self, capacity: int | None = None) -> dict[str, Any]:
-        """What the report says about memory: the peak by category, where it is, its largest parts, the way there."""
+    def report(self, capacity: int | None = None, card: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What the report says about memory: the peak by category, where it is, its largest parts, the way there.
+
+        card: what the device holds for it (`DeviceMemory.report`), where that is known; then it decides what fits.
+        """
         held = self.live + self.scratch
         at = int(held.argmax()) if len(held) else 0
         there = (self.born <= at) & (at <= self.died)
@@ -95,10 +98,12 @@ class MemoryTimeline:
             "peak_bytes": most,
             "categories": by_category,
             "at": self._where(at),
-            "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, _name),
+            "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, op_name),
             "timeline": self._timeline(held),
         }
-        if capacity is not None:
+        if card is not None:
+            facts |= card
+        elif capacity is not None:
             facts["capacity_bytes"] = capacity
             facts["fits"] = most <= capacity
             facts["spare_bytes"] = capacity - most
@@ -109,7 +114,7 @@ class MemoryTimeline:
         if not len(self.calls):
             return {}
         call = self.calls[max(position - 1, 0)]
-        return {"position": position, "op": _name(int(call["sig"])),
+        return {"position": position, "op": op_name(int(call["sig"])),
                 "module": self.names[int(call["module"])], **peak.line(int(call["location"])),
                 "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip
 
@@ -139,7 +144,8 @@ def _main_device(kinds: Any, nbytes: Any) -> str:
     return max(accelerators or sums or {"cpu": 0}, key=(accelerators or sums or {"cpu": 0}).__getitem__)
 
 
-def _name(sig: int) -> str:
+def op_name(sig: int) -> str:
+    """The op of a call in the log; empty for what is none."""
     if not sig:
         return ""
     named = ledger.named(sig)

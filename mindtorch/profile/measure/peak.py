@@ -26,9 +26,10 @@ from mindtorch.profile.report.module_names import Names
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
 CATEGORIES = (
     "activations", "parameters", "buffers", "gradients", "optimizer state", "key-value cache", "temporaries",
-    "inputs and other",
+    "inputs and other", "gathered parameters", "communication buffers",
 )  # fmt: skip
 ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS_AND_OTHER = range(8)
+GATHERED, EXCHANGED = 8, 9  # of one rank of several: other ranks' shards; buffers that are sent
 #: A storage; those of an estimate's log have more fields.
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
@@ -43,6 +44,8 @@ def say(held: Iterable[torch.Tensor], what: int) -> None:
     """The storages of these tensors are for this (`PARAMETERS` …); to whoever looks."""
     for t in held:
         handle = _core.get_handle(t)
+        if handle is None and mode.now.ranks is not None:  # a DTensor: what this rank has of it
+            handle = _core.get_handle(getattr(t, "_local_tensor", t))
         if handle is not None:
             ledger.mark(handle, what)
         for listener in listening:

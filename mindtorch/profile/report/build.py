@@ -32,6 +32,8 @@ from mindtorch.profile.report.warn import warnings
 #: Of the dict and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New keys
 #: do not raise it; names of ops, modules, phases and categories are values.
 SCHEMA_VERSION = 1
+#: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
+DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 
 
@@ -100,8 +102,13 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,
     }
+    for key in DEVICE_PEAKS:  # where there is a device with an allocator; of the whole run
+        if seen.memory is not None and key in seen.memory:
+            report["totals"][key] = seen.memory[key]
     if seen.shapes:
         report["shapes"] = _shapes(seen, rows, seen.shapes)
+    if seen.cluster is not None:
+        report["cluster"] = seen.cluster
     if forecast is not None:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
         report["roofline"] = forecast.summary(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,16 @@ def _draw(report: dict[str, Any], recording: Callable[[], Any], path: str) -> st
     return f"leaves out the last {counted(dropped, 'event')}; --steps makes a run shorter" if dropped else None
 
 
+def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
+    from mindtorch.profile.report.recording import Recording
+
+    seen: Recording = recording()
+    facts = None if seen.memory_snapshot is None else seen.memory_snapshot()
+    with open(path, "wb") as file:
+        pickle.dump({"genie": "memory snapshot", **(facts or {"segments": [], "device_traces": []})}, file, protocol=4)
+    return None if facts else "is empty: the program holds nothing of the target's memory"
+
+
 #: What ``genie profile`` can write; each is given the report, what gives the recording, and a path.
 FORMATS = (
     Format(
@@ -68,5 +79,13 @@ FORMATS = (
         rb'\{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules and ops"',
         _draw,
         measured=True,
+    ),
+    Format(
+        "memory-snapshot",
+        "Of an estimate: write a pickle for torch's memory viewer, pytorch.org/memory_viz.",
+        rb"\x80\x04\x95[\s\S]{8}\}\x94\(\x8c\x05genie\x94\x8c\x0fmemory snapshot",
+        _snapshot,
+        sized=True,
+        binary=True,
     ),
 )

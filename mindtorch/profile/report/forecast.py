@@ -42,7 +42,7 @@ class Forecast:
         flops = nbytes = 0
         for row in rows:
             cost, work = self.cost(row.sig), self._works[row.sig]
-            bound[cost.bound] += row.calls * cost.seconds
+            bound[cost.bound] = bound.get(cost.bound, 0.0) + row.calls * cost.seconds
             if work is not None:
                 flops += row.calls * (work.flops or 0)
                 nbytes += row.calls * work.bytes

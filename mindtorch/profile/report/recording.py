@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -143,7 +143,9 @@ class Recording:
     target: Target | None = None
     assumed: Sequence[dict[str, Any]] = ()
     notes: Sequence[str] = ()  # further warnings
+    cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
     log: Log | None = None
+    memory_snapshot: Callable[[], dict[str, Any] | None] | None = None  # for torch's memory viewer; of an estimate
 
     @property
     def reached(self) -> str:

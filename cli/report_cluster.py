@@ -1,0 +1,63 @@
+"""What a report says of one rank of several, or of each (SPEC C4): its collectives, and what ranks differ in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .render import Canvas, Column, Text, clean
+from .units import amount, bytes_text, count, counted, percent, seconds
+
+__all__ = ["communication", "rank", "ranks"]
+
+
+def rank(report: dict[str, Any]) -> str:
+    """One line: which of how many."""
+    facts = report["cluster"]
+    text = f"{facts['rank']} of {facts['world_size']}, each with one accelerator"
+    if facts["machines"] > 1:
+        text += f", on {counted(facts['machines'], 'machine')} of {facts['per_machine']}"
+    return text
+
+
+def communication(report: dict[str, Any], canvas: Canvas) -> None:
+    """The collectives by kind."""
+    facts = report.get("cluster")
+    if not facts or not facts["collectives"]:
+        return
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    columns = [Column("ranks", 6), Column("count", 7), Column("bytes", 9), Column("time", 8), Column("exposed", 8),
+               Column("hidden", 8), Column("%", 5)]  # fmt: skip
+    canvas.heading("Communication", "of this rank; exposed: the computation waits for it")
+    canvas.sheet_head("collective", columns)
+    for row in facts["collectives"]:
+        cells = [count(row["ranks"]), count(row["count"]), bytes_text(row["bytes"]), seconds(row["time_s"]),
+                 seconds(row["exposed_s"]), seconds(row["overlapped_s"]), percent(row["exposed_s"], total)]  # fmt: skip
+        where = f", {row['machines']} machines" if row["machines"] > 1 else ""
+        canvas.sheet_row(Text(clean(row["kind"]) + where), cells, columns)
+    if facts["machines"] > 1 and facts["network_bytes_per_s"]:
+        speed = 8 * facts["network_bytes_per_s"] / 1e9
+        canvas.paragraph(
+            f"between machines: {speed:g} Gb/s for each accelerator is assumed (--interconnect says another)", "dim"
+        )
+
+
+def ranks(report: dict[str, Any], canvas: Canvas) -> None:
+    """Each rank; equal ones in one line."""
+    rows = report.get("ranks") or []
+    if not rows or "ran_as" not in rows[0]:
+        return
+    from mindtorch.profile.estimate.all_ranks import spans
+
+    columns = [Column("peak", 9), Column("ops", 8), Column("FLOPs", 8), Column("time", 8), Column("exposed", 8)]
+    canvas.heading("Ranks", "equal ones together")
+    canvas.sheet_head("rank", columns)
+    for which, row in spans(rows):
+        cells = [bytes_text(row["peak_bytes"]), count(row["ops"]), amount(row["flops"]), seconds(row["time_s"]),
+                 seconds(row["exposed_s"])]  # fmt: skip
+        fits = "" if row.get("fits") is not False else "  does not fit"
+        canvas.sheet_row(Text(which + fits), cells, columns)
+    ran = sorted({row["ran_as"] for row in rows})
+    if len(ran) < len(rows):
+        named = ", ".join(map(str, ran[:12])) + (" …" if len(ran) > 12 else "")
+        canvas.paragraph(f"run: {named}; the others are taken to be as those next to them", "dim")
+    canvas.paragraph(f"what follows is rank {report['cluster']['rank']}, which holds most", "dim")

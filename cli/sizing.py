@@ -1,0 +1,101 @@
+"""The runs behind ``genie profile --target``: without data, one rank of several, or all of them (SPEC C4)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindtorch.base import clusters
+from mindtorch.base.ranks import local_ranks
+
+from .program import torch_npu_for
+
+if TYPE_CHECKING:
+    from mindtorch.program.outcome import Outcome
+    from mindtorch.program.program import Program
+
+__all__ = ["estimate", "explain", "made_report"]
+
+
+def estimate(
+    program: Program,
+    steps: int | None,
+    warmup: int | None,
+    target_name: str | None,
+    cluster: clusters.Cluster | None,
+    changes: tuple[str, ...],
+    **options: Any,
+) -> tuple[Outcome, dict[str, Any] | None, Any]:
+    """What happened, the report (None when a model could not be built or called at all) and the profiler."""
+    import mindtorch
+    from mindtorch.profile.cost import targets
+    from mindtorch.profile.estimate.all_ranks import every_rank, worth_showing
+
+    chosen = None if target_name is None else targets.find(target_name)
+    mindtorch._bootstrap()
+    from mindtorch.profile.estimate import others
+    from mindtorch.profile.estimate.changes import AROUND, changed
+    from mindtorch.profile.estimate.estimator import Estimator
+
+    told = program.is_model  # it says itself when an iteration begins
+    before = warmup or 0
+    program.estimate = True
+    program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
+
+    def run(rank: int | None) -> tuple[Outcome, Any, list[str]]:
+        place = None if cluster is None or rank is None else dataclasses.replace(cluster, rank=rank)
+        estimator = Estimator(
+            target=chosen, devices=local_ranks() if place is None else place.local_size,
+            warmup=0 if told else before, steps=steps, cluster=place, **options,
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            if place is not None:
+                stack.enter_context(others.at_hand(run))
+            stack.enter_context(estimator)
+            stack.enter_context(torch_npu_for(True, None if chosen is None else chosen.device))
+            made = stack.enter_context(changed([name for name in changes if name not in AROUND]))
+            outcome = program.run(steps or 1, before, estimator.stage if told else None)
+        return outcome, estimator, made
+
+    with changed([name for name in changes if name in AROUND]) as around:
+        rows = None
+        rank = None if cluster is None else cluster.rank
+        if cluster is not None and rank == clusters.ALL_RANKS:
+            rows = every_rank(cluster.size, lambda rank: made_report(program, *run(rank)[:2]))
+            rank = worth_showing(rows)
+        outcome, estimator, made = run(rank)
+        if program.is_model and outcome.error is not None and not outcome.interrupted:
+            explain(program, outcome)
+            return outcome, None, None
+        report = made_report(program, outcome, estimator)
+    report["warnings"] += [f"what if: {note}" for note in dict.fromkeys([*around, *made])]
+    if rows is not None:
+        report["ranks"] = rows
+    return outcome, report, estimator
+
+
+def made_report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]:
+    """The report of a run that has ended, with what the program was asked for."""
+    workload = program.workload
+    report: dict[str, Any] = profiler.report(
+        command=program.command,
+        exit_code=outcome.exit_code,
+        interrupted=outcome.interrupted,
+        workload=None if workload is None else workload.facts(),
+    )
+    if workload is not None:
+        report["warnings"] += workload.plan.notes
+    return report
+
+
+def explain(program: Program, outcome: Outcome) -> None:
+    """After the model's own error, one line with what it was called with; a request that failed exits with 2."""
+    outcome.show()
+    if isinstance(outcome.error, SystemExit):
+        return
+    if program.model is not None:
+        click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
+        outcome.exit_code = 2

@@ -1,0 +1,132 @@
+"""What an estimated program gets for streams and events: its work is in program order, its collectives are beside it.
+
+Computation is counted on one stream, however many the program has. What a stream or an event of the program's stands
+for beyond that is the last collective begun on it: who waits for it waits for that one (`exchanged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...devices import mode
+from ...devices.lazy_device import known_device
+from . import assumptions, exchanged
+
+__all__ = ["Event", "Stream", "current", "on_stream"]
+
+
+class Stream:
+    """Stands for torch.cuda.Stream. last: the number of the last collective begun on it; None: there is none."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        named = isinstance(device, (str, torch.device, int))
+        self.device = known_device(f"{mode.now.accelerator}:{_index(device) if named else mode.now.current_cuda()}")
+        self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
+        self.device_index = self.device.index
+        self.last: int | None = None
+
+    def synchronize(self) -> None:
+        exchanged.wait_for(self.last)
+
+    def wait_stream(self, stream: Any) -> None:
+        self._wait_for(getattr(stream, "last", None))
+
+    def wait_event(self, event: Any) -> None:
+        self._wait_for(getattr(event, "last", None))
+
+    def _wait_for(self, number: int | None) -> None:
+        if number is None:
+            return
+        if self is _main or not isinstance(self, Stream):
+            with _Only(None):
+                exchanged.wait_for(number)
+        else:
+            self.last = max(number, -1 if self.last is None else self.last)
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Any:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        if self is not _main:
+            exchanged.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self is not _main:
+            exchanged.streams.remove(self)
+
+
+class Event:
+    """Stands for torch.cuda.Event: nobody knows what passes between two, as nothing is computed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.last: int | None = None
+
+    def record(self, stream: Any = None) -> Event:
+        self.last = getattr(current() if stream is None else stream, "last", None)
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        (current() if stream is None else stream).wait_event(self)
+
+    def synchronize(self) -> None:
+        exchanged.wait_for(self.last)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return assumptions.duration("elapsed_time")  # nothing was computed: unknown
+
+
+class _Only:
+    """Within it no side stream is current."""
+
+    def __init__(self, stream: Any) -> None:
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before = list(exchanged.streams)
+        exchanged.streams.clear()
+
+    def __exit__(self, *error: object) -> None:
+        exchanged.streams[:] = self._before
+
+
+_main: Stream | None = None
+_index: Callable[[Any], int] = int
+
+
+def begin(index: Callable[[Any], int]) -> None:
+    """A new program: its main stream. index: of a device that is named."""
+    global _main, _index
+    _main, _index = None, index
+
+
+def current(device: Any = None) -> Stream:
+    """The stream that is the current one."""
+    return exchanged.streams[-1] if exchanged.streams else main()
+
+
+def main(device: Any = None) -> Stream:
+    """The one that all programs begin on."""
+    global _main
+    if _main is None:
+        _main = Stream()
+    return _main
+
+
+def on_stream(stream: Any) -> Any:
+    """``with torch.cuda.stream(...)``; None: as it is."""
+    return main() if stream is None else stream
