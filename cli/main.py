@@ -22,6 +22,7 @@ _COMMANDS = (
     "run",
     "devices",
     "worker",
+    "calibrate",
 )  # each is the module of that name in this package, with a `command`
 
 

@@ -1,7 +1,8 @@
 """`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
 
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
-Time is the roofline's, per distinct call; memory is what storages take from their birth to their death.
+Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
+death.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.ops.op_row import FREE_TAGS
-from mindtorch.profile.cost import roofline
+from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
@@ -40,8 +41,9 @@ from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run
+from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
-from mindtorch.profile.report.rows import CALLS, as_table, exact
+from mindtorch.profile.report.rows import CALLS, NS, PHASE, SIG, as_table, exact
 
 
 class Estimator(Run):
@@ -76,7 +78,8 @@ class Estimator(Run):
         self.memory: MemoryTimeline | None = None
         self._card: dict[str, Any] | None = None  # what the target holds for it
         self._place = 0  # the ledger's number of that device
-        self._seconds = [0.0]  # by signature: the predicted time of one call
+        self._precision: about.Precision | None = None  # what the program allows of float32
+        self._forecast: Forecast | None = None
         self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
         self._ops: list[Op | None] = [None]  # by signature, as the next two
         self._flops: list[tuple[int, int] | None] = [(0, 0)]
@@ -132,6 +135,7 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         self._compiled = compiled_calls()
+        self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
@@ -149,12 +153,22 @@ class Estimator(Run):
         collects = gc.isenabled()
         gc.disable()  # many small tuples, no garbage
         try:
+            self._forecast = self._predict(found)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage)
         finally:
             if collects:
                 gc.enable()
+
+    def _predict(self, found: MemoryTimeline) -> Forecast | None:
+        """The times of all distinct calls."""
+        if self.target is None:
+            return None
+        for sig in np.unique(found.calls["sig"]).tolist():
+            if sig:
+                self._signature(sig)
+        return Forecast(self.target, self._works, 0, self._precision, estimated=True, compiled=self._fused)
 
     def _on_accelerator(self) -> bool:
         """Whether what the program holds is the target's memory, not the host's."""
@@ -213,8 +227,11 @@ class Estimator(Run):
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         rows = self._rows(calls[calls["sig"] != 0])
+        made = int(rows[:, CALLS].sum())
+        if waits := self._waits(rows):
+            rows = as_table([*map(tuple, rows.tolist()), *waits])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(int(rows[:, CALLS].sum())))
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made))
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
@@ -223,7 +240,9 @@ class Estimator(Run):
         """When collectives run beside the computation; what they keep it waiting is their time in the tables."""
         sigs, which = np.unique(found.calls["sig"], return_inverse=True)
         numbers = [0 if sig == 0 else self._signature(sig) for sig in sigs.tolist()]
-        computed = communication.before_each(np.array(self._seconds)[numbers][which])
+        forecast = self._predict(found)
+        times = [0.0 if forecast is None else forecast.cost(number).seconds for number in range(len(self._works))]
+        computed = communication.before_each(np.array(times)[numbers][which])
         links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
         self._timed = communication.simulate(
             exchanged.calls, exchanged.events, computed,
@@ -234,7 +253,6 @@ class Estimator(Run):
         exposed_of = communication.mean_exposed(self._timed) | communication.mean_exposed(mine)
         for call, exposed in exposed_of.items():
             if number := self._numbers.get(call):
-                self._seconds[number] = exposed
                 self._works[number] = communication.waited(call, exposed)
 
     def _of_reached(self, timed: list[communication.Timed]) -> list[communication.Timed]:
@@ -261,21 +279,64 @@ class Estimator(Run):
         sigs, which = np.unique(distinct["sig"], return_inverse=True)
         sigs = np.array([self._signature(sig) for sig in sigs.tolist()], int)[which]
         columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
-        ns = np.rint(np.array(self._seconds)[sigs] * numbers * 1e9)
+        ns = np.rint(self._device(calls, order, new, sigs, numbers) * 1e9)
         nbytes = exact(self._bytes, numbers)[sigs] * numbers
         if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
             return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
         return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
 
+    @property
+    def _fused(self) -> bool:
+        return self._compiled > 0 and self.target is not None and self.target.model is None
+
+    def _device(self, calls: Any, order: Any, new: Any, sigs: Any, numbers: Any) -> Any:
+        """Seconds of each row on the device. Of a compiled program, ops that stream memory and follow each other in
+        forward or backward are one kernel: it takes as long as the longest of them."""
+        forecast = self._forecast
+        if forecast is None:
+            return np.zeros(len(sigs))
+        costs = [forecast.cost(number) for number in range(len(self._works))]
+        seconds = np.array([cost.seconds for cost in costs])
+        if not self._fused or not len(calls):
+            return seconds[sigs] * numbers
+        own, which = np.unique(calls["sig"], return_inverse=True)
+        signatures = np.array([self._signature(sig) for sig in own.tolist()], int)[which]
+        each = seconds[signatures]
+        streams = np.array([cost.family == "stream" for cost in costs])[signatures]
+        streams &= (calls["phase"] & (ledger.ENTERED - 1)) != context.PHASES.index("optimizer")
+        there = np.flatnonzero(each > 0)  # views are no kernels
+        chained, times = streams[there], each[there]
+        chain = np.cumsum(~(chained & np.concatenate([[False], chained[:-1]])))
+        longest = np.zeros(int(chain.max(initial=0)) + 1)
+        np.maximum.at(longest, chain, times)
+        total = np.zeros_like(longest)
+        np.add.at(total, chain, times)
+        each[there] = times * longest[chain] / total[chain]
+        return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
+
+    def _waits(self, rows: Any) -> list[tuple[int, ...]]:
+        """Rows of the time in which the device waits for the host: a phase takes the longer of the two."""
+        forecast = self._forecast
+        if forecast is None or forecast.target.model is not None:
+            return []
+        found: list[tuple[int, ...]] = []
+        for phase in np.unique(rows[:, PHASE]).tolist():
+            mine = rows[rows[:, PHASE] == phase]
+            host = sum(calls * forecast.host(sig, phase) for sig, calls in mine[:, [SIG, CALLS]].tolist())
+            wait = int(host * 1e9 - int(mine[:, NS].sum()))
+            if wait > 0:
+                found.append((0, 0, 0, int(phase), 1, wait, 0))
+        return found
+
     def _signature(self, sig: int) -> int:
-        """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
+        """The report's number for a call of the tape; its FLOPs and its work are worked out the first time."""
         number = self._signatures.get(sig)
         if number is not None:
             return number
         name = ledger.named(sig)
         flops: tuple[int, int] | None = (0, 0)
         done: Work | None = None
-        seconds, nbytes = 0.0, 0
+        nbytes = 0
         if name is not None and (call := exchanged.call_named(name)) is not None:
             op = _bookkeeping(communication.op_name(call))
             self._numbers[call] = len(self._bytes)
@@ -287,13 +348,10 @@ class Estimator(Run):
             done = work(func, args, kwargs, out)
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
-            if self.target is not None:
-                seconds = roofline.estimate(done, self.target).seconds
             nbytes = _allocated(op, args, out)
         self._ops.append(op)
         self._flops.append(flops)
         self._works.append(done)
-        self._seconds.append(seconds)
         self._bytes.append(nbytes)
         self._signatures[sig] = len(self._bytes) - 1
         return self._signatures[sig]
@@ -326,6 +384,8 @@ class Estimator(Run):
             interrupted=self.interrupted,
             exit_code=self.exit_code,
             target=target,
+            precision=self._precision,
+            fused=self._fused,
             assumed=self._assumed,
             notes=self._warnings(),
             cluster=self._cluster_facts(),
@@ -342,8 +402,9 @@ class Estimator(Run):
             )
         if self._compiled:
             found.append(
-                f"torch.compile ({counted(self._compiled, 'call')}) changes nothing here: what it would fuse is "
-                "counted op by op; it moves fewer bytes, holds less (flex_attention: no scores), may be faster"
+                f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
+                "though it moves fewer bytes and holds less (flex_attention: no scores)"
+                + ("; the time is that of fused kernels, of the whole program" if self._fused else "")
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
