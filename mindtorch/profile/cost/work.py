@@ -28,9 +28,10 @@ class Work(NamedTuple):
     bytes_rest: those of `bytes_read` that are not its largest operand's: what was probably not made just before.
     pieces: tensors of a list op, each of which is a loop of its own.
     product: (products, rows, columns, contracted) of matrix products, of convolutions by group, of scores by head.
-    variant: arguments that select another algorithm: ``approximate="tanh"``, a whole power, evaluation mode.
+    variant: arguments that select another algorithm: ``approximate="tanh"``, a whole power, evaluation mode, "causal".
     strided: what it reads or writes does not lie as the other side does, as in a transposition.
     seconds: what the call takes, where that is no matter of computing: communication; else None.
+    turned: of a matrix product, that the second operand is transposed, as a linear layer's weight.
     """
 
     flops: int | None
@@ -47,6 +48,7 @@ class Work(NamedTuple):
     strided: bool = False
     variant: str = ""
     seconds: float | None = None
+    turned: bool = False
 
     @property
     def bytes(self) -> int:
@@ -77,7 +79,8 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         pieces=_pieces(args),
         product=_known(row.product, call, name),
         strided=tag != "view" and bool(_known(lambda call: _strided(row, call), call, name)),
-        variant=_variant(row, call),
+        variant="causal" if tag == "attention" and _is_causal(func, args, kwargs) else _variant(row, call),
+        turned=tag == "matmul" and _turned(args),
     )
 
 
@@ -143,6 +146,18 @@ def _variant(row: OpRow, call: Call) -> str:
     if name in ("aten::native_batch_norm", "aten::batch_norm") and len(args) > 5 and not args[5]:
         return "eval"
     return ",".join(value for value in (*args, *call.kwargs.values()) if isinstance(value, str))
+
+
+def _is_causal(func: Any, args: Args, kwargs: Kwargs) -> bool:
+    names = list(schema.argument_names(func)) if isinstance(func, OpOverload) else [*"qkvmd", "is_causal"]
+    at = names.index("is_causal") if "is_causal" in names else len(args)
+    return bool(args[at] if at < len(args) else kwargs.get("is_causal"))
+
+
+def _turned(args: Args) -> bool:
+    last = [t for t in args if is_tensor(t)][-1:]
+    step = strides(last[0]) if last else ()
+    return len(step) > 1 and step[-1] != 1 and step[-2] == 1
 
 
 def _strided(row: OpRow, call: Call) -> bool:

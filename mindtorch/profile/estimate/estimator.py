@@ -1,7 +1,8 @@
 """`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
 
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
-Time is the roofline's, per distinct call; memory is what storages take from their birth to their death.
+Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
+death.
 """
 
 from __future__ import annotations
@@ -19,29 +20,26 @@ import torch
 from mindtorch import ops
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch._ext.opinfo import Op
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
-from mindtorch.engine.record import predict
 from mindtorch.engine.semantics import modules, phases
-from mindtorch.ops.op_row import FREE_TAGS
-from mindtorch.profile.cost import roofline
+from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import assumptions, communication, exchanged, known, out_of_memory, saved
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
+from mindtorch.profile.estimate.distinct_calls import DistinctCalls, waits
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.measure import peak
-from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.measure.run import Run
+from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
-from mindtorch.profile.report.rows import CALLS, as_table, exact
+from mindtorch.profile.report.rows import CALLS, as_table
 
 
 class Estimator(Run):
@@ -80,14 +78,11 @@ class Estimator(Run):
         self.memory: MemoryTimeline | None = None
         self._card: dict[str, Any] | None = None  # what the target holds for it
         self._place = 0  # the ledger's number of that device
-        self._seconds = [0.0]  # by signature: the predicted time of one call
-        self._bytes = [0]  # by signature: what a measured profile calls the bytes of one call
-        self._ops: list[Op | None] = [None]  # by signature, as the next two
-        self._flops: list[tuple[int, int] | None] = [(0, 0)]
-        self._works: list[Work | None] = [None]
+        self._precision: about.Precision | None = None  # what the program allows of float32
+        self._forecast: Forecast | None = None
+        self._calls = DistinctCalls()
         self._started = self._stopped = 0
         self._mark_error: BaseException | None = None
-        self._signatures: dict[int, int] = {}  # of the tape → of the recording
         self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
@@ -95,7 +90,6 @@ class Estimator(Run):
         self._unwritten: list[str] = []
         self._compiled = 0  # calls of torch.compile
         self._timed: list[communication.Timed] = []  # collectives
-        self._numbers: dict[exchanged.Call, int] = {}  # of distinct ones: their signatures
         self._stack = ExitStack()
 
     # ---- the block
@@ -138,6 +132,7 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         self._compiled = compiled_calls()
+        self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
@@ -155,12 +150,22 @@ class Estimator(Run):
         collects = gc.isenabled()
         gc.disable()  # many small tuples, no garbage
         try:
+            self._forecast = self._predict(found)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage)
         finally:
             if collects:
                 gc.enable()
+
+    def _predict(self, found: MemoryTimeline) -> Forecast | None:
+        """The times of all distinct calls."""
+        if self.target is None:
+            return None
+        for sig in np.unique(found.calls["sig"]).tolist():
+            if sig:
+                self._calls.number(sig)
+        return Forecast(self.target, self._calls.works, 0, self._precision, estimated=True, compiled=self._fused)
 
     def _on_accelerator(self) -> bool:
         """Whether what the program holds is the target's memory, not the host's."""
@@ -218,9 +223,12 @@ class Estimator(Run):
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        rows = self._rows(calls[calls["sig"] != 0])
+        rows = self._calls.table(calls[calls["sig"] != 0], self._forecast, self._fused)
+        made = int(rows[:, CALLS].sum())
+        if idle := waits(rows, self._forecast):
+            rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(int(rows[:, CALLS].sum())))
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made))
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
@@ -228,8 +236,10 @@ class Estimator(Run):
     def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
         """When collectives run beside the computation; what they keep it waiting is their time in the tables."""
         sigs, which = np.unique(found.calls["sig"], return_inverse=True)
-        numbers = [0 if sig == 0 else self._signature(sig) for sig in sigs.tolist()]
-        computed = communication.before_each(np.array(self._seconds)[numbers][which])
+        numbers = [0 if sig == 0 else self._calls.number(sig) for sig in sigs.tolist()]
+        forecast = self._predict(found)
+        times = [0.0 if forecast is None else forecast.cost(number).seconds for number in range(len(self._calls.works))]
+        computed = communication.before_each(np.array(times)[numbers][which])
         links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
         self._timed = communication.simulate(
             exchanged.calls, exchanged.events, computed,
@@ -239,9 +249,8 @@ class Estimator(Run):
         # By distinct call, those of the stage that is reported: the times in its tables sum to theirs.
         exposed_of = communication.mean_exposed(self._timed) | communication.mean_exposed(mine)
         for call, exposed in exposed_of.items():
-            if number := self._numbers.get(call):
-                self._seconds[number] = exposed
-                self._works[number] = communication.waited(call, exposed)
+            if number := self._calls.collectives.get(call):
+                self._calls.works[number] = communication.waited(call, exposed)
 
     def _of_reached(self, timed: list[communication.Timed]) -> list[communication.Timed]:
         """Those of the stage that the report is about."""
@@ -254,55 +263,9 @@ class Estimator(Run):
         links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
         return communication.facts(self._of_reached(self._timed), self.cluster, links)
 
-    def _rows(self, calls: Any) -> Any:
-        """The table of the distinct entries of a log of calls: how often each is there, and what it takes."""
-        first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
-        second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
-        order = np.lexsort((second, first))
-        first, second = first[order], second[order]
-        other = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-        new = np.flatnonzero(np.concatenate([[len(order) > 0], other]))
-        numbers = np.diff(np.append(new, len(order)))
-        distinct = calls[order[new]]
-        sigs, which = np.unique(distinct["sig"], return_inverse=True)
-        sigs = np.array([self._signature(sig) for sig in sigs.tolist()], int)[which]
-        columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
-        ns = np.rint(np.array(self._seconds)[sigs] * numbers * 1e9)
-        nbytes = exact(self._bytes, numbers)[sigs] * numbers
-        if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
-            return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
-        return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
-
-    def _signature(self, sig: int) -> int:
-        """The report's number for a call of the tape; its FLOPs and its time are worked out the first time."""
-        number = self._signatures.get(sig)
-        if number is not None:
-            return number
-        name = ledger.named(sig)
-        flops: tuple[int, int] | None = (0, 0)
-        done: Work | None = None
-        seconds, nbytes = 0.0, 0
-        if name is not None and (call := exchanged.call_named(name)) is not None:
-            op = _bookkeeping(communication.op_name(call))
-            self._numbers[call] = len(self._bytes)
-        elif name is not None and name not in known.ran:
-            op = _bookkeeping(name)
-        else:
-            func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
-            op = describe(func)
-            done = work(func, args, kwargs, out)
-            if not op.is_free:
-                flops = None if done.flops is None else (done.flops, done.macs)
-            if self.target is not None:
-                seconds = roofline.estimate(done, self.target).seconds
-            nbytes = _allocated(op, args, out)
-        self._ops.append(op)
-        self._flops.append(flops)
-        self._works.append(done)
-        self._seconds.append(seconds)
-        self._bytes.append(nbytes)
-        self._signatures[sig] = len(self._bytes) - 1
-        return self._signatures[sig]
+    @property
+    def _fused(self) -> bool:
+        return self._compiled > 0 and self.target is not None and self.target.model is None
 
     def recording(self) -> Recording:
         memory, target = self.memory, self.target
@@ -311,9 +274,9 @@ class Estimator(Run):
             mode="estimate",
             device=memory.device if target is None else target.name,
             stages=self.stages,
-            ops=self._ops,
-            flops=self._flops,
-            works=self._works,
+            ops=self._calls.ops,
+            flops=self._calls.flops,
+            works=self._calls.works,
             names=self.names,
             parameters=self._parameters(),
             module_peaks=self.peaks,
@@ -332,6 +295,8 @@ class Estimator(Run):
             interrupted=self.interrupted,
             exit_code=self.exit_code,
             target=target,
+            precision=self._precision,
+            fused=self._fused,
             assumed=self._assumed,
             notes=self._warnings(),
             cluster=self._cluster_facts(),
@@ -355,8 +320,9 @@ class Estimator(Run):
             )
         if self._compiled:
             found.append(
-                f"torch.compile ({counted(self._compiled, 'call')}) changes nothing here: what it would fuse is "
-                "counted op by op; it moves fewer bytes, holds less (flex_attention: no scores), may be faster"
+                f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
+                "though it moves fewer bytes and holds less (flex_attention: no scores)"
+                + ("; the time is that of fused kernels, of the whole program" if self._fused else "")
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
@@ -366,28 +332,3 @@ class Estimator(Run):
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
             found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
         return found
-
-
-def _bookkeeping(name: str) -> Op:
-    tag = ops.about(name).tag
-    return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
-
-
-def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
-    """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
-    inputs = tuple(predict.meta_like(values.tape.interner.meta(m)) for m in _core.input_metas(sig))
-    args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
-    outs = [predict.meta_like(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
-    return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
-
-
-def _allocated(op: Op, args: tuple, out: Any) -> int:
-    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
-    if op.category == "view" and not ops.about(op.name).adopts:
-        return 0  # of _unsafe_view the schema does not say that it makes nothing
-    if op.allocates:
-        made = out if isinstance(out, (list, tuple)) else [out]
-        return sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
-    if op.writes and args and isinstance(args[0], torch.Tensor):
-        return args[0].nbytes
-    return 0

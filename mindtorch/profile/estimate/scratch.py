@@ -31,7 +31,7 @@ def _scratch(sig: int) -> int:
     row = ops.about(name)
     if row.scratch is None:
         return 0
-    from mindtorch.profile.estimate.estimator import call_of
+    from mindtorch.profile.estimate.distinct_calls import call_of
 
     _func, args, kwargs, out = ran or call_of(sig)
     try:

@@ -74,7 +74,7 @@ class Library:
         rule = _WHILE_IT_RUNS.get(name)
         sizes: tuple[int, ...] = ()
         if rule is not None:
-            from mindtorch.profile.estimate.estimator import call_of
+            from mindtorch.profile.estimate.distinct_calls import call_of
 
             _func, args, kwargs, out = ran or call_of(sig)
             try:

@@ -43,7 +43,12 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     stage, tables = seen.stages[main], _tables(seen)
     every = tables[main]
     rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(seen)
-    forecast = None if seen.target is None else Forecast(seen.target, seen.works, footprint=stage.peak_bytes)
+    forecast = None
+    if seen.target is not None:
+        forecast = Forecast(
+            seen.target, seen.works, 0 if seen.mode == "estimate" else stage.peak_bytes, seen.precision,
+            estimated=seen.mode == "estimate", compiled=seen.fused,
+        )  # fmt: skip
     op_rows = [row for row in rows if row.sig]
     counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)
     uncounted = _uncounted(seen, op_rows)
@@ -111,6 +116,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         report["cluster"] = seen.cluster
     if forecast is not None:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
+        report["totals"].update(forecast.totals(by_phase))
         report["roofline"] = forecast.summary(rows)
     report.update(facts)
     return report

@@ -7,8 +7,10 @@ shown but is no field of its own (a share, a rate) has a title and no value, and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mindtorch.profile.report.forecast import Spread
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
@@ -28,6 +30,7 @@ class Sums:
     macs: int = 0
     rows: int = 0  # calls, with stretches between ops
     predicted_s: float = 0.0
+    times: dict[str, float] = field(default_factory=dict)  # on a target: at least, about, interval
 
 
 def sums(
@@ -35,8 +38,10 @@ def sums(
 ) -> dict[Any, Sums]:
     """{what `of` says of a row: sums of those rows}, in the order of first appearance."""
     found: dict[Any, Sums] = {}
+    spreads: dict[Any, Spread] = {}
     for row in rows:
-        entry = found.setdefault(of(row), Sums())
+        key = of(row)
+        entry = found.setdefault(key, Sums())
         flops, macs = seen.flops[row.sig] or (0, 0)
         entry.rows += row.calls
         entry.ops += row.calls if row.sig else 0
@@ -46,7 +51,12 @@ def sums(
         entry.flops += row.calls * flops
         entry.macs += row.calls * macs
         if forecast is not None:
-            entry.predicted_s += row.calls * forecast.cost(row.sig).seconds
+            seconds = forecast.about(row)
+            entry.predicted_s += seconds
+            spreads.setdefault(key, Spread()).add(seconds, row.calls, forecast.cost(row.sig))
+    if forecast is not None:
+        for key, spread in spreads.items():
+            found[key].times = forecast.facts(spread)
     return found
 
 
@@ -71,6 +81,13 @@ _PREDICTED = Column(
     "predicted_s", lambda s: s.predicted_s, "", 8, "seconds", "target"
 )  # the title is the target's name
 
+_TIMES = (  # on a target; a terminal shows "about" as the time of an estimate, and the bound beside it
+    Column("bound_s", lambda s: s.times.get("bound_s", 0.0), "at least", 8, "seconds", "estimate"),
+    Column("about_s", lambda s: s.times.get("about_s", 0.0), when="target"),
+    Column("about_low_s", lambda s: s.times.get("about_low_s", 0.0), when="target"),
+    Column("about_high_s", lambda s: s.times.get("about_high_s", 0.0), when="target"),
+)
+
 PHASES = (
     Column("name"),
     Column("ops", lambda s: s.ops, "ops", 7, "count"),
@@ -82,6 +99,7 @@ PHASES = (
     Column("time_s", None, "FLOP/s", 8, "rate"),
     Column("peak_bytes", None, "peak", 8, "bytes"),
     _PREDICTED,
+    *_TIMES,
 )
 MODULES = (  # a tree: what is summed over modules within is worked out by `tree.module_rows`
     Column("path"),
@@ -105,6 +123,7 @@ MODULES = (  # a tree: what is summed over modules within is worked out by `tree
     Column("ops"),
     Column("self_predicted_s"),
     _PREDICTED,
+    *_TIMES,
 )
 OPS = (
     Column("name"),
@@ -118,6 +137,7 @@ OPS = (
     Column("bytes", lambda s: s.nbytes, "bytes", 8, "bytes"),
     Column("category"),
     _PREDICTED,
+    *_TIMES,
 )
 LINES = (
     Column("file"),
@@ -147,16 +167,24 @@ def values(columns: tuple[Column, ...], found: Sums, predicts: bool) -> dict[str
     return {
         column.key: column.value(found)
         for column in columns
-        if column.value is not None and (predicts or column.when != "target")
+        if column.value is not None and (predicts or column.when not in ("target", "estimate"))
     }
 
 
-def shown(columns: tuple[Column, ...], *, target: str = "", full: bool = False) -> list[Column]:
-    """What a terminal shows. target: the name of an accelerator whose times stand beside the measured ones."""
+def shown(
+    columns: tuple[Column, ...], *, target: str = "", full: bool = False, estimated: bool = False
+) -> list[Column]:
+    """What a terminal shows. target: the name of an accelerator whose times stand beside the measured ones;
+    estimated: all times are a target's."""
     found = []
     for column in columns:
-        if column.when == "target" and target:
+        if column.when == "target":
+            if not target or column is not _PREDICTED:
+                continue
             found.append(column._replace(title=target[:8]))
-        elif column.title and {"": True, "full": full, "alone": not target}[column.when]:
+        elif (
+            column.title
+            and {"": True, "full": full, "alone": not target and not estimated, "estimate": estimated}[column.when]
+        ):
             found.append(column)
     return found

@@ -1,54 +1,155 @@
-"""What a profile's rows take on a target: calls times the time of one, and what bounds it.
+"""What a profile's rows take on a target: at least, about, and within which interval; and what bounds it.
 
 The rows are those of a profile, measured or estimated. Each signature has one `Work`, or none for time between ops.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mindtorch.profile.cost.roofline import BOUNDS, NOTHING, Cost, estimate
+from mindtorch._ext import context
+from mindtorch.profile.cost import about
+from mindtorch.profile.cost.about import NOTHING, Cost, Precision, estimate
+from mindtorch.profile.cost.factors import Factors
+from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report.rows import Row
 
+#: So many distinct shapes of products make a program, whose products take what those of whole models took.
+_PROGRAM = 4
+_BACKWARD = context.PHASES.index("backward")
+
+
+@dataclass
+class Spread:
+    """What an interval is made of. seconds: about; squares: of the shapes' times; low, high: the same times the errors
+    of their families."""
+
+    seconds: float = 0.0
+    least: float = 0.0
+    squares: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def add(self, seconds: float, calls: int, cost: Cost) -> None:
+        self.seconds += seconds
+        self.least += min(calls * cost.least, seconds)
+        self.squares += seconds**2
+        self.low += (seconds * cost.low) ** 2
+        self.high += (seconds * cost.high) ** 2
+
 
 class Forecast:
-    """Predicted seconds of rows, one cost per signature; `footprint`: the most bytes that the program holds."""
+    """Predicted seconds of rows, one cost per signature.
 
-    def __init__(self, target: Target, works: Sequence[Work | None], footprint: int = 0, tf32: bool = False) -> None:
+    footprint: the most bytes that the program holds. allowed: TF32. estimated: the rows' own times are the target's.
+    compiled: chains of ops that stream memory are one kernel, of which nothing is known at least.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        works: Sequence[Work | None],
+        footprint: int = 0,
+        allowed: Precision | None = None,
+        *,
+        estimated: bool = False,
+        compiled: bool = False,
+    ) -> None:
         self.target = target
+        self.estimated, self.compiled = estimated, compiled
         self._works = works
-        self._footprint, self._tf32 = footprint, tf32
+        self._footprint, self._allowed = footprint, allowed
         self._costs: dict[int, Cost] = {}
+        products = {work.product for work in works if work is not None and work.tag == "matmul"}
+        trains = any(work is not None and "backward" in work.name for work in works)
+        self._among = "" if len(products) < _PROGRAM else "training" if trains else "inference"
 
     def cost(self, sig: int) -> Cost:
         """One call of that signature."""
         found = self._costs.get(sig)
         if found is None:
             work = self._works[sig]
-            found = self._costs[sig] = (
-                NOTHING if work is None else estimate(work, self.target, self._footprint, self._tf32)
-            )
+            found = NOTHING
+            if work is not None:
+                found = estimate(work, self.target, self._footprint, self._allowed, self._among)
+                if self.compiled and found.family == "stream":
+                    found = Cost(found.seconds, found.bound, 0.0, found.low, found.high, found.family)
+            self._costs[sig] = found
         return found
 
+    def about(self, row: Row) -> float:
+        """Seconds of a row."""
+        return row.ns / 1e9 if self.estimated else row.calls * self.cost(row.sig).seconds
+
+    def host(self, sig: int, phase: int) -> float:
+        """Seconds of the host for one call."""
+        return about.host_seconds(self._works[sig], self.target, phase == _BACKWARD, self.compiled)
+
     def seconds(self, rows: Iterable[Row]) -> float:
-        return sum(row.calls * self.cost(row.sig).seconds for row in rows)
+        return sum(self.about(row) for row in rows)
+
+    def facts(self, spread: Spread) -> dict[str, float]:
+        """The fields of a report."""
+        low, high = self._interval(spread)
+        return {"bound_s": spread.least, "about_s": spread.seconds, "about_low_s": low, "about_high_s": high}
+
+    def _interval(self, of: Spread) -> tuple[float, float]:
+        single = math.sqrt(of.low / of.squares) if of.squares else 0.0
+        double = math.sqrt(of.high / of.squares) if of.squares else 0.0
+        low, high = about.interval(of.seconds, of.squares, single, double, self._whole())
+        return max(low, of.least), max(high, of.least)
+
+    def _whole(self) -> Factors:
+        return about.program(self.target)
+
+    def totals(self, by_phase: Iterable[Row]) -> dict[str, float]:
+        """Of all rows, by signature and phase: the longer of device and host in each phase."""
+        spread = Spread()
+        device: dict[int, float] = {}
+        host: dict[int, float] = {}
+        shapes: dict[int, Spread] = {}
+        for row in by_phase:
+            seconds = self.about(row)
+            device[row.phase] = device.get(row.phase, 0.0) + seconds
+            host[row.phase] = host.get(row.phase, 0.0) + row.calls * self.host(row.sig, row.phase) * bool(row.sig)
+            one = shapes.setdefault(row.sig, Spread())
+            one.seconds += seconds
+            one.least += min(row.calls * self.cost(row.sig).least, seconds)
+        for sig, one in shapes.items():
+            spread.add(one.seconds, 0, self.cost(sig))
+            spread.least += one.least
+        if not self.estimated:
+            spread.seconds = sum(max(device[phase], host[phase]) for phase in device)
+        return self.facts(spread)
 
     def summary(self, rows: Iterable[Row]) -> dict[str, Any]:
-        """Seconds bound by computing, by memory and by launches, FLOPs per byte, and the target's name."""
+        """Seconds bound by computing, by memory and by launches, FLOPs per byte, the target's name, where the factors
+        come from, and the ops that dominate the doubt."""
         bound = dict.fromkeys(BOUNDS, 0.0)
         flops = nbytes = 0
+        doubt: dict[str, float] = {}
+        sources: dict[str, str] = {}
         for row in rows:
             cost, work = self.cost(row.sig), self._works[row.sig]
-            bound[cost.bound] = bound.get(cost.bound, 0.0) + row.calls * cost.seconds
+            bound[cost.bound] = bound.get(cost.bound, 0.0) + self.about(row)
             if work is not None:
                 flops += row.calls * (work.flops or 0)
                 nbytes += row.calls * work.bytes
+                if cost.family:
+                    doubt[work.name] = doubt.get(work.name, 0.0) + self.about(row) * (cost.high - cost.low) / 2
+                    sources[cost.family] = about.source(work, self.target, self._allowed)
+        widest = sorted(doubt.items(), key=lambda item: -item[1])[:3]
         return {
             **{f"{name}_s": seconds for name, seconds in bound.items()},
             "intensity": flops / nbytes if nbytes else 0.0,
             "bytes": nbytes,
             "target": self.target.key,
+            "factors": sources,
+            "doubt": [{"name": name, "seconds": seconds} for name, seconds in widest],
+            "tf32": bool(self._allowed and self._allowed.tf32),
         }

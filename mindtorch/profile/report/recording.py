@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from mindtorch._ext.opinfo import Op
+from mindtorch.profile.cost.about import Precision
 from mindtorch.profile.cost.call_shapes import Shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -141,6 +142,8 @@ class Recording:
     interrupted: bool = False
     exit_code: int = 0
     target: Target | None = None
+    precision: Precision | None = None  # what the program allows of float32
+    fused: bool = False  # of an estimate: it is taken to be compiled
     assumed: Sequence[dict[str, Any]] = ()
     notes: Sequence[str] = ()  # further warnings
     cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindtorch._ext import context
+from mindtorch.profile.report.forecast import Spread
 from mindtorch.profile.report.rows import CALLS, MODULE, NS, PHASE, SIG, exact, summed
 from mindtorch.profile.report.times import seconds
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.recording import Recording
 
 
+_SPREAD = ("predicted", "least", "squares", "low", "high")  # as the fields of a `Spread`
 _FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
 _BACKWARD = context.PHASES.index("backward")
 
@@ -71,6 +73,7 @@ def module_rows(
             if forecast is not None:
                 found[-1]["self_predicted_s"] = own["predicted"].get(path, 0.0)
                 found[-1]["predicted_s"] = total["predicted"][i]
+                found[-1].update(forecast.facts(Spread(*(total[name][i] for name in _SPREAD))))
     ns, flops = own["ns"].get(0, 0), own["flops"].get(0, 0)
     found.append({
         "path": "", "class": "", "depth": 0, "calls": 0, "self_s": ns / 1e9, "total_s": ns / 1e9,
@@ -81,6 +84,7 @@ def module_rows(
     })  # fmt: skip
     if forecast is not None:
         found[-1]["self_predicted_s"] = found[-1]["predicted_s"] = own["predicted"].get(0, 0.0)
+        found[-1].update(forecast.facts(Spread(*(own[name].get(0, 0.0) for name in _SPREAD))))
     return found
 
 
@@ -99,8 +103,15 @@ def _own(seen: Recording, rows: Any, forecast: Forecast | None) -> dict[str, dic
         "macs": summed(paths, calls * macs[which]),
     }
     if forecast is not None:
-        seconds = np.array([forecast.cost(sig).seconds for sig in sigs.tolist()])
-        found["predicted"] = summed(paths, calls.astype(float) * seconds[which])
+        each = [forecast.cost(sig) for sig in sigs.tolist()]
+        seconds = calls.astype(float) * np.array([cost.seconds for cost in each])[which]
+        if forecast.estimated:
+            seconds = rows[:, NS].astype(float) / 1e9
+        least = np.minimum(calls.astype(float) * np.array([cost.least for cost in each])[which], seconds)
+        found["predicted"], found["least"] = summed(paths, seconds), summed(paths, least)
+        found["squares"] = summed(paths, seconds**2)
+        found["low"] = summed(paths, (seconds * np.array([cost.low for cost in each])[which]) ** 2)
+        found["high"] = summed(paths, (seconds * np.array([cost.high for cost in each])[which]) ** 2)
     return found
 
 

@@ -1,0 +1,92 @@
+# ruff: noqa: E501, ISC004
+"""The page of `accuracy.py`: errors by family and chip, whole models, published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import published
+
+from mindtorch.profile.cost import roofline
+
+HEAD = """# How far off estimates are
+
+`about`, `about_low_s` to `about_high_s`, and `bound_s` of an estimate ([ESTIMATE.md](ESTIMATE.md#time)) held against
+measurements. This page is made by one command, from files like those that are described in `asv_bench/measured.py`;
+whoever has such files of another chip makes it, and the factors, anew:
+
+```sh
+python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
+```
+
+Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a fifth of the
+rows, by lot, predicted with factors that were fitted to the other four fifths. *Other chips*: predicted with what was
+fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was made
+from other held-out rows; it should be 80 %. *Below the bound*: measurements that the bound forbids; there must be none.
+
+Not in any fit, nor on this page: H200, L4, whole models on H100, and the rows that were kept back of every file. Left out
+of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind (they timed the host),
+convolutions (their shapes are not given), attention of a single token, mixtures of experts (`switch*`).
+"""
+
+
+def page(kernels: list[dict[str, Any]], chips: list[dict[str, Any]], models: list[dict[str, Any]], errors: Any) -> str:
+    return "\n".join([HEAD, _kernels(kernels, chips), _models(models), published.section()])
+
+
+def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:
+    titles = {"product": "Matrix products", "attention": "Fused attention, causal", "stream": "What streams memory"}
+    kinds = {"half": "bfloat16", "single": "float32"}
+    carried = {(c["rows"].chip.key, c["rows"].kind, c["rows"].model): c for c in chips}
+    lines = []
+    for model, title in titles.items():
+        lines += [f"## {title}", "", "| chip | in | rows | fitted | held out | other chips | inside | below the bound |",
+                  "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        for said in kernels:
+            rows = said["rows"]
+            if rows.model != model:
+                continue
+            other = carried.get((rows.chip.key, rows.kind, rows.model))
+            words = "" if other is None else f"{other['error']:.1%} ({other['source'].split()[3]})"
+            lines.append(
+                f"| {rows.chip.key} | {kinds[rows.kind]} | {said['number']} | {said['fitted']:.1%} | {said['held']:.1%} "
+                f"| {words} | {said['inside']:.0%} | {_below(rows)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _below(rows: Any) -> int:
+    computing = rows.flops / rows.chip.rate("bfloat16" if rows.kind == "half" else "float32", rows.model != "stream")
+    moving = np.array([roofline.least_moving(rows.chip, n) for n in rows.nbytes])
+    return int((rows.seconds < np.maximum(computing, moving)).sum())
+
+
+def _models(said: list[dict[str, Any]]) -> str:
+    lines = [
+        "## Whole models", "",
+        "Eager attention in float32, by transformers' own code. *About*: with the factors of the package. *Without the",
+        "model*: the chip's factor for whole programs is from its other models only. *Without the chip*: everything is from",
+        "other chips.", "",
+        "| chip | model | mode | sequence | batch | measured | at least | about | error | without the model "
+        "| without the chip |", "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in said:
+        model = row["model"]
+        off: Callable[[float], str] = lambda seconds, of=model.seconds: f"{seconds / of - 1:+.1%}"  # noqa: E731
+        lines.append(
+            f"| {model.chip.key} | {model.name} | {model.mode} | {model.seq} | {model.batch} | {model.seconds * 1e3:.0f} ms "
+            f"| {row['least'] * 1e3:.0f} ms | {row['about'] * 1e3:.0f} ms | {off(row['about'])} | {off(row['held'])} "
+            f"| {off(row['carried'])} |"
+        )
+    lines += ["", "| chip | models | fitted | without the model | without the chip |", "|---|---|---|---|---|"]
+    for chip in [*dict.fromkeys(row["model"].chip.key for row in said), ""]:
+        mine = [row for row in said if chip in ("", row["model"].chip.key)]
+        means = [
+            np.mean([abs(row[key] / row["model"].seconds - 1) for row in mine]) for key in ("about", "held", "carried")
+        ]
+        lines.append(f"| {chip or 'all'} | {len(mine)} | {' | '.join(f'{value:.1%}' for value in means)} |")
+    below = sum(row["model"].seconds < row["least"] for row in said)
+    return "\n".join([*lines, "", f"{below} of {len(said)} were faster than the bound.", ""])

@@ -1,0 +1,177 @@
+"""Measurements of GPUs, read from a folder of csv files, and what is fitted to them: see `accuracy.py`.
+
+`gemm_bf16.csv` (gpu, m, n, k, ms), `attention_causal_bf16.csv` (gpu, batch, seq, heads, kv_heads, head_dim, ms) and
+`kernels_fp32.csv` (gpu, op, B, H, ms, M, N, K) hold single kernels, `models_fp32.csv` whole models. A file that is not
+there is left out; a gpu is any name that `--target` takes.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindtorch.profile.cost import flash, products, streams, targets
+from mindtorch.profile.cost.fit import fit
+from mindtorch.profile.cost.targets import Target
+
+#: `kernels_fp32.csv`: ops of rows, the tensors each reads and writes, and the family in `streams`.
+STREAMS = {
+    "add": (3, "elementwise"), "mul": (3, "elementwise"), "div": (3, "elementwise"), "pow": (3, "elementwise"),
+    "addu": (2, "elementwise"), "mulu": (2, "elementwise"), "divu": (2, "elementwise"), "powu": (2, "elementwise"),
+    "gelu": (2, "elementwise"), "relu": (2, "elementwise"), "tanh": (2, "elementwise"), "ln": (2, "norm"),
+    "softmax": (2, "softmax"),
+}  # fmt: skip
+#: These were timed call by call from Python: below this many times the fastest call, the host was timed.
+HOST_BOUND = 1.5
+#: What a call took of these on top of its kernel, which no program pays that keeps the device busy.
+_CALL = {"start_s": (2e-6, 0.02), "call_s": (2e-5, 1.0)}
+
+
+def _table(folder: Path, name: str) -> list[dict[str, str]]:
+    path = folder / name
+    return list(csv.DictReader(path.open())) if path.exists() else []
+
+
+@dataclass
+class Rows:
+    """Measurements of one family on one chip. predict: seconds of the rows `which` with some factors."""
+
+    chip: Target
+    kind: str  # "half" or "single": what was computed in
+    model: str  # "product", "attention" or "stream"
+    seconds: Any
+    predict: Callable[[Target, Mapping[str, float], Any], Any]
+    start: Mapping[str, tuple[float, float]]
+    flops: Any
+    nbytes: Any
+
+    def fitted(self, which: Any, chip: Target | None = None) -> dict[str, float]:
+        spring = 0.01 if self.kind == "half" else 0.004
+        chip = chip or self.chip
+        return fit(lambda f: self.predict(chip, f, which), self.seconds[which], self.start, spring=spring)
+
+
+def read(folder: Path) -> list[Rows]:
+    """Every family of every chip of the files."""
+    return [*_half(folder), *_single(folder)]
+
+
+def _columns(rows: list[dict[str, str]], *names: str) -> list[Any]:
+    return [np.array([float(row[name]) for row in rows]) for name in names]
+
+
+def _by_chip(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault(targets.find(row["gpu"]).key, []).append(row)
+    return found
+
+
+def _half(folder: Path) -> list[Rows]:
+    found = []
+    for key, rows in _by_chip(_table(folder, "gemm_bf16.csv")).items():
+        m, n, k, ms = _columns(rows, "m", "n", "k", "ms")
+
+        def product(chip: Target, f: Mapping[str, float], which: Any, m: Any = m, n: Any = n, k: Any = k) -> Any:
+            of = products.Products(np.ones(len(m))[which], m[which], n[which], k[which])
+            return products.seconds(f, chip, chip.rate("bfloat16", True), of)
+
+        found.append(
+            Rows(
+                targets.find(key),
+                "half",
+                "product",
+                ms / 1e3,
+                product,
+                products.FACTORS,
+                2 * m * n * k,
+                2 * (m * n + m * k + n * k),
+            )
+        )
+    for key, rows in _by_chip(_table(folder, "attention_causal_bf16.csv")).items():
+        rows = [row for row in rows if int(row["seq"]) > 1]  # one token: that is no prefill
+        b, s, h, kv, d, ms = _columns(rows, "batch", "seq", "heads", "kv_heads", "head_dim", "ms")
+        table = flash.Scores(b * h, b * kv, s, s, d, 0.5 * np.ones(len(b)))
+
+        def attention(chip: Target, f: Mapping[str, float], which: Any, of: Any = table) -> Any:
+            of = flash.Scores(*(column[which] for column in of[:6]))
+            return flash.seconds(f, chip, chip.rate("bfloat16", True), of)
+
+        found.append(
+            Rows(
+                targets.find(key),
+                "half",
+                "attention",
+                ms / 1e3,
+                attention,
+                flash.FACTORS,
+                2 * b * h * s * s * d,
+                4 * s * d * b * (h + kv),
+            )
+        )
+    return found
+
+
+def _single(folder: Path) -> list[Rows]:
+    found = []
+    for key, rows in _by_chip(_table(folder, "kernels_fp32.csv")).items():
+        chip = targets.find(key)
+        matrix = _slow([row for row in rows if row["op"] in ("linear", "bmm")])
+        if matrix:
+            b, m, n, k, ms = _columns(matrix, "B", "M", "N", "K", "ms")
+
+            turned = np.array([row["op"] == "linear" for row in matrix])
+
+            def product(chip: Target, f: Mapping[str, float], which: Any, t: Any = (b, m, n, k, turned)) -> Any:
+                of = products.Products(*(column[which] for column in t[:4]), 4.0, 1.0, t[4][which])
+                return products.seconds(f, chip, chip.rate("float32", True), of) + f["call_s"]
+
+            start = {
+                **products.FACTORS,
+                **_CALL,
+                "efficiency": (0.85, 0.3),
+                "memory": (0.85, 0.1),
+                "turned": (0.5, 1.0),
+            }
+            found.append(
+                Rows(
+                    chip,
+                    "single",
+                    "product",
+                    ms / 1e3,
+                    product,
+                    start,
+                    2 * b * m * n * k,
+                    4 * b * (m * n + m * k + n * k),
+                )
+            )
+        even = _slow([row for row in rows if row["op"] in STREAMS])
+        if even:
+            b, h, ms = _columns(even, "B", "H", "ms")
+            nbytes = b * h * 4 * np.array([STREAMS[row["op"]][0] for row in even])
+            names = np.array([STREAMS[row["op"]][1] for row in even])
+
+            def stream(chip: Target, f: Mapping[str, float], which: Any, t: Any = (nbytes, names)) -> Any:
+                share = np.array([f[name] for name in t[1][which]])
+                return streams.seconds(f, chip, t[0][which], share) + f["call_s"]
+
+            found.append(Rows(chip, "single", "stream", ms / 1e3, stream, {**streams.FACTORS, **_CALL}, b * h, nbytes))
+    return found
+
+
+def _slow(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Without those that timed the host."""
+    least: dict[str, float] = {}
+    for row in rows:
+        least[row["op"]] = min(float(row["ms"]), least.get(row["op"], 1e9))
+    return [row for row in rows if float(row["ms"]) > HOST_BOUND * least[row["op"]]]
+
+
+def held(number: int, share: float = 0.2, seed: int = 0) -> Any:
+    """Which rows are held out: about that share, by lot."""
+    return np.random.default_rng(seed).random(number) < share

@@ -1,0 +1,30 @@
+"""``genie calibrate``: measure the machine at hand, and write it down as a target of estimates."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command(name="calibrate", short_help="Measure this machine as a target of estimates.")
+@click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, writable=True))
+def command(file: str) -> int:
+    """Measure this machine and write FILE.toml, which --target takes.
+
+    With a GPU: matrix products and a copy on it, from which the factors of its times are fitted. Takes about a minute.
+    """
+    from mindtorch.base.errors import UsageError
+
+    if not file.endswith(".toml"):
+        raise UsageError(f"[calibrate] expected a file that ends in .toml, got {file!r}: --target takes no other")
+    import mindtorch
+
+    mindtorch._bootstrap()
+    from mindtorch.profile.cost import calibrate_gpu
+
+    text = calibrate_gpu.sheet()
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(text)
+    click.echo(f"genie: wrote {file}; genie profile --target {file} …", err=True)
+    return 0

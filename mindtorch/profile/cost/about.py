@@ -1,0 +1,192 @@
+"""What one call takes on a target: at least, about, and the interval that eight of ten measurements lie within.
+
+"At least" is the roofline's (`roofline.bound`). "About" is that of the op's family: matrix products (`products`), fused
+attention (`flash`), convolutions (as the product that they are), and everything else by the bytes it streams
+(`streams`); with factors that were fitted to measurements of the chip or of its nearest kin (`factors`).
+
+A program's ops run one after another on the device, while the host goes on: it takes the longer of the two
+(`host_seconds`), not their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mindtorch.profile.cost import factors, families, flash, products, roofline, streams
+from mindtorch.profile.cost.factors import Factors
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.cost.work import Work
+
+#: Launches that the host makes between two kernels of a program in Python, and between two views of tensors, where one
+#: launch is the target's `launch_s`: Python, modules and dispatch take twice the launch itself.
+HOST_KERNEL, HOST_VIEW = 2.0, 0.5
+#: In backward, autograd's engine calls without Python.
+HOST_BACKWARD = 0.6
+#: Of a compiled program: the kernels are launched by compiled code.
+HOST_COMPILED = 0.3
+#: What a processor that was measured (`Target.model`) may be off, as the logarithm.
+_MEASURED = 0.25
+#: cuDNN's convolutions reach this share of what the product of the same shape does.
+CONVOLUTION = 0.8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call: seconds (about), what bounds it (of `roofline.BOUNDS`), seconds at least; low and high: log-errors
+    of "about"; family: of `families.FAMILIES`."""
+
+    seconds: float
+    bound: str
+    least: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    family: str = ""
+
+
+NOTHING = Cost(0.0, "launch")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What the program allows of float32: TF32 in matrix products, and in convolutions (cuDNN's own default)."""
+
+    tf32: bool = False
+    tf32_conv: bool = True
+
+    def of(self, work: Work, target: Target) -> bool:
+        if work.dtype != "float32" or target.device != "cuda" or target.capability < (8, 0):
+            return False
+        return self.tf32_conv if work.tag in ("conv", "rnn") else self.tf32
+
+
+def precision() -> Precision:
+    """As torch is set now, by whichever of its interfaces."""
+    import torch
+
+    asked = torch._C._get_fp32_precision_getter
+    return Precision(asked("cuda", "matmul") == "tf32", asked("cuda", "conv") == "tf32")
+
+
+def estimate(work: Work, target: Target, footprint: int = 0, allowed: Precision | None = None, among: str = "") -> Cost:
+    """One call on the target. footprint: the most bytes that the program holds, for a processor that was measured.
+    among: "" for a call alone, "inference" or "training" for one of a whole program (see `_in_program`)."""
+    if work.seconds is not None:
+        return Cost(work.seconds, roofline.COMMUNICATION, work.seconds, -_MEASURED, _MEASURED)
+    if target.model is not None:
+        seconds, bound = target.model(work, footprint)
+        least = max(roofline.bound(target, work)) / 2  # its rates were measured: others may reach more
+        return Cost(seconds, bound, min(least, seconds), -_MEASURED, _MEASURED, families.family(work))
+    family = families.family(work)
+    if not family:
+        return NOTHING
+    tf32 = (allowed or Precision()).of(work, target)
+    computing, moving = roofline.bound(target, work, tf32)
+    least = max(computing, moving)
+    bound = "launch" if least < target.launch_s / 4 else "compute" if computing > moving else "memory"
+    seconds, known = _seconds(work, family, target, tf32)
+    if among and _kind(work, tf32) == "single":
+        seconds *= _in_program(family, among, program(target).values)
+    return Cost(max(seconds, least), bound, least, known.low, known.high, family)
+
+
+def _in_program(family: str, among: str, known: Mapping[str, float]) -> float:
+    """What whole models take of the time that their calls take alone, in float32, as fitted to whole models.
+
+    sustained: of products. Their shapes are rounder than those of single measurements, and between them run ops that
+    need less power, so clocks are higher. training: of everything; autograd, and memory that is allocated anew.
+    """
+    sustained = known.get("sustained", 1.0) if family == "product" else 1.0
+    return sustained * (known.get("training", 1.0) if among == "training" else 1.0)
+
+
+def _kind(work: Work, tf32: bool) -> str:
+    return "single" if families.itemsize(work.dtype) >= 4 and not tf32 else "half"
+
+
+def _peak(work: Work, target: Target, tf32: bool) -> float:
+    return target.rate("tf32" if tf32 else work.dtype, True)
+
+
+@lru_cache(1 << 14)
+def _seconds(work: Work, family: str, target: Target, tf32: bool) -> tuple[float, Factors]:
+    kind, peak = _kind(work, tf32), _peak(work, target, tf32)
+    if family == "product":
+        known = _factors(target, "product", kind)
+        found = float(products.seconds(known.values, target, peak, families.product(work))[0])
+        return found, known
+    if family == "convolution":
+        known = _factors(target, "product", kind)
+        count, rows, columns, inner = work.product or (1, 1, 1, max((work.flops or 2) // 2, 1))
+        of = products.Products(count, rows, columns, inner, families.itemsize(work.dtype))
+        whole = 2 * count * rows * columns * inner
+        found = float(products.seconds(known.values, target, peak, of)[0]) / CONVOLUTION
+        found *= max((work.flops or whole) / max(whole, 1), 1)  # backward: two products
+        streamed, _ = _streamed(work, target, kind)
+        return max(found if count == 1 else 0.0, streamed), known
+    if family == "attention":
+        known = _factors(target, "attention", kind)
+        backward = work.name.endswith("backward")
+        found = float(flash.seconds(known.values, target, peak, families.scores(work)))
+        return found * (families.BACKWARD if backward else 1.0), known
+    return _streamed(work, target, kind)
+
+
+def _streamed(work: Work, target: Target, kind: str) -> tuple[float, Factors]:
+    known = _factors(target, "stream", kind)
+    share = known.values[families.share(work)]
+    return float(streams.seconds(known.values, target, work.bytes, share)), known
+
+
+@lru_cache(1 << 8)
+def _factors(target: Target, model: str, kind: str) -> Factors:
+    return factors.of(target, model, kind)
+
+
+def source(work: Work, target: Target, allowed: Precision | None = None) -> str:
+    """Where the factors of its model are from."""
+    if target.model is not None:
+        return "measured on this machine at the start of the run"
+    family = families.family(work)
+    model = "product" if family == "convolution" else family
+    return _factors(target, model, _kind(work, (allowed or Precision()).of(work, target))).source
+
+
+def program(target: Target) -> Factors:
+    """How far off whole programs are."""
+    if target.model is not None:
+        return Factors({}, -_MEASURED, _MEASURED, "measured", True)
+    return _factors(target, "program", "single")
+
+
+def forget() -> None:
+    """After the factors have changed."""
+    _factors.cache_clear()
+    _seconds.cache_clear()
+
+
+def host_seconds(work: Work | None, target: Target, backward: bool, compiled: bool = False) -> float:
+    """What the host takes for one call, Python included."""
+    if work is None or target.model is not None:
+        return 0.0
+    launches = HOST_KERNEL if families.family(work) else HOST_VIEW
+    share = HOST_COMPILED if compiled else HOST_BACKWARD if backward else 1.0
+    return launches * share * target.launch_s
+
+
+def interval(seconds: float, squares: float, low: float, high: float, whole: Factors) -> tuple[float, float]:
+    """(low, high) of a sum of calls. squares: the sum of squares of the shapes' times; low, high: log-errors of single
+    shapes, weighted by their times.
+
+    Errors of single shapes cancel out; what remains of a whole program is the error that whole programs have. With as
+    many shapes as count (`effective`), the two are mixed.
+    """
+    if seconds <= 0:
+        return 0.0, 0.0
+    effective = max(seconds**2 / squares, 1.0) if squares > 0 else 1.0
+    single = 1 / effective
+    down = -math.sqrt(low**2 * single + whole.low**2 * (1 - single))
+    up = math.sqrt(high**2 * single + whole.high**2 * (1 - single))
+    return seconds * math.exp(down), seconds * math.exp(up)

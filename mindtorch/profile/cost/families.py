@@ -1,0 +1,52 @@
+"""Which model of time an op of an estimate goes to, and with what numbers: its `Work` as the models take it."""
+
+from __future__ import annotations
+
+from mindtorch.profile.cost import flash, products, streams
+from mindtorch.profile.cost.work import Work
+
+#: Families of ops; each has its own factors and its own doubt.
+FAMILIES = ("product", "attention", "convolution", "stream")
+_ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
+#: Multiply-adds of one more product in an attention's backward pass: five instead of two.
+BACKWARD = 2.5
+
+
+def family(work: Work) -> str:
+    """ "": nothing runs on the device, as for views."""
+    if work.tag == "view" or not (work.bytes or work.flops):
+        return ""
+    if work.tag == "attention" and work.product is not None:
+        return "attention"
+    if work.tag == "conv":
+        return "convolution"
+    if work.tag == "matmul" and work.product is not None and min(work.product) > 0:
+        return "product"
+    return "stream"
+
+
+def itemsize(dtype: str) -> float:
+    """Bytes of an element of an operand ("float8_e4m3fn" is 1)."""
+    return 1.0 if dtype.startswith("float8") else _ITEM.get(dtype, 2.0)
+
+
+def product(work: Work) -> products.Products:
+    assert work.product is not None
+    count, rows, columns, inner = work.product
+    copies = 1.0 if count > 1 else 6.0  # weights are used again after other layers', activations at once
+    return products.Products(count, rows, columns, inner, itemsize(work.dtype), copies, work.turned)
+
+
+def scores(work: Work) -> flash.Scores:
+    """Heads of keys and values, which several heads of queries may share, are told by the bytes."""
+    assert work.product is not None
+    heads, queries, keys, size = work.product
+    item = itemsize(work.dtype)
+    shared = (work.bytes / (item * max(size, 1)) - 2 * heads * queries) / (2 * max(keys, 1))
+    seen = 0.5 if work.variant == "causal" and queries > 1 else 1.0
+    return flash.Scores(heads, min(max(shared, 0.0), heads), queries, keys, size, seen, item)
+
+
+def share(work: Work) -> str:
+    """The factor of `streams` for the op."""
+    return streams.family(work.tag)

@@ -1,0 +1,153 @@
+"""The distinct calls of an estimate: what each of them does, and the tables of how often they are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindtorch import ops
+from mindtorch._ext import context, ledger
+from mindtorch._ext import lazy as _core
+from mindtorch._ext.opinfo import Op
+from mindtorch.engine.execute import values
+from mindtorch.engine.record import predict
+from mindtorch.ops.op_row import FREE_TAGS
+from mindtorch.profile.cost.work import Work, work
+from mindtorch.profile.estimate import communication, exchanged, known
+from mindtorch.profile.measure.collect import describe
+from mindtorch.profile.report.forecast import Forecast
+from mindtorch.profile.report.rows import CALLS, NS, PHASE, SIG, as_table, exact
+
+__all__ = ["DistinctCalls", "call_of", "waits"]
+
+
+class DistinctCalls:
+    """By signature, a number that `number` gives for one of the tape's: ``ops``, ``flops``, ``works``.
+
+    collectives: the signatures of those between ranks.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[Op | None] = [None]
+        self.flops: list[tuple[int, int] | None] = [(0, 0)]
+        self.works: list[Work | None] = [None]
+        self.collectives: dict[exchanged.Call, int] = {}
+        self._bytes = [0]  # what a measured profile calls the bytes of one call
+        self._signatures: dict[int, int] = {}  # of the tape → of the recording
+
+    def number(self, sig: int) -> int:
+        """The report's number for a call of the tape; its FLOPs and its work are worked out the first time."""
+        number = self._signatures.get(sig)
+        if number is not None:
+            return number
+        name = ledger.named(sig)
+        flops: tuple[int, int] | None = (0, 0)
+        done: Work | None = None
+        nbytes = 0
+        if name is not None and (call := exchanged.call_named(name)) is not None:
+            op = _bookkeeping(communication.op_name(call))
+            self.collectives[call] = len(self._bytes)
+        elif name is not None and name not in known.ran:
+            op = _bookkeeping(name)
+        else:
+            func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
+            op = describe(func)
+            done = work(func, args, kwargs, out)
+            if not op.is_free:
+                flops = None if done.flops is None else (done.flops, done.macs)
+            nbytes = _allocated(op, args, out)
+        self.ops.append(op)
+        self.flops.append(flops)
+        self.works.append(done)
+        self._bytes.append(nbytes)
+        self._signatures[sig] = len(self._bytes) - 1
+        return self._signatures[sig]
+
+    def table(self, calls: Any, forecast: Forecast | None, fused: bool) -> Any:
+        """The table of the distinct entries of a log of calls: how often each is there, and what it takes.
+
+        fused: a compiled program's.
+        """
+        first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
+        second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
+        order = np.lexsort((second, first))
+        first, second = first[order], second[order]
+        other = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+        new = np.flatnonzero(np.concatenate([[len(order) > 0], other]))
+        numbers = np.diff(np.append(new, len(order)))
+        distinct = calls[order[new]]
+        sigs, which = np.unique(distinct["sig"], return_inverse=True)
+        sigs = np.array([self.number(sig) for sig in sigs.tolist()], int)[which]
+        columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
+        ns = np.rint(self._device(calls, order, new, sigs, numbers, forecast, fused) * 1e9)
+        nbytes = exact(self._bytes, numbers)[sigs] * numbers
+        if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
+            return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
+        return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
+
+    def _device(
+        self, calls: Any, order: Any, new: Any, sigs: Any, numbers: Any, forecast: Forecast | None, fused: bool
+    ) -> Any:
+        """Seconds of each row on the device. Of a compiled program, ops that stream memory and follow each other in
+        forward or backward are one kernel: it takes as long as the longest of them."""
+        if forecast is None:
+            return np.zeros(len(sigs))
+        costs = [forecast.cost(number) for number in range(len(self.works))]
+        seconds = np.array([cost.seconds for cost in costs])
+        if not fused or not len(calls):
+            return seconds[sigs] * numbers
+        own, which = np.unique(calls["sig"], return_inverse=True)
+        signatures = np.array([self.number(sig) for sig in own.tolist()], int)[which]
+        each = seconds[signatures]
+        streams = np.array([cost.family == "stream" for cost in costs])[signatures]
+        streams &= (calls["phase"] & (ledger.ENTERED - 1)) != context.PHASES.index("optimizer")
+        there = np.flatnonzero(each > 0)  # views are no kernels
+        chained, times = streams[there], each[there]
+        chain = np.cumsum(~(chained & np.concatenate([[False], chained[:-1]])))
+        longest = np.zeros(int(chain.max(initial=0)) + 1)
+        np.maximum.at(longest, chain, times)
+        total = np.zeros_like(longest)
+        np.add.at(total, chain, times)
+        each[there] = times * longest[chain] / total[chain]
+        return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
+
+
+def waits(rows: Any, forecast: Forecast | None) -> list[tuple[int, ...]]:
+    """Rows of the time in which the device waits for the host: a phase takes the longer of the two."""
+    if forecast is None or forecast.target.model is not None:
+        return []
+    found: list[tuple[int, ...]] = []
+    for phase in np.unique(rows[:, PHASE]).tolist():
+        mine = rows[rows[:, PHASE] == phase]
+        host = sum(calls * forecast.host(sig, phase) for sig, calls in mine[:, [SIG, CALLS]].tolist())
+        wait = int(host * 1e9 - int(mine[:, NS].sum()))
+        if wait > 0:
+            found.append((0, 0, 0, int(phase), 1, wait, 0))
+    return found
+
+
+def _bookkeeping(name: str) -> Op:
+    tag = ops.about(name).tag
+    return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
+
+
+def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
+    """(function, args, kwargs, result) of an interned call, with torch's own meta tensors for the tensors."""
+    inputs = tuple(predict.meta_like(values.tape.interner.meta(m)) for m in _core.input_metas(sig))
+    args, kwargs = _core.call_template(sig, inputs, torch.device("meta"))
+    outs = [predict.meta_like(_core.sig_output_meta(sig, i)) for i in range(_core.sig_outputs(sig))]
+    return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
+
+
+def _allocated(op: Op, args: tuple, out: Any) -> int:
+    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
+    if op.category == "view" and not ops.about(op.name).adopts:
+        return 0  # of _unsafe_view the schema does not say that it makes nothing
+    if op.allocates:
+        made = out if isinstance(out, (list, tuple)) else [out]
+        return sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
+    if op.writes and args and isinstance(args[0], torch.Tensor):
+        return args[0].nbytes
+    return 0

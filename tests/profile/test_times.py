@@ -1,0 +1,162 @@
+"""C4: three times of an estimate (at least, about, an interval), and what decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mindtorch.profile.cost import about, factors, roofline, targets, work
+from mindtorch.profile.estimate.estimator import Estimator
+
+A100 = targets.find("a100")
+TIMES = ("bound_s", "about_s", "about_low_s", "about_high_s")
+
+
+def estimate(run: Callable[[], Any], target: targets.Target = A100) -> dict[str, Any]:
+    with Estimator(target=target) as estimator:
+        run()
+    return estimator.report()
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def layer() -> None:
+    with torch.no_grad():
+        nn.Linear(4096, 4096, bias=False, device="cuda")(torch.empty(8192, 4096, device="cuda"))
+
+
+def test_C4_a_report_has_bound_about_and_interval_everywhere() -> None:
+    def step() -> None:
+        net = nn.Sequential(nn.Linear(2048, 2048), nn.GELU(), nn.LayerNorm(2048)).cuda()
+        net(torch.randn(4096, 2048, device="cuda")).sum().backward()
+
+    report = estimate(step)
+    for row in (report["totals"], *report["phases"], *report["modules"], *report["ops"]):
+        least, expected, low, high = (row[name] for name in TIMES)
+        assert 0 <= least <= expected * (1 + 1e-9) and low <= expected <= high
+    totals = report["totals"]
+    assert totals["about_s"] == pytest.approx(totals["time_s"]) == pytest.approx(totals["predicted_s"])
+    for table, name in (("phases", "about_s"), ("ops", "about_s")):
+        assert sum(row[name] for row in report[table]) == pytest.approx(totals["about_s"])
+    assert sum(row["bound_s"] for row in report["ops"]) == pytest.approx(totals["bound_s"])
+    roof = report["roofline"]
+    assert roof["factors"]["product"] and roof["doubt"][0]["name"] in ("aten::mm", "aten::addmm")
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    ],
+)
+def test_C4_tf32_is_used_where_the_program_allows_it(precision, allow) -> None:
+    plain = estimate(layer)["totals"]
+
+    def allowed() -> None:
+        allow()
+        layer()
+
+    found = estimate(allowed)
+    assert found["totals"]["bound_s"] == pytest.approx(plain["bound_s"] * 19.5 / 156)
+    assert found["totals"]["about_s"] < plain["about_s"] / 4 and found["roofline"]["tf32"]
+    v100 = estimate(allowed, targets.find("v100"))["totals"]
+    assert v100["bound_s"] == pytest.approx(2 * 8192 * 4096**2 / 15.7e12)  # has none
+
+
+def test_C4_convolutions_use_tf32_unless_the_program_says_no(precision) -> None:
+    def convolve() -> None:
+        F.conv2d(torch.empty(64, 256, 56, 56, device="cuda"), torch.empty(256, 256, 3, 3, device="cuda"))
+
+    def without() -> None:
+        torch.backends.cudnn.allow_tf32 = False
+        convolve()
+
+    assert estimate(convolve)["totals"]["about_s"] < estimate(without)["totals"]["about_s"] / 2
+
+
+def test_C4_device_and_host_run_side_by_side() -> None:
+    def small() -> None:
+        x = torch.ones(16, device="cuda")
+        for _ in range(1000):
+            x = x * 2
+
+    def large() -> None:
+        x = torch.ones(1 << 28, device="cuda")
+        for _ in range(1000):
+            x = x * 2
+
+    host = 1001 * about.HOST_KERNEL * A100.launch_s
+    found = estimate(small)
+    assert found["totals"]["about_s"] == pytest.approx(host, rel=0.02)
+    assert found["totals"]["bound_s"] < host / 100  # a CUDA graph launches at once
+    assert any(row["name"] == "(python)" and row["self_s"] > 0 for row in found["ops"])
+    found = estimate(large)
+    assert not any(row["name"] == "(python)" for row in found["ops"])
+    assert found["totals"]["about_s"] == pytest.approx(1000 * 2 * (4 << 28) / 2.039e12, rel=0.3)
+
+
+def test_C4_a_compiled_program_is_estimated_as_fused() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.sin(x) + 1
+        return x
+
+    x = (1 << 26,)
+    plain = estimate(lambda: chain(torch.empty(x, device="cuda")))
+    fused = estimate(lambda: torch.compile(chain)(torch.empty(x, device="cuda")))
+    assert fused["totals"]["about_s"] < plain["totals"]["about_s"] / 8
+    assert fused["totals"]["flops"] == plain["totals"]["flops"]
+    assert fused["totals"]["bound_s"] <= fused["totals"]["about_s"]
+    assert any("fused" in warning for warning in fused["warnings"])
+
+
+def test_C4_a_grouped_product_reads_the_experts_that_have_tokens() -> None:
+    x, weights = torch.empty(2, 64, device="meta"), torch.empty(8, 64, 32, device="meta")
+    ends, out = torch.empty(8, dtype=torch.int32, device="meta"), torch.empty(2, 32, device="meta")
+    few = work.work(torch.ops.aten._grouped_mm.default, (x, weights, ends), {}, out)
+    assert few.bytes_read == x.nbytes + 2 * 64 * 32 * 4 + ends.nbytes
+    assert few.product == (2, 1, 32, 64)
+    many, wide = torch.empty(100, 64, device="meta"), torch.empty(100, 32, device="meta")
+    every = work.work(torch.ops.aten._grouped_mm.default, (many, weights, ends), {}, wide)
+    assert every.bytes_read == many.nbytes + weights.nbytes + ends.nbytes
+
+
+def test_C4_what_the_cache_holds_may_be_faster_than_memory() -> None:
+    small = work.Work(0, 0, 2**20, 2**20, "float32", "elementwise")
+    assert max(roofline.bound(A100, small)) < 2**21 / A100.memory_bandwidth
+
+
+def test_C4_factors_are_the_chips_own_or_its_kins() -> None:
+    own = factors.of(A100, "product", "half")
+    assert own.own and own.low < 0 < own.high and "a100" in own.source
+    kin = factors.of(targets.find("h200"), "product", "half")
+    assert not kin.own and "h100" in kin.source
+    assert kin.high - kin.low > factors.of(targets.find("h100"), "product", "half").high
+    # A board of 72 W does not sustain its peak; one of 700 W does.
+    l4, h100 = (factors.of(targets.find(name), "product", "single").values["efficiency"] for name in ("l4", "h100"))
+    assert l4 < 0.5 < h100
+
+
+@pytest.mark.parametrize(
+    ("chip", "m", "n", "k", "least", "most"),
+    [("a100", 8192, 8192, 8192, 0.7, 1.0), ("h100", 8192, 8192, 8192, 0.6, 1.0), ("l40s", 8192, 8192, 8192, 0.5, 1.0)],
+)
+def test_C4_large_products_run_near_the_peak_and_few_rows_at_the_memorys_speed(chip, m, n, k, least, most) -> None:
+    target = targets.find(chip)
+    shape = work.Work(2 * m * n * k, 0, 2 * (m * k + n * k), 2 * m * n, "bfloat16", "matmul", product=(1, m, n, k))
+    cost = about.estimate(shape, target)
+    assert least < cost.least / cost.seconds <= most
+    few = work.Work(2 * n * k, 0, 2 * (k + n * k), 2 * n, "bfloat16", "matmul", product=(1, 1, n, k))
+    assert 0.5 < 2 * n * k / target.memory_bandwidth / about.estimate(few, target).seconds < 1
