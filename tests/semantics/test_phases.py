@@ -85,6 +85,54 @@ def test_L12_closure_and_user_optimizers(tracked):
     assert phase() == "other"
 
 
+def test_L12_a_step_that_raises_has_ended(tracked):
+    net = torch.nn.Linear(2, 1)
+
+    def fails():
+        raise ZeroDivisionError(phase())
+
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    for kind in torch.optim.SGD, torch.optim.LBFGS, Mine:
+        optimizer = kind(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)  # wraps the optimizer's step again
+        with pytest.raises(ZeroDivisionError, match="optimizer"):
+            optimizer.step(fails)
+        assert phase() == "other" and schedule
+        net(torch.ones(1, 2))
+        assert phase() == "forward"
+        torch.ones(1, requires_grad=True).sum().backward()
+        other = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def within(optimizer=optimizer):
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(fails)
+            return phase()
+
+        assert other.step(within) == "optimizer" and phase() == "other"
+
+
+def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_own_back(after_torch):
+    code = """
+        import torch
+        from mindtorch.engine import semantics
+        from mindtorch._ext import context
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        before = torch.optim.SGD.step, torch.optim.Optimizer._patch_step_function
+        for _ in range(2):
+            semantics.install()
+            try:
+                optimizer.step(lambda: 1 / 0)
+            except ZeroDivisionError:
+                print(context.phase_name(context.get_phase()))
+            semantics.uninstall()
+            print(before == (torch.optim.SGD.step, torch.optim.Optimizer._patch_step_function))
+    """
+    assert after_torch(code).stdout.split() == ["other", "True"] * 2
+
+
 def test_L12_autograd_grad_and_hooks_in_nested_backward(tracked):
     x = torch.ones(2, requires_grad=True)
     said = []

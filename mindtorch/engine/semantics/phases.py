@@ -8,7 +8,7 @@
 - other: the rest (data preparation, sampling, ``zero_grad``).
 - prefill, decode: what would be forward or other within ``stage("prefill")``: only the caller knows which it is.
 
-A step that raises ends when the same optimizer steps again.
+A step that raises has ended, too: torch calls no hook then, so its function for steps is wrapped.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
+_steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
@@ -42,6 +43,9 @@ def patch() -> None:
         if place._engine_run_backward is _original:  # type: ignore[attr-defined]
             place._engine_run_backward = context.tracked_backward  # type: ignore[attr-defined]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign,assignment]
+    torch.optim.Optimizer._patch_step_function = _hook_steps  # type: ignore[method-assign]
+    for kind in _kinds(torch.optim.Optimizer):
+        _wrap_step(kind)
     _handles.append(register_optimizer_step_pre_hook(_begin))
     _handles.append(register_optimizer_step_post_hook(_end))
 
@@ -71,6 +75,42 @@ def after_step(call: Callable[[], None]) -> None:
     _after.append(call)
 
 
+_torch_hook_steps = torch.optim.Optimizer._patch_step_function
+
+
+def _kinds(kind: type[torch.optim.Optimizer]) -> set[type[torch.optim.Optimizer]]:
+    found = {kind}
+    for below in kind.__subclasses__():
+        found |= _kinds(below)
+    return found
+
+
+@functools.wraps(_torch_hook_steps)
+def _hook_steps(self: torch.optim.Optimizer) -> None:
+    """torch's own, which makes the classes' steps call hooks; and end when they raise."""
+    _torch_hook_steps(self)
+    for kind in type(self).__mro__:
+        _wrap_step(kind)
+
+
+def _wrap_step(kind: type) -> None:
+    step = vars(kind).get("step")
+    if kind in _steps or not getattr(step, "hooked", False):
+        return
+
+    @functools.wraps(step)  # type: ignore[arg-type]
+    def ending(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            if args:
+                context.optimizer_end(args[0])
+            raise
+
+    _steps[kind] = step
+    kind.step = ending  # type: ignore[attr-defined]
+
+
 _torch_apply = vars(torch.autograd.Function)["apply"]
 
 
@@ -89,6 +129,11 @@ def unpatch() -> None:
             place._engine_run_backward = _original  # type: ignore[attr-defined]
     while _handles:
         _handles.pop().remove()
+    torch.optim.Optimizer._patch_step_function = _torch_hook_steps  # type: ignore[method-assign]
+    while _steps:
+        kind, step = _steps.popitem()
+        if getattr(vars(kind).get("step"), "__wrapped__", None) is step:  # else the program has replaced it
+            kind.step = step
     _optimizers.clear()
 
 
