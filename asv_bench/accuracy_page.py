@@ -17,6 +17,7 @@ HEAD = """# How far off estimates are
 measurements. This page is made by one command, from files like those that are described in `asv_bench/measured.py`;
 whoever has such files of another chip makes it, and the factors, anew:
 
+<!-- not run: it needs the measurements -->
 ```sh
 python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
 ```

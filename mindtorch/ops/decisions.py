@@ -10,7 +10,7 @@ __all__ = ["ELEMENT_WISE", "NAMES", "REDUCING", "ROUTING", "UNSCALE", "asked"]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not isclose mul isin _to_copy"
+    "bitwise_and bitwise_or bitwise_xor bitwise_not __and__ __or__ __xor__ isclose mul isin _to_copy"
 ).split())  # fmt: skip
 REDUCING = frozenset(f"aten::{name}" for name in "all any sum mean count_nonzero max min amax amin".split())
 #: Ops whose second result, or only one, says which element is chosen.

@@ -189,9 +189,11 @@ ROWS: list[OpRow] = [
     *ops(
         "loss",
         None,
-        "_ctc_loss _ctc_loss_backward _cudnn_ctc_loss miopen_ctc_loss multi_margin_loss_backward "
+        "_cudnn_ctc_loss miopen_ctc_loss multi_margin_loss_backward "
         "multilabel_margin_loss_forward multilabel_margin_loss_backward",
     ),
+    op("_ctc_loss", "loss", elsewhere=(2, 3, "input_lengths", "target_lengths")),
+    op("_ctc_loss_backward", "loss", elsewhere=(3, 4, "input_lengths", "target_lengths")),
     # embedding: look-ups
     op("embedding", "embedding", python=True, bytes=moved.embedding, cpu="rows"),
     *ops("embedding", None, "embedding_sparse_backward one_hot"),

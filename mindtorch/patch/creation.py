@@ -110,6 +110,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
         return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
     kwargs = dict(kwargs)
     index = place_of(kwargs.pop("device"))
+    if func.__name__ == "complex":
+        return func(*args, **kwargs)  # takes no device: it is where its parts are
     if index >= 0:
         tensors.on_device()
     target = kwargs.get("out")

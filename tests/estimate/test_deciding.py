@@ -106,3 +106,13 @@ def test_C4_scaled_gradients_are_finite(session: None) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert scaler.get_scale() == 65536
+
+
+def test_C4_generation_goes_on_to_its_last_token(session: None) -> None:
+    going, ended = torch.ones(2, dtype=torch.int64, device="cuda"), torch.tensor([0], device="cuda")
+    for step in range(4):
+        token = nn.Linear(4, 4).cuda()(torch.randn(2, 4, device="cuda")).argmax(-1)
+        stop = torch.zeros(2, dtype=torch.bool, device="cuda") | torch.isin(token, ended)
+        going = going & ~(stop | (step == 2))
+        assert (going.max() == 0).item() is (step >= 2), step
+        assert ((going ^ going).max() == 0).item()

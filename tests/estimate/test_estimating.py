@@ -171,6 +171,21 @@ def test_C4_packed_sequences(session: None) -> None:
     assert lstm.weight_ih_l0.grad.shape == (64, 8)
 
 
+def test_C4_lengths_of_a_ctc_loss_are_where_the_program_has_them(session: None) -> None:
+    scores = torch.randn(50, 4, 20, device="cuda").log_softmax(2).detach().requires_grad_()
+    targets, taken = torch.ones(4, 30, dtype=torch.int64, device="cuda"), torch.full((4,), 50)
+    for lengths in torch.tensor([10, 20, 30, 5]), torch.tensor([10, 20, 30, 5], device="cuda"):
+        nn.functional.ctc_loss(scores, targets, taken, lengths).backward()
+        torch.ctc_loss(scores, targets, taken, lengths, reduction=2).backward()
+        nn.functional.ctc_loss(scores, targets, taken, target_lengths=lengths, reduction="none").sum().backward()
+        assert scores.grad is not None and scores.grad.shape == scores.shape
+
+
+def test_C4_complex_numbers_are_where_their_parts_are(session: None) -> None:
+    assert torch.complex(torch.ones(3, device="cuda"), torch.ones(3, device="cuda")).is_cuda
+    assert not torch.complex(torch.ones(3), torch.ones(3)).is_cuda
+
+
 def test_C4_modules_that_learn_their_shapes(session: None) -> None:
     net = nn.Sequential(nn.LazyLinear(BIG), nn.LazyBatchNorm1d(), nn.LazyLinear(3, device="cuda")).cuda()
     weights = list(net.parameters())

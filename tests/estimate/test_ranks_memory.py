@@ -30,6 +30,8 @@ from mindtorch.profile.estimate.estimator import Estimator
 WIDTH = 256
 BYTES = 4 * (WIDTH * 4 * WIDTH + 4 * WIDTH * WIDTH)  # of the two weights of `layers`
 
+WORKSPACES = 2 * (32 << 20)  # of cuBLAS, which torch allocates: one for the program's thread, one for autograd's
+
 
 def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False))
@@ -78,7 +80,7 @@ def test_C4_gradients_can_be_views_of_buckets() -> None:
 
     held: list[int] = []
     rank_of(8, 0, program)
-    assert held == [2 * BYTES]
+    assert held == [2 * BYTES + WORKSPACES]
 
 
 @pytest.mark.parametrize("size", [2, 8, 64])
@@ -123,7 +125,7 @@ def test_C4_tensor_parallel_weights_are_cut() -> None:
 
     held: list[int] = []
     report = rank_of(4, 2, program)
-    assert held == [2 * BYTES // 4]  # parameters and gradients
+    assert held == [2 * BYTES // 4 + WORKSPACES]  # parameters and gradients
     [reduced] = report["cluster"]["collectives"]
     assert (reduced["kind"], reduced["ranks"], reduced["bytes"]) == ("all_reduce", 4, 2 * 4 * WIDTH)
 

@@ -21,7 +21,7 @@ from ...base.errors import LazyTensorError
 from ...devices import mode
 from ...devices.lazy_device import is_ours, place_of
 from ..tensor.recorded import ATTRIBUTES
-from . import eager, inside, predict
+from . import eager, inside, predict, sequences
 from .meta import as_meta, value_of
 
 __all__ = [
@@ -94,62 +94,6 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
         return (source.detach().as_strided(size, stride[0] if stride else predict.contiguous(size), offset),)
 
 
-def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -> torch.Tensor:
-    """``count`` rows of padding, with ``rows`` at these places among them. Differentiable.
-
-    For functions of torch's that make their result in C++, on what it takes for the data's device.
-    """
-    at = torch.tensor(places, dtype=torch.int64, device=rows.device)
-    return rows.new_full((count, *rows.shape[1:]), padding).index_copy(0, at, rows)
-
-
-def _pad_sequence(
-    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
-) -> Any:
-    if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
-        return NotImplemented  # torch says what is wrong
-    longest, batch = max(len(t) for t in sequences), len(sequences)
-    if _watched():
-        return _padded_step_by_step(sequences, longest, batch_first, padding_value, padding_side)
-    places = []
-    for i, t in enumerate(sequences):
-        begin = longest - len(t) if padding_side == "left" else 0
-        places += [i * longest + k if batch_first else k * batch + i for k in range(begin, begin + len(t))]
-    spread = _spread(torch.cat(tuple(sequences)), places, longest * batch, padding_value)
-    return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
-
-
-def _padded_step_by_step(sequences: Any, longest: int, batch_first: bool, value: float, side: str) -> Any:
-    """As torch's C++ does it."""
-    first = sequences[0]
-    size = (len(sequences), longest) if batch_first else (longest, len(sequences))
-    out = torch.full((*size, *first.shape[1:]), value, dtype=first.dtype, device=first.device)
-    for i, t in enumerate(sequences):
-        begin = longest - len(t) if side == "left" else 0
-        place = out.select(0, i).narrow(0, begin, len(t)) if batch_first else out.narrow(0, begin, len(t)).select(1, i)
-        place.copy_(t)
-    return out
-
-
-def _pad_packed_sequence(
-    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
-) -> Any:
-    if _core.get_handle(data) is None:
-        return NotImplemented
-    sizes = batch_sizes.tolist()
-    longest, batch = len(sizes), sizes[0]
-    if 0 < total_length < longest:
-        raise RuntimeError(
-            "Expected total_length to be at least the length of the longest sequence in input, but got "
-            f"total_length={total_length} and max sequence length being {longest}"
-        )
-    length = max(total_length, longest)
-    places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
-    padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
-    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)], device="cpu")
-    return padded.transpose(0, 1) if batch_first else padded, lengths
-
-
 def _share_memory(args: tuple, kwargs: dict) -> Any:
     if eager.executor().place.type != "meta":
         return NotImplemented
@@ -172,11 +116,6 @@ def _type_as(args: tuple, kwargs: dict) -> Any:
     return target.to(other)  # C++ takes both to be on the CPU
 
 
-def _watched() -> bool:
-    """Does a dispatch mode of the program look on? It is to see what torch itself would do."""
-    return bool(torch._C._len_torch_dispatch_stack())
-
-
 def _query(name: str, answer: Handler) -> dict[Any, Handler]:
     """What a query gives, as a method and as the operator that dispatch modes see."""
 
@@ -188,7 +127,7 @@ def _query(name: str, answer: Handler) -> dict[Any, Handler]:
         return op
 
     def asked(args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not _watched():
+        if not sequences.watched():
             return answer(args, kwargs)
         op = operator()
         with torch._C.DisableTorchFunction():
@@ -255,16 +194,6 @@ def _split(args: tuple, kwargs: dict) -> Any:
     at = value_of(at, "tensor_split") if _core.device_index(at) < 0 else at.cpu()
     kwargs = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
     return torch.tensor_split(args[0], at, *args[2:], **kwargs)
-
-
-def _pack(args: tuple, kwargs: dict) -> Any:
-    # torch reads the lengths in C++, where those of an estimate have no memory, and wants batch sizes on the CPU.
-    data, lengths, *rest = args
-    if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
-        return NotImplemented
-    plain = value_of(lengths, "lengths")
-    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
-    return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
 
 
 def _like(func: Any) -> Handler:
@@ -398,7 +327,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
         return NotImplemented
-    if _watched() and not _without_data(index):
+    if sequences.watched() and not _without_data(index):
         zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
     else:
         zeros = index.new_zeros((*index.shape, classes))
@@ -471,9 +400,12 @@ def table() -> dict[Any, Handler]:
         _base.grad.__get__: _gradient,  # type: ignore[attr-defined]
         # Taken apart for a tensor subclass, torch's matmul has other last bits: let it be recorded whole.
         T.__rmatmul__: lambda args, kwargs: torch.matmul(args[1], args[0]),
-        torch._C._VariableFunctions._pack_padded_sequence: _pack,
-        torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: _pad_packed_sequence(*args, **kwargs),
-        torch._C._nn.pad_sequence: lambda args, kwargs: _pad_sequence(*args, **kwargs),
+        torch._C._VariableFunctions._pack_padded_sequence: sequences.pack,
+        torch._C._VariableFunctions._pad_packed_sequence: lambda args, kwargs: sequences.pad_packed_sequence(
+            *args, **kwargs
+        ),
+        **{func: sequences.ctc_loss(func) for func in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
+        torch._C._nn.pad_sequence: lambda args, kwargs: sequences.pad_sequence(*args, **kwargs),
         T.share_memory_: _share_memory,
         _base.detach: _detach,
         _base.tensor_split: _split,

@@ -93,7 +93,7 @@ def _hook_steps(self: torch.optim.Optimizer) -> None:
         _wrap_step(kind)
 
 
-def _wrap_step(kind: type) -> None:
+def _wrap_step(kind: Any) -> None:
     step = vars(kind).get("step")
     if kind in _steps or not getattr(step, "hooked", False):
         return
@@ -108,7 +108,7 @@ def _wrap_step(kind: type) -> None:
             raise
 
     _steps[kind] = step
-    kind.step = ending  # type: ignore[attr-defined]
+    kind.step = ending
 
 
 _torch_apply = vars(torch.autograd.Function)["apply"]
@@ -130,6 +130,7 @@ def unpatch() -> None:
     while _handles:
         _handles.pop().remove()
     torch.optim.Optimizer._patch_step_function = _torch_hook_steps  # type: ignore[method-assign]
+    kind: Any
     while _steps:
         kind, step = _steps.popitem()
         if getattr(vars(kind).get("step"), "__wrapped__", None) is step:  # else the program has replaced it

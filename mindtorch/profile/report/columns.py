@@ -10,8 +10,6 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindtorch.profile.report.forecast import Spread
-
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
     from mindtorch.profile.report.recording import Recording
@@ -37,6 +35,8 @@ def sums(
     seen: Recording, rows: Iterable[Row], forecast: Forecast | None, of: Callable[[Row], Hashable]
 ) -> dict[Any, Sums]:
     """{what `of` says of a row: sums of those rows}, in the order of first appearance."""
+    from mindtorch.profile.report.forecast import Spread  # not above: it needs torch, which the command's help does not
+
     found: dict[Any, Sums] = {}
     spreads: dict[Any, Spread] = {}
     for row in rows:

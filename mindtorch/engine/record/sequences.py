@@ -1,0 +1,102 @@
+"""Sequences of different lengths: padded, packed, aligned. torch reads the lengths in C++, or wants them elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._ext import lazy as _core
+from .meta import value_of
+
+__all__ = ["ctc_loss", "pack", "pad_packed_sequence", "pad_sequence", "watched"]
+
+
+def watched() -> bool:
+    """Does a dispatch mode of the program look on? It is to see what torch itself would do."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _spread(rows: torch.Tensor, places: list[int], count: int, padding: float) -> torch.Tensor:
+    """``count`` rows of padding, with ``rows`` at these places among them. Differentiable.
+
+    For functions of torch's that make their result in C++, on what it takes for the data's device.
+    """
+    at = torch.tensor(places, dtype=torch.int64, device=rows.device)
+    return rows.new_full((count, *rows.shape[1:]), padding).index_copy(0, at, rows)
+
+
+def pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Any:
+    if padding_side not in ("left", "right") or not all(_core.get_handle(t) is not None for t in sequences):
+        return NotImplemented  # torch says what is wrong
+    longest, batch = max(len(t) for t in sequences), len(sequences)
+    if watched():
+        return _padded_step_by_step(sequences, longest, batch_first, padding_value, padding_side)
+    places = []
+    for i, t in enumerate(sequences):
+        begin = longest - len(t) if padding_side == "left" else 0
+        places += [i * longest + k if batch_first else k * batch + i for k in range(begin, begin + len(t))]
+    spread = _spread(torch.cat(tuple(sequences)), places, longest * batch, padding_value)
+    return spread.view(*((batch, longest) if batch_first else (longest, batch)), *spread.shape[1:])
+
+
+def _padded_step_by_step(sequences: Any, longest: int, batch_first: bool, value: float, side: str) -> Any:
+    """As torch's C++ does it."""
+    first = sequences[0]
+    size = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    out = torch.full((*size, *first.shape[1:]), value, dtype=first.dtype, device=first.device)
+    for i, t in enumerate(sequences):
+        begin = longest - len(t) if side == "left" else 0
+        place = out.select(0, i).narrow(0, begin, len(t)) if batch_first else out.narrow(0, begin, len(t)).select(1, i)
+        place.copy_(t)
+    return out
+
+
+def pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
+    if _core.get_handle(data) is None:
+        return NotImplemented
+    sizes = batch_sizes.tolist()
+    longest, batch = len(sizes), sizes[0]
+    if 0 < total_length < longest:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {longest}"
+        )
+    length = max(total_length, longest)
+    places = [step * batch + i for step, size in enumerate(sizes) for i in range(size)]
+    padded = _spread(data, places, length * batch, padding_value).view(length, batch, *data.shape[1:])
+    lengths = torch.tensor([sum(size > i for size in sizes) for i in range(batch)], device="cpu")
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def pack(args: tuple, kwargs: dict) -> Any:
+    # torch reads the lengths in C++, where those of an estimate have no memory, and wants batch sizes on the CPU.
+    data, lengths, *rest = args
+    if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
+        return NotImplemented
+    plain = value_of(lengths, "lengths")
+    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
+    return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
+
+
+def ctc_loss(func: Any) -> Any:
+    """The handler of ``func``: torch's function or that of torch.nn.functional, which calls it in C++ from there."""
+
+    def handler(args: tuple, kwargs: dict) -> Any:
+        # For tensors like ours torch divides by the lengths where they are; for its own it takes them to the device.
+        lengths = args[3] if len(args) > 3 else kwargs["target_lengths"]
+        scores = args[0] if args else kwargs["log_probs"]
+        if _core.get_handle(scores) is None or not isinstance(lengths, torch.Tensor) or lengths.device == scores.device:
+            return NotImplemented
+        if _core.device_index(scores) >= 0:
+            return NotImplemented
+        moved = lengths.to(scores.device)
+        if len(args) > 3:
+            return func(*args[:3], moved, *args[4:], **kwargs)
+        return func(*args, **{**kwargs, "target_lengths": moved})
+
+    return handler
