@@ -9,10 +9,18 @@ from typing import Any
 import torch
 
 from ..record.arguments import contiguous
+from . import functions
 from .definitions import Definition, Numbers, numbers_in
-from .wire import WireError
+from .wire import Here, Reference, WireError
 
 __all__ = ["Plan", "Step"]
+
+
+def is_constant(a: Any) -> bool:
+    """Is an argument the same for any tensors and any device? Numbers that change are put in beforehand."""
+    if isinstance(a, (tuple, list)):
+        return all(map(is_constant, a))
+    return not isinstance(a, (Reference, Here, slice))
 
 
 class Step:
@@ -20,13 +28,22 @@ class Step:
 
     inputs: indices into the tensors that the plan begins with and, after those, the outputs so far; dying: of all
     those, the ones that nothing needs after it. ``args``, ``kwargs``, ``predicted`` (dtype, sizes, strides or None when
-    contiguous, offset of each output) have the numbers of the run in them, and References for tensors.
+    contiguous, offset of each output) have the numbers of the run in them, and References for tensors. ``tensors``:
+    (position, index) of those that are an argument; ``nested``, ``named``: where what else is no constant is.
     """
 
-    __slots__ = ("args", "begin", "definition", "dying", "grad", "inputs", "kwargs", "predicted", "stale")
+    __slots__ = (
+        "args", "begin", "call", "definition", "dying", "grad", "inputs", "kwargs", "named", "nested", "predicted",
+        "stale", "tensors",
+    )  # fmt: skip
 
     def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int) -> None:
         self.definition, self.grad, self.inputs, self.begin = definition, grad, inputs, begin
+        self.call = functions.called(definition.function)
+        plain = {at: a.index for at, a in enumerate(definition.args) if isinstance(a, Reference) and not a.tracked}
+        self.tensors = tuple(plain.items())
+        self.nested = tuple(at for at, a in enumerate(definition.args) if at not in plain and not is_constant(a))
+        self.named = tuple(name for name, a in definition.kwargs.items() if not is_constant(a))
         self.dying: tuple[int, ...] = ()
         self.stale = True
         self.args: tuple = ()
@@ -89,7 +106,12 @@ class Plan:
             self.steps[k].dying = tuple(indices_dying)
         self._begins = [step.begin for step in self.steps]
         self._end = at
-        self._numbers = bytearray(8 * (at + sum(ndim * (1 + told) + 1 for _dtype, ndim, told, _bits in given)))
+        self._given_at: list[int] = []  # where the numbers of each begin, but that of its storage
+        self._described: list[tuple | None] = [None] * len(given)
+        for _dtype, ndim, told, _bits in given:
+            self._given_at.append(at)
+            at += ndim * (1 + told) + 1
+        self._numbers = bytearray(8 * at)
         self.ints, self.floats = memoryview(self._numbers).cast("q"), memoryview(self._numbers).cast("d")
 
     def change(self, positions: bytes, values: bytes) -> None:
@@ -101,15 +123,21 @@ class Plan:
             if at >= n:
                 raise WireError(f"expected the place of a number in 0..{n - 1}, got {at}")
             self.ints[at] = value
-            if len(self.given) <= at < self._end:
+            if at < len(self.given):
+                self._described[at] = None
+            elif at < self._end:
                 self.steps[bisect.bisect_right(self._begins, at) - 1].stale = True
+            else:
+                self._described[bisect.bisect_right(self._given_at, at) - 1] = None
 
     def described(self) -> list[tuple]:
         """The tensors to begin with: (storage's number, dtype, sizes, strides, offset, MetaBits)."""
-        numbers = Numbers(self.ints, self.floats, self._end)
-        found = []
-        for k, (dtype, ndim, told, bits) in enumerate(self.given):
-            sizes = numbers.several(ndim)
-            strides = numbers.several(ndim) if told else contiguous(sizes)
-            found.append((self.ints[k], dtype, sizes, strides, *numbers.several(1), bits))
+        return [self._describe(k) if found is None else found for k, found in enumerate(self._described)]
+
+    def _describe(self, k: int) -> tuple:
+        dtype, ndim, told, bits = self.given[k]
+        numbers = Numbers(self.ints, self.floats, self._given_at[k])
+        sizes = numbers.several(ndim)
+        strides = numbers.several(ndim) if told else contiguous(sizes)
+        found = self._described[k] = (self.ints[k], dtype, sizes, strides, *numbers.several(1), bits)
         return found

@@ -312,9 +312,14 @@ class Worker:
 
     def _results(self, step: Step, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
         definition = step.definition
-        args = tuple(self._filled(a, tensors) for a in step.args)
-        kwargs = {name: self._filled(a, tensors) for name, a in step.kwargs.items()}
-        out = functions.called(definition.function)(*args, **kwargs)
+        args, kwargs = list(step.args), step.kwargs
+        for at, i in step.tensors:
+            args[at] = tensors[i]
+        for at in step.nested:
+            args[at] = self._filled(args[at], tensors)
+        if step.named:
+            kwargs = {**kwargs, **{name: self._filled(kwargs[name], tensors) for name in step.named}}
+        out = step.call(*args, **kwargs)
         results = (out,) if definition.single else out
         found: list[Any] = [None] * len(definition.predicted)
         for position, output in enumerate(definition.outputs):
@@ -330,7 +335,8 @@ class Worker:
         if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
-        if _core.canonical(value.shape, value.stride()) == strides and value.storage_offset() == offset:
+        same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
+        if same and value.storage_offset() == offset:
             return value
         if step.definition.view:
             raise RuntimeError(f"predicted a view with strides {strides}, the kernel gave {value.stride()}")
