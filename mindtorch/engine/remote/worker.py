@@ -312,13 +312,12 @@ class Worker:
 
     def _results(self, step: Step, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
         definition = step.definition
-        args, kwargs = list(step.args), step.kwargs
+        args = list(step.args)
         for at, i in step.tensors:
             args[at] = tensors[i]
         for at in step.nested:
             args[at] = self._filled(args[at], tensors)
-        if step.named:
-            kwargs = {**kwargs, **{name: self._filled(kwargs[name], tensors) for name in step.named}}
+        kwargs = {**step.kwargs, **{name: self._filled(step.kwargs[name], tensors) for name in step.named}}
         out = step.call(*args, **kwargs)
         results = (out,) if definition.single else out
         found: list[Any] = [None] * len(definition.predicted)
