@@ -13,6 +13,9 @@ __all__ = ["communication", "rank", "ranks"]
 def rank(report: dict[str, Any]) -> str:
     """One line: which of how many."""
     facts = report["cluster"]
+    if not facts["process_group"]:
+        here = min(facts["per_machine"], facts["world_size"])
+        return f"none: one process with {counted(here, 'accelerator')}, and no process group"
     text = f"{facts['rank']} of {facts['world_size']}, each with one accelerator"
     if facts["machines"] > 1:
         text += f", on {counted(facts['machines'], 'machine')} of {facts['per_machine']}"

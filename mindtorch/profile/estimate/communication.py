@@ -107,9 +107,10 @@ def waited(call: Call, exposed: float) -> Work:
     return Work(0, 0, 0, 0, "float32", "communication", op_name(call), seconds=exposed)
 
 
-def facts(timed: Sequence[Timed], cluster: Cluster, links: Links | None) -> dict[str, Any]:
-    """What the report says of the rank and of its collectives."""
+def facts(timed: Sequence[Timed], cluster: Cluster, links: Links | None, grouped: bool) -> dict[str, Any]:
+    """What the report says of the rank and of its collectives. grouped: has the program made a process group?"""
     return {
+        "process_group": grouped,
         "rank": cluster.rank,
         "world_size": cluster.size,
         "machines": cluster.machines,

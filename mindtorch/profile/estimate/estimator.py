@@ -30,7 +30,15 @@ from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.estimate import assumptions, communication, exchanged, known, out_of_memory, saved
+from mindtorch.profile.estimate import (
+    assumptions,
+    communication,
+    exchanged,
+    known,
+    out_of_memory,
+    process_groups,
+    saved,
+)
 from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls, waits
 from mindtorch.profile.estimate.estimating import estimating
@@ -261,7 +269,7 @@ class Estimator(Run):
         if self.cluster is None:
             return None
         links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
-        return communication.facts(self._of_reached(self._timed), self.cluster, links)
+        return communication.facts(self._of_reached(self._timed), self.cluster, links, process_groups.grouped())
 
     @property
     def _fused(self) -> bool:

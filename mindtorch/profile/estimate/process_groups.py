@@ -28,21 +28,22 @@ from . import data_parallel, exchanged, others, saved, sharded, sync_batch_norm
 from .exchanged import functional
 from .sharded import create
 
-__all__ = ["create", "functional", "one_of_many"]
+__all__ = ["create", "functional", "grouped", "one_of_many"]
 
 _c10d: Any = dist.distributed_c10d
 _SHORT = datetime.timedelta(seconds=2)  # what another rank would put into a store comes never
 _NCCL = (2, 27, 5)  # that of torch's own builds for CUDA
 _cluster = Cluster(1)
+_grouped = False
 
 
 @contextmanager
 def one_of_many(cluster: Cluster) -> Iterator[None]:
     """Within the block the program is a rank of the cluster, as torchrun starts it. Belongs into an estimate."""
-    global _cluster
+    global _cluster, _grouped
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  # which tells torch of the backend
 
-    _cluster = cluster
+    _cluster, _grouped = cluster, False
     exchanged.begin()
     hook = sys.excepthook
     with ExitStack() as stack:
@@ -53,6 +54,11 @@ def one_of_many(cluster: Cluster) -> Iterator[None]:
         stack.callback(setattr, sys, "excepthook", hook)
         stack.callback(_leave)
         yield
+
+
+def grouped() -> bool:
+    """Has the program made a process group? Else it is one process, for which all accelerators of a machine are."""
+    return _grouped
 
 
 def _leave() -> None:
@@ -99,6 +105,7 @@ _new_helper = _c10d._new_process_group_helper
 def _init_process_group(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1,
                         rank: int = -1, store: Any = None, group_name: str = "", pg_options: Any = None,
                         device_id: Any = None, **kwargs: Any) -> None:  # fmt: skip
+    global _grouped
     size = world_size if world_size > 0 else _cluster.size
     place = rank if rank >= 0 else _cluster.rank
     if store is None:
@@ -107,6 +114,7 @@ def _init_process_group(backend: Any = None, init_method: Any = None, timeout: A
     if backend is None and device_id is not None:
         kind = mode.now.accelerator if isinstance(device_id, int) else torch.device(device_id).type
         backend = dist.Backend.default_device_backend_map.get(kind)
+    _grouped = True
     _init(backend, None, timeout or _c10d.default_pg_timeout, size, place, store, group_name, None, None, **kwargs)
 
 
