@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +80,9 @@ def halved(names: Sequence[str], batch: int | None, seq: int | None) -> tuple[in
 
 def _estimated(names: list[str], options: Sequence[str], program: Sequence[str]) -> dict[str, Any] | None:
     """The program with these changes; None where it fails then."""
+    import subprocess  # not above: with what these import themselves, the command's help would be slower
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="genie-") as folder:
         file = os.path.join(folder, "report.json")
         what_if = [word for name in names for word in ("--what-if", name)]

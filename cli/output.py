@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,7 +90,7 @@ class OutputFile:
     def write(self, produce: Callable[[str], object]) -> None:
         """Let ``produce(path)`` write a temporary file, then put it in place in one step (or copy it to stdout)."""
         direct = self.is_stdout or self._is_special()
-        temporary = self._temporary(None if not direct else tempfile.gettempdir())
+        temporary = self._temporary(direct)
         try:
             produce(temporary)
             if direct:
@@ -143,10 +142,13 @@ class OutputFile:
         self.name = os.path.join(os.path.dirname(self.name), os.path.basename(self.path))
         click.echo(f"genie: the program wrote {taken} itself, so this goes to {self.name}", err=True)
 
-    def _temporary(self, folder: str | None = None) -> str:
+    def _temporary(self, elsewhere: bool = False) -> str:
+        import tempfile  # not above: with all that it imports, the command's help would be slower
+
         # The name ends as the target's does: ".gz" means something to who writes it.
         ending = "" if self.is_stdout else os.path.basename(self.path)[-100:]
-        handle, path = tempfile.mkstemp(prefix=".genie-", suffix=ending, dir=folder or os.path.dirname(self.path))
+        folder = None if elsewhere else os.path.dirname(self.path)
+        handle, path = tempfile.mkstemp(prefix=".genie-", suffix=ending, dir=folder)
         os.close(handle)
         return path
 

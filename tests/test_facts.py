@@ -52,6 +52,9 @@ MEASURING = {
     "code Function.apply": "the same",
     "sorted(set(torch.jit._builtins*": "torch notes the names of operators that a dispatch mode has seen",
     "code Module.__call__": "module paths",
+    "code Optimizer._patch_step_function": "phases: where a step that raises ends",
+    "code Adam._patch_step_function": "the same",
+    "code SGD._patch_step_function": "the same",
     "code autograd._engine_run_backward": "the same",
     "code graph._engine_run_backward": "the same",
 }

@@ -138,7 +138,7 @@ def test_S5_tables_that_were_large_give_their_memory_back() -> None:
         (x * (i + 0.75)).expand(i + 1, 4)
     assert tape.interner.bytes > before + (8 << 20) and tape.interner.counts() > (50_000, 100_000)
     entries_in_use()
-    assert tape.interner.bytes < before + (1 << 20)
+    assert tape.interner.bytes < 2 * before + (1 << 20)  # tables double: one more entry may be twice the memory
     y = (x * 0.75).expand(2, 4)
     assert y.tolist() == [[0.75] * 4] * 2
 

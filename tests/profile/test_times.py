@@ -26,7 +26,7 @@ def estimate(run: Callable[[], Any], target: targets.Target = A100) -> dict[str,
 @pytest.fixture
 def precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Torch's own test utilities, which other tests of this process import, freeze the flags.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     yield
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True

@@ -5,10 +5,8 @@ Every file is written under a temporary name beside the target and renamed when 
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +27,8 @@ def write_json(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """All tables in one file, told apart by the first column: phase, module, op, line."""
+    import csv  # not above: the command's help needs the names of the formats alone
+
     with atomic(path) as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, restval="", extrasaction="ignore")
         writer.writeheader()
@@ -50,6 +50,8 @@ def _draw(report: dict[str, Any], recording: Callable[[], Any], path: str) -> st
 
 
 def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
+    import pickle
+
     from mindtorch.profile.report.recording import Recording
 
     seen: Recording = recording()
