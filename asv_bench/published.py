@@ -5,6 +5,7 @@ Each row is a program of our own that does what the source says was run; nothing
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,68 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESNET = """
-import torch
-from transformers import ResNetConfig, ResNetForImageClassification
-model = ResNetForImageClassification(ResNetConfig(num_labels=1000)).cuda()
-x = torch.randn({batch}, 3, 224, 224, device="cuda")
-if {half}:
-    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-"""
-TRAINING = (
-    RESNET
-    + """
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-y = torch.randint(1000, ({batch},), device="cuda")
-for _ in range(3):
-    optimizer.zero_grad()
-    with torch.autocast("cuda", torch.float16, enabled={half}):
-        loss = torch.nn.functional.cross_entropy(model(x).logits, y)
-    loss.backward()
-    optimizer.step()
-"""
-)
-INFERENCE = (
-    RESNET
-    + """
-model.eval()
-with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled={half}):
-    for _ in range(3):
-        model(x)
-"""
-)
-GPT2 = """
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
-config = GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager", use_cache=False)
-model = GPT2LMHeadModel(config).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-run = torch.compile(model) if {compiled} else model
-ids = torch.randint(50257, (12, 1024), device="cuda")
-torch.backends.cuda.matmul.allow_tf32 = True
-for _ in range(3):
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = run(ids, labels=ids).loss
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-LLAMA = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-torch.set_default_dtype(torch.bfloat16)
-with torch.device("cuda"):
-    model = LlamaForCausalLM(LlamaConfig()).eval()
-run = torch.compile(model)
-token, cache = torch.zeros(1, 5, dtype=torch.int64, device="cuda"), None
-with torch.no_grad():
-    for _ in range(104):
-        out = run(token, past_key_values=cache, use_cache=True)
-        token, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
-"""
+import published_programs as programs
+
 NVIDIA = "NVIDIA/DeepLearningExamples, PyTorch ResNet50 v1.5, README, pytorch-21.03"
-NANOGPT = "karpathy/nanoGPT, README, efficiency notes (the GPU is that of the page's other runs)"
+LECTURE = "karpathy/build-nanogpt, commits and chapters of its lecture, 2024-06 (16 x 1,024 tokens)"
 GPT_FAST = "pytorch-labs/gpt-fast, README (power limited to 330 W; static cache)"
+DIFFUSION_FAST = "huggingface/diffusion-fast, and diffusers' tutorial of it (400 W; without the text encoders)"
 
 
 class Run(NamedTuple):
@@ -84,26 +29,57 @@ class Run(NamedTuple):
     seconds: float
     source: str
     program: str
-    warmup: int = 1
+    needs: str = ""  # a package that the program imports and that is not one of ours
 
 
 def _resnet(program: str, what: str, chip: str, rate: float, half: bool) -> Run:
     text = program.format(batch=256, half=half)
+    precision = "mixed precision" if half else "TF32" if chip == "a100" else "float32"
+    return Run(f"ResNet-50 {what}, batch 256, {precision}", chip, 256 / rate, NVIDIA, text)
+
+
+def _gpt2(what: str, seconds: float, words: int = 50257, **having: bool) -> Run:
+    flags = dict.fromkeys(("tf32", "half", "compiled", "flash"), False) | having
+    return Run(f"GPT-2 124M training, {what}", "a100", seconds, LECTURE, programs.GPT2.format(words=words, **flags))
+
+
+def _decoding(what: str, rate: float, ranks: int = 1, **sizes: int) -> Run:
+    text = programs.DECODING.format(ranks=ranks, **({"experts": 0} | sizes))
+    chip = "a100" if ranks == 1 else f"{ranks}xa100"
+    return Run(f"{what} decoding, bfloat16, compiled", chip, 1 / rate, GPT_FAST, text)
+
+
+def _sdxl(what: str, seconds: float, **having: bool) -> Run:
+    flags = dict.fromkeys(("half", "fused", "compiled"), False) | having
     return Run(
-        f"ResNet-50 {what}, batch 256, {'mixed precision' if half else 'float32'}", chip, 256 / rate, NVIDIA, text
-    )
+        f"SDXL, 1,024 x 1,024, 30 steps, {what}", "a100", seconds, DIFFUSION_FAST, programs.SDXL.format(**flags),
+        needs="diffusers",
+    )  # fmt: skip
 
 
+MIXTRAL = {"shared": 8, "inner": 14336, "words": 32000, "experts": 8}
 RUNS = (
-    _resnet(TRAINING, "training (TF32)", "a100", 938, False),
-    _resnet(TRAINING, "training", "a100", 2470, True),
-    _resnet(INFERENCE, "inference", "v100-16gb", 1261, False),
-    _resnet(INFERENCE, "inference", "v100-16gb", 3382, True),
-    _resnet(INFERENCE, "inference", "t4", 415, False),
-    _resnet(INFERENCE, "inference", "t4", 1198, True),
-    Run("GPT-2 124M training, 12 x 1,024, bfloat16", "a100-40gb", 0.250, NANOGPT, GPT2.format(compiled=False)),
-    Run("GPT-2 124M training, compiled", "a100-40gb", 0.135, NANOGPT, GPT2.format(compiled=True)),
-    Run("Llama-2-7B decoding, bfloat16, compiled", "a100", 1 / 104.9, GPT_FAST, LLAMA, 100),
+    _resnet(programs.RESNET_TRAINING, "training", "a100", 938, False),
+    _resnet(programs.RESNET_TRAINING, "training", "a100", 2470, True),
+    _resnet(programs.RESNET_TRAINING, "training", "v100-16gb", 1200, True),
+    _resnet(programs.RESNET_INFERENCE, "inference", "v100-16gb", 1261, False),
+    _resnet(programs.RESNET_INFERENCE, "inference", "v100-16gb", 3382, True),
+    _resnet(programs.RESNET_INFERENCE, "inference", "t4", 415, False),
+    _resnet(programs.RESNET_INFERENCE, "inference", "t4", 1198, True),
+    _gpt2("float32", 1.0),
+    _gpt2("TF32", 0.333, tf32=True),
+    _gpt2("bfloat16", 0.300, tf32=True, half=True),
+    _gpt2("bfloat16, compiled", 0.130, tf32=True, half=True, compiled=True),
+    _gpt2("the same, fused attention", 0.096, tf32=True, half=True, compiled=True, flash=True),
+    _gpt2("the same, 50,304 tokens", 0.093, 50304, tf32=True, half=True, compiled=True, flash=True),
+    _decoding("Llama-2-7B", 104.9, shared=32, inner=11008, words=32000),
+    _decoding("Llama-3.1-8B", 93.89, shared=8, inner=14336, words=128256),
+    _decoding("Mixtral-8x7B", 96.67, 2, **MIXTRAL),
+    _decoding("Mixtral-8x7B", 155.35, 4, **MIXTRAL),
+    _sdxl("TF32", 7.36),
+    _sdxl("bfloat16", 4.63, half=True),
+    _sdxl("bfloat16, fused attention", 3.31, half=True, fused=True),
+    _sdxl("the same, compiled", 2.54, half=True, fused=True, compiled=True),
 )
 
 
@@ -112,11 +88,11 @@ def estimated(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         script, report = Path(folder, "program.py"), Path(folder, "report.json")
         script.write_text(run.program)
-        words = ["--target", run.chip, "--warmup", str(run.warmup), "--steps", "2", "--json", str(report), str(script)]
+        words = ["--target", run.chip, "--warmup", "1", "--steps", "1", "--json", str(report), str(script)]
         subprocess.run([sys.executable, "-m", "mindtorch", "profile", *words], check=True, stdout=subprocess.DEVNULL)
         found = json.loads(report.read_text())
-    steps = found["steps"]["count"]
-    return {name: found["totals"][name] / steps for name in ("bound_s", "about_s", "about_low_s", "about_high_s")}
+    assert found["steps"]["count"] - found["steps"]["warmup"] == 1, "totals are of the steps after the warm-up"
+    return {name: found["totals"][name] for name in ("bound_s", "about_s", "about_low_s", "about_high_s")}
 
 
 def section() -> str:

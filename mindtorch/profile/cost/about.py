@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mindtorch.profile.cost import factors, families, flash, products, roofline, streams
+from mindtorch.profile.cost import convolutions, factors, families, flash, products, roofline, streams
 from mindtorch.profile.cost.factors import Factors
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -29,8 +29,6 @@ HOST_BACKWARD = 0.6
 HOST_COMPILED = 0.3
 #: What a processor that was measured (`Target.model`) may be off, as the logarithm.
 _MEASURED = 0.25
-#: cuDNN's convolutions reach this share of what the product of the same shape does.
-CONVOLUTION = 0.8
 
 
 @dataclass(frozen=True)
@@ -119,19 +117,28 @@ def _seconds(work: Work, family: str, target: Target, tf32: bool) -> tuple[float
         return found, known
     if family == "convolution":
         known = _factors(target, "product", kind)
-        count, rows, columns, inner = work.product or (1, 1, 1, max((work.flops or 2) // 2, 1))
-        of = products.Products(count, rows, columns, inner, families.itemsize(work.dtype))
-        whole = 2 * count * rows * columns * inner
-        found = float(products.seconds(known.values, target, peak, of)[0]) / CONVOLUTION
-        found *= max((work.flops or whole) / max(whole, 1), 1)  # backward: two products
         streamed, _ = _streamed(work, target, kind)
-        return max(found if count == 1 else 0.0, streamed), known
+        return max(_convolved(work, target, known, kind, peak), streamed), known
     if family == "attention":
         known = _factors(target, "attention", kind)
         backward = work.name.endswith("backward")
         found = float(flash.seconds(known.values, target, peak, families.scores(work)))
         return found * (families.BACKWARD if backward else 1.0), known
     return _streamed(work, target, kind)
+
+
+def _convolved(work: Work, target: Target, known: Factors, kind: str, peak: float) -> float:
+    """0 where it streams memory only. Of kernels whose arguments are not known, as a product without a shape."""
+    ordinary = target.rate("float32", False)
+    if work.convolution is None:
+        of = products.Products(1, 1, 1, max((work.flops or 2) // 2, 1), families.itemsize(work.dtype))
+        return float(products.seconds(known.values, target, peak, of)[0]) / convolutions.REACHED
+    share = _factors(target, "stream", kind).values["elementwise"]
+    found = convolutions.seconds(
+        known.values, _factors(target, "product", "single").values, target, work.convolution,
+        families.itemsize(work.dtype), share, (peak if peak > ordinary else 0.0, ordinary),
+    )  # fmt: skip
+    return found or 0.0
 
 
 def _streamed(work: Work, target: Target, kind: str) -> tuple[float, Factors]:

@@ -10,6 +10,8 @@ FAMILIES = ("product", "attention", "convolution", "stream")
 _ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
 #: Multiply-adds of one more product in an attention's backward pass: five instead of two.
 BACKWARD = 2.5
+#: Batch norms that never compute statistics.
+_SCALING = ("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update", "aten::batch_norm_elemt")
 
 
 def family(work: Work) -> str:
@@ -48,5 +50,7 @@ def scores(work: Work) -> flash.Scores:
 
 
 def share(work: Work) -> str:
-    """The factor of `streams` for the op."""
+    """The factor of `streams` for the op. A batch norm in evaluation has its statistics: it only scales and shifts."""
+    if work.variant == "eval" or work.name in _SCALING:
+        return "elementwise"
     return streams.family(work.tag)

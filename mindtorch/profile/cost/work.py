@@ -15,6 +15,8 @@ from mindtorch.ops import byte_rules, schema
 from mindtorch.ops.call import Call, size, sizes, strides, tensors
 from mindtorch.ops.flop_rules import Args, Kwargs, is_tensor
 from mindtorch.ops.op_row import MATRIX_TAGS, OpRow
+from mindtorch.profile.cost import convolutions
+from mindtorch.profile.cost.convolutions import Convolution
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Work(NamedTuple):
     strided: what it reads or writes does not lie as the other side does, as in a transposition.
     seconds: what the call takes, where that is no matter of computing: communication; else None.
     turned: of a matrix product, that the second operand is transposed, as a linear layer's weight.
+    convolution: sizes of a convolution, where it is one.
     """
 
     flops: int | None
@@ -49,6 +52,7 @@ class Work(NamedTuple):
     variant: str = ""
     seconds: float | None = None
     turned: bool = False
+    convolution: Convolution | None = None
 
     @property
     def bytes(self) -> int:
@@ -81,6 +85,7 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         strided=tag != "view" and bool(_known(lambda call: _strided(row, call), call, name)),
         variant="causal" if tag == "attention" and _is_causal(func, args, kwargs) else _variant(row, call),
         turned=tag == "matmul" and _turned(args),
+        convolution=_known(lambda call: convolutions.described(name, call), call, name) if tag == "conv" else None,
     )
 
 
