@@ -5,7 +5,6 @@ Each row is a program of our own that does what the source says was run; nothing
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys

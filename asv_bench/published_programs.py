@@ -93,10 +93,12 @@ for _ in range(3):
 # One token at a time into a static cache; the whole step is one CUDA graph. {ranks} share heads and inner layers.
 DECODING = """
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+torch._inductor.config.coordinate_descent_tuning = True
 ranks, layers, dim, heads, shared, inner, words, length = {ranks}, 32, 4096, 32, {shared}, {inner}, {words}, 208
 experts, chosen = {experts}, 2
 heads, shared, inner, size = heads // ranks, shared // ranks, inner // ranks, 128

@@ -162,3 +162,34 @@ def test_C4_large_products_run_near_the_peak_and_few_rows_at_the_memorys_speed(c
     assert least < cost.least / cost.seconds <= most
     few = work.Work(2 * n * k, 0, 2 * (k + n * k), 2 * n, "bfloat16", "matmul", product=(1, 1, n, k))
     assert 0.5 < 2 * n * k / target.memory_bandwidth / about.estimate(few, target).seconds < 1
+
+
+def test_C4_rows_that_begin_at_odd_addresses_are_slow_on_matrix_units() -> None:
+    def seconds(words: int, dtype: torch.dtype = torch.bfloat16) -> float:
+        a, b = (
+            torch.empty(16384, words, dtype=dtype, device="meta"),
+            torch.empty(words, 768, dtype=dtype, device="meta"),
+        )
+        done = work.work(torch.ops.aten.mm.default, (a, b), {}, torch.empty(16384, 768, dtype=dtype, device="meta"))
+        return about.estimate(done, A100).seconds
+
+    assert seconds(50257) > 2 * seconds(50304)
+    assert seconds(50258) == pytest.approx(seconds(50304), rel=0.1)
+    assert seconds(50257, torch.float32) == pytest.approx(seconds(50304, torch.float32), rel=0.1)
+    logits = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((16384, 768), (768, 50257))]
+    assert not work.work(torch.ops.aten.mm.default, (logits[0], logits[1].t().contiguous().t()), {}, None).unaligned
+
+
+def test_C4_tf32_is_of_matrix_work_only(precision) -> None:
+    def train() -> None:
+        layers = [nn.Linear(1024, n, device="cuda") for n in (1024, 2048, 4096, 8192)]  # as many shapes as make a model
+        x = torch.empty(4096, 1024, device="cuda")
+        sum(layer(x).softmax(-1).sum() for layer in layers).backward()
+
+    def allowed() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        train()
+
+    plain, faster = ({row["name"]: row["about_s"] for row in estimate(run)["ops"]} for run in (train, allowed))
+    assert plain["aten::_softmax"] == faster["aten::_softmax"]
+    assert plain["aten::mm"] > 2 * faster["aten::mm"]

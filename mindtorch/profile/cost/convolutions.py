@@ -71,6 +71,7 @@ class Convolution(NamedTuple):
 def described(name: str, call: Call) -> Convolution | None:
     """Of a call of ``aten::convolution`` or ``aten::convolution_backward``; None of others."""
     args, results = call.args, call.results
+    wanted: tuple[str, ...]
     if name == "aten::convolution":
         (x, weight), (stride, _, dilation, transposed, _, groups) = args[:2], args[3:9]
         result, wanted = results[0], ("forward",)

@@ -34,6 +34,7 @@ class Work(NamedTuple):
     strided: what it reads or writes does not lie as the other side does, as in a transposition.
     seconds: what the call takes, where that is no matter of computing: communication; else None.
     turned: of a matrix product, that the second operand is transposed, as a linear layer's weight.
+    unaligned: of a matrix product, that rows of an operand begin at odd multiples of two bytes.
     convolution: sizes of a convolution, where it is one.
     """
 
@@ -52,6 +53,7 @@ class Work(NamedTuple):
     variant: str = ""
     seconds: float | None = None
     turned: bool = False
+    unaligned: bool = False
     convolution: Convolution | None = None
 
     @property
@@ -85,6 +87,7 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         strided=tag != "view" and bool(_known(lambda call: _strided(row, call), call, name)),
         variant="causal" if tag == "attention" and _is_causal(func, args, kwargs) else _variant(row, call),
         turned=tag == "matmul" and _turned(args),
+        unaligned=tag == "matmul" and _unaligned(args),
         convolution=_known(lambda call: convolutions.described(name, call), call, name) if tag == "conv" else None,
     )
 
@@ -163,6 +166,16 @@ def _turned(args: Args) -> bool:
     last = [t for t in args if is_tensor(t)][-1:]
     step = strides(last[0]) if last else ()
     return len(step) > 1 and step[-1] != 1 and step[-2] == 1
+
+
+def _unaligned(args: Args) -> bool:
+    """Whether rows of one of the two operands, the last tensors, begin at odd multiples of two bytes."""
+    operands = [t for t in args if is_tensor(t)][-2:]
+    for t in operands:
+        lines = [step for length, step in zip(t.shape, strides(t), strict=True) if length > 1 and step > 1]
+        if t.dtype.itemsize == 2 and any(step % 2 for step in lines):
+            return True
+    return False
 
 
 def _strided(row: OpRow, call: Call) -> bool:

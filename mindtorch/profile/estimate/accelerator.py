@@ -23,7 +23,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import fused_attention, memory_answers, side_streams
+from . import compiling, fused_attention, memory_answers, side_streams
 from .device_memory import Devices
 
 
@@ -47,15 +47,14 @@ class Accelerator:
 
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
-    global _compiled
-    _compiled = 0
+    compiling.begin()
     side_streams.begin(index_of)
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         (torch.utils.data.DataLoader, "__init__", _loader_init),
         (torch, "Generator", generators_made_by(_generator)),  # on any device, the CPU's
         (torch, "compile", _compile),
-        (torch.nn.Module, "compile", lambda self, *args, **kwargs: _count_compiled()),
+        (torch.nn.Module, "compile", _compile_module),
         (torch.Tensor, "pin_memory", _pin),
         (torch.Tensor, "record_stream", lambda self, stream: None),
         # What it would refuse, or not, depends on values.
@@ -253,27 +252,17 @@ def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_f
     return self.to("cuda" if device is None else device)
 
 
-_compiled = 0
-
-
-def compiled_calls() -> int:
-    """How often the program had something compiled since `answers` were given."""
-    return _compiled
-
-
-def _count_compiled() -> None:
-    global _compiled
-    _compiled += 1
-
-
 def _compile(model: Any = None, **options: Any) -> Any:
-    """torch.compile, which has nothing to compile for here: the function as it is."""
+    """torch.compile, which has nothing to compile for here: the function as it is, and a note of it."""
     if model is None:
-        return _compile
+        return functools.partial(_compile, **options)
     if getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":
         return _flex  # flex_attention itself, which would have this compiled
-    _count_compiled()
-    return model
+    return compiling.compiled(model, options)
+
+
+def _compile_module(self: Any, *args: Any, **options: Any) -> None:
+    compiling.compiled(self, options)
 
 
 class _Generator(torch.Generator):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..._ext import ledger
-from . import assumptions
+from . import assumptions, compiling
 
 __all__ = ["replacements"]
 _functions = importlib.import_module("torch.nn.parallel._functions")
@@ -63,7 +63,8 @@ class Graph:
 
     def replay(self) -> None:
         if self._counted:
-            ledger.repeat(*self._calls)
+            with compiling.within(compiling.GRAPHED):
+                ledger.repeat(*self._calls)
         self._counted = True
 
     def reset(self) -> None:

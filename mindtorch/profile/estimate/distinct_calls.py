@@ -8,19 +8,20 @@ import numpy as np
 import torch
 
 from mindtorch import ops
-from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
+from mindtorch._ext import ledger
 from mindtorch._ext.opinfo import Op
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known
+from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.rows import CALLS, NS, PHASE, SIG, as_table, exact
+from mindtorch.profile.report.rows import NS, PHASE, as_table, exact
 
-__all__ = ["DistinctCalls", "call_of", "waits"]
+__all__ = ["DistinctCalls", "call_of"]
 
 
 class DistinctCalls:
@@ -65,10 +66,10 @@ class DistinctCalls:
         self._signatures[sig] = len(self._bytes) - 1
         return self._signatures[sig]
 
-    def table(self, calls: Any, forecast: Forecast | None, fused: bool) -> Any:
+    def table(self, calls: Any, forecast: Forecast | None, how: Any = None) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes.
 
-        fused: a compiled program's.
+        how: the calls' flags (`compiling.flags`), where there are times.
         """
         first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
         second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
@@ -81,28 +82,32 @@ class DistinctCalls:
         sigs, which = np.unique(distinct["sig"], return_inverse=True)
         sigs = np.array([self.number(sig) for sig in sigs.tolist()], int)[which]
         columns = [sigs, distinct["module"], distinct["location"], distinct["phase"], numbers]
-        ns = np.rint(self._device(calls, order, new, sigs, numbers, forecast, fused) * 1e9)
+        ns = np.rint(self._device(calls, order, new, sigs, numbers, forecast, how) * 1e9)
         nbytes = exact(self._bytes, numbers)[sigs] * numbers
         if ns.sum() < 1 << 62 and nbytes.dtype == np.int64:
             return as_table(np.stack([*columns, ns.astype(np.int64), nbytes], 1))
         return as_table(list(zip(*(c.tolist() for c in columns), map(int, ns), map(int, nbytes), strict=True)))
 
     def _device(
-        self, calls: Any, order: Any, new: Any, sigs: Any, numbers: Any, forecast: Forecast | None, fused: bool
+        self, calls: Any, order: Any, new: Any, sigs: Any, numbers: Any, forecast: Forecast | None, how: Any
     ) -> Any:
-        """Seconds of each row on the device. Of a compiled program, ops that stream memory and follow each other in
-        forward or backward are one kernel: it takes as long as the longest of them."""
+        """Seconds of each row on the device. Of what was compiled, ops that stream memory and follow each other are one
+        kernel: it takes as long as the longest of them."""
         if forecast is None:
             return np.zeros(len(sigs))
         costs = [forecast.cost(number) for number in range(len(self.works))]
         seconds = np.array([cost.seconds for cost in costs])
-        if not fused or not len(calls):
+        if how is None or not how.any():
             return seconds[sigs] * numbers
-        own, which = np.unique(calls["sig"], return_inverse=True)
-        signatures = np.array([self.number(sig) for sig in own.tolist()], int)[which]
+        signatures = self._numbers(calls)
         each = seconds[signatures]
-        streams = np.array([cost.family == "stream" for cost in costs])[signatures]
-        streams &= (calls["phase"] & (ledger.ENTERED - 1)) != context.PHASES.index("optimizer")
+        for flag in np.unique(how & (FUSED | TUNED)).tolist():
+            if flag & FUSED:
+                mine = how & (FUSED | TUNED) == flag
+                there = set(signatures[mine].tolist())
+                other = [forecast.in_compiled(n, bool(flag & TUNED)) if n in there else 0.0 for n in range(len(costs))]
+                each[mine] = np.array(other)[signatures[mine]]
+        streams = np.array([cost.family == "stream" for cost in costs])[signatures] & ((how & FUSED) != 0)
         there = np.flatnonzero(each > 0)  # views are no kernels
         chained, times = streams[there], each[there]
         chain = np.cumsum(~(chained & np.concatenate([[False], chained[:-1]])))
@@ -113,19 +118,30 @@ class DistinctCalls:
         each[there] = times * longest[chain] / total[chain]
         return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
 
+    def waits(self, rows: Any, calls: Any, forecast: Forecast | None, how: Any) -> list[tuple[int, ...]]:
+        """Rows of the time in which the device waits for the host: a phase takes the longer of the two."""
+        if forecast is None or forecast.target.model is not None:
+            return []
+        found: list[tuple[int, ...]] = []
+        signatures = self._numbers(calls)
+        phases = calls["phase"] & (ledger.ENTERED - 1)
+        for phase in np.unique(phases).tolist():
+            mine, host = phases == phase, 0.0
+            for flag in (0,) if how is None else np.unique(how[mine]).tolist():
+                if flag & GRAPHED:
+                    continue
+                made = signatures[mine if how is None else mine & (how == flag)]
+                times = np.bincount(made, minlength=len(self.works))
+                each = [forecast.host(n, phase, bool(flag & FUSED)) if times[n] else 0.0 for n in range(len(times))]
+                host += float(np.dot(times, each))
+            wait = int(host * 1e9 - int(rows[rows[:, PHASE] == phase][:, NS].sum()))
+            if wait > 0:
+                found.append((0, 0, 0, int(phase), 1, wait, 0))
+        return found
 
-def waits(rows: Any, forecast: Forecast | None) -> list[tuple[int, ...]]:
-    """Rows of the time in which the device waits for the host: a phase takes the longer of the two."""
-    if forecast is None or forecast.target.model is not None:
-        return []
-    found: list[tuple[int, ...]] = []
-    for phase in np.unique(rows[:, PHASE]).tolist():
-        mine = rows[rows[:, PHASE] == phase]
-        host = sum(calls * forecast.host(sig, phase) for sig, calls in mine[:, [SIG, CALLS]].tolist())
-        wait = int(host * 1e9 - int(mine[:, NS].sum()))
-        if wait > 0:
-            found.append((0, 0, 0, int(phase), 1, wait, 0))
-    return found
+    def _numbers(self, calls: Any) -> Any:
+        own, which = np.unique(calls["sig"], return_inverse=True)
+        return np.array([self.number(sig) for sig in own.tolist()], int)[which]
 
 
 def _bookkeeping(name: str) -> Op:

@@ -33,14 +33,15 @@ from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.estimate import (
     assumptions,
     communication,
+    compiling,
     exchanged,
     known,
     out_of_memory,
     process_groups,
     saved,
 )
-from mindtorch.profile.estimate.accelerator import Accelerator, compiled_calls
-from mindtorch.profile.estimate.distinct_calls import DistinctCalls, waits
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.measure import peak
@@ -97,6 +98,8 @@ class Estimator(Run):
         self._assumed: list[dict[str, Any]] = []
         self._unwritten: list[str] = []
         self._compiled = 0  # calls of torch.compile
+        self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
+        self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -111,8 +114,9 @@ class Estimator(Run):
         self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
-        modules.add_listener(self._saw_root)
-        stack.callback(modules.remove_listener, self._saw_root)
+        for listener in (self._saw_root, compiling.saw_root):
+            modules.add_listener(listener)
+            stack.callback(modules.remove_listener, listener)
         self._started = time.perf_counter_ns()
         ledger.open(values.tape, self._on_mark)
         if self.oom == "raise" and self._accelerator is not None:
@@ -139,11 +143,13 @@ class Estimator(Run):
         peak.say_roles()
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
-        self._compiled = compiled_calls()
+        self._compiled = compiling.number()
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
+        if self.target is not None and self.target.model is None:
+            self._how = compiling.flags(found.calls)
         if self._on_accelerator():
             assert self._accelerator is not None
             self._place = place_of(found.device)
@@ -173,7 +179,10 @@ class Estimator(Run):
         for sig in np.unique(found.calls["sig"]).tolist():
             if sig:
                 self._calls.number(sig)
-        return Forecast(self.target, self._calls.works, 0, self._precision, estimated=True, compiled=self._fused)
+        if self._how is not None:
+            fused = np.unique(found.calls["sig"][(self._how & compiling.FUSED) != 0]).tolist()
+            self._fused = frozenset(self._calls.number(sig) for sig in fused if sig)
+        return Forecast(self.target, self._calls.works, 0, self._precision, estimated=True, fused=self._fused)
 
     def _on_accelerator(self) -> bool:
         """Whether what the program holds is the target's memory, not the host's."""
@@ -229,11 +238,14 @@ class Estimator(Run):
     def _sum_up(self, found: MemoryTimeline, stage: str) -> None:
         stretches = self._stretches[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
+        how = None if self._how is None else np.concatenate([self._how[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        rows = self._calls.table(calls[calls["sig"] != 0], self._forecast, self._fused)
+        ops_only = calls["sig"] != 0
+        calls, how = calls[ops_only], None if how is None else how[ops_only]
+        rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())
-        if idle := waits(rows, self._forecast):
+        if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made))
@@ -270,10 +282,6 @@ class Estimator(Run):
             return None
         links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
         return communication.facts(self._of_reached(self._timed), self.cluster, links, process_groups.grouped())
-
-    @property
-    def _fused(self) -> bool:
-        return self._compiled > 0 and self.target is not None and self.target.model is None
 
     def recording(self) -> Recording:
         memory, target = self.memory, self.target
@@ -330,7 +338,7 @@ class Estimator(Run):
             found.append(
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
                 "though it moves fewer bytes and holds less (flex_attention: no scores)"
-                + ("; the time is that of fused kernels, of the whole program" if self._fused else "")
+                + ("; the time is that of fused kernels, of what was compiled" if self._fused else "")
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")

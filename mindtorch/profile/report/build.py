@@ -47,7 +47,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     if seen.target is not None:
         forecast = Forecast(
             seen.target, seen.works, 0 if seen.mode == "estimate" else stage.peak_bytes, seen.precision,
-            estimated=seen.mode == "estimate", compiled=seen.fused,
+            estimated=seen.mode == "estimate", fused=seen.fused,
         )  # fmt: skip
     op_rows = [row for row in rows if row.sig]
     counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)

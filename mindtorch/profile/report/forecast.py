@@ -6,7 +6,7 @@ The rows are those of a profile, measured or estimated. Each signature has one `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,8 @@ class Forecast:
     """Predicted seconds of rows, one cost per signature.
 
     footprint: the most bytes that the program holds. allowed: TF32. estimated: the rows' own times are the target's.
-    compiled: chains of ops that stream memory are one kernel, of which nothing is known at least.
+    fused: signatures of calls that are there in compiled functions: chains of those that stream memory are one kernel,
+    and of each nothing is known at least.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Forecast:
         allowed: Precision | None = None,
         *,
         estimated: bool = False,
-        compiled: bool = False,
+        fused: Collection[int] = frozenset(),
     ) -> None:
         self.target = target
-        self.estimated, self.compiled = estimated, compiled
+        self.estimated, self.fused = estimated, fused
         self._works = works
         self._footprint, self._allowed = footprint, allowed
         self._costs: dict[int, Cost] = {}
@@ -77,7 +78,7 @@ class Forecast:
             found = NOTHING
             if work is not None:
                 found = estimate(work, self.target, self._footprint, self._allowed, self._among)
-                if self.compiled and found.family == "stream":
+                if sig in self.fused and found.family == "stream":
                     found = Cost(found.seconds, found.bound, 0.0, found.low, found.high, found.family)
             self._costs[sig] = found
         return found
@@ -86,9 +87,14 @@ class Forecast:
         """Seconds of a row."""
         return row.ns / 1e9 if self.estimated else row.calls * self.cost(row.sig).seconds
 
-    def host(self, sig: int, phase: int) -> float:
+    def host(self, sig: int, phase: int, compiled: bool = False) -> float:
         """Seconds of the host for one call."""
-        return about.host_seconds(self._works[sig], self.target, phase == _BACKWARD, self.compiled)
+        return about.host_seconds(self._works[sig], self.target, phase == _BACKWARD, compiled)
+
+    def in_compiled(self, sig: int, tuned: bool) -> float:
+        """Seconds of one call in what was compiled, if it is not fused. tuned: see `about.compiled`."""
+        work = self._works[sig]
+        return 0.0 if work is None else about.compiled(work, self.target, self._allowed, self._among, tuned)
 
     def seconds(self, rows: Iterable[Row]) -> float:
         return sum(self.about(row) for row in rows)

@@ -143,7 +143,7 @@ class Recording:
     exit_code: int = 0
     target: Target | None = None
     precision: Precision | None = None  # what the program allows of float32
-    fused: bool = False  # of an estimate: it is taken to be compiled
+    fused: frozenset[int] = frozenset()  # of an estimate: calls that are there in what was compiled
     assumed: Sequence[dict[str, Any]] = ()
     notes: Sequence[str] = ()  # further warnings
     cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
