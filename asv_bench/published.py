@@ -34,10 +34,11 @@ What others have published, beside the estimate of a program that does the same 
 `published_programs.py` there): of one step, one token, one image. Nothing was fitted to these figures. One factor, of
 products at odd addresses, is from a change of nanoGPT's, which is a program much like those of source 2.
 
-Not in the models: softmax in float32 between products in bfloat16, which `torch.compile` fuses without writing it, is
-counted as it is eagerly (compiled, attention by hand is too slow). The factors of streams are from plain ops in float32:
-whether those in two-byte numbers that broadcast or convert reach as much was not measured (eager, bfloat16). Convolutions
-on ordinary units have the factors of the chip's products, which on the T4 are well below its peak.
+Not in the models: a kernel that `torch.compile` makes of a chain of ops is taken to be as long as the longest of them, by
+the widths of numbers before and after it; which results it writes for backward is not known. The factors of streams are
+from plain ops in float32: whether those in two-byte numbers that broadcast or convert reach as much was not measured
+(eager, bfloat16). Convolutions on ordinary units have the factors of the chip's products, which on the T4 are well below
+its peak.
 """
 TABLE = [
     "| run | chip | published | at least | about | interval | error | source |",

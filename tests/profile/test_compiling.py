@@ -141,3 +141,19 @@ def test_C4_inductor_pads_rows_that_begin_at_odd_addresses() -> None:
         return next(row["about_s"] for row in report["ops"] if row["name"] == "aten::mm")
 
     assert run(True) < run(False) / 2
+
+
+def test_C4_conversions_within_a_fused_kernel_move_nothing() -> None:
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return x.float().softmax(-1).to(torch.bfloat16)
+
+    def halves() -> torch.Tensor:
+        return torch.empty(1 << 17, 1024, device="cuda", dtype=torch.bfloat16)
+
+    inputs = about_s(halves)
+    whole = about_s(lambda: scores(halves())) - inputs
+    softmax = about_s(lambda: torch.empty(1 << 17, 1024, device="cuda").softmax(-1)) - inputs
+    fused = about_s(lambda: torch.compile(scores)(halves())) - inputs
+    assert fused == pytest.approx(softmax / 2, rel=0.1) and fused < whole / 3
+    back = about_s(lambda: torch.compile(lambda x: x.float().to(torch.bfloat16))(halves())) - inputs
+    assert back > fused / 4  # nothing but conversions: it reads and writes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mindtorch.ops.op_row import MATRIX_TAGS
-from mindtorch.profile.cost import convolutions, factors, families, flash, products, roofline, streams
+from mindtorch.profile.cost import factors, families, flash, implicit_gemm, products, roofline, streams
 from mindtorch.profile.cost.factors import Factors
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -140,9 +140,9 @@ def _convolved(work: Work, target: Target, known: Factors, kind: str, peak: floa
     ordinary = target.rate("float32", False)
     if work.convolution is None:
         of = products.Products(1, 1, 1, max((work.flops or 2) // 2, 1), families.itemsize(work.dtype))
-        return float(products.seconds(known.values, target, peak, of)[0]) / convolutions.REACHED
+        return float(products.seconds(known.values, target, peak, of)[0]) / implicit_gemm.REACHED
     share = _factors(target, "stream", kind).values["elementwise"]
-    found = convolutions.seconds(
+    found = implicit_gemm.seconds(
         known.values, _factors(target, "product", "single").values, target, work.convolution,
         families.itemsize(work.dtype), share, (peak if peak > ordinary else 0.0, ordinary),
     )  # fmt: skip

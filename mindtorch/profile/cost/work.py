@@ -15,8 +15,8 @@ from mindtorch.ops import byte_rules, schema
 from mindtorch.ops.call import Call, size, sizes, strides, tensors
 from mindtorch.ops.flop_rules import Args, Kwargs, is_tensor
 from mindtorch.ops.op_row import MATRIX_TAGS, OpRow
-from mindtorch.profile.cost import convolutions
-from mindtorch.profile.cost.convolutions import Convolution
+from mindtorch.profile.cost import implicit_gemm
+from mindtorch.profile.cost.implicit_gemm import Convolution
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def work(func: Any, args: Args, kwargs: Kwargs | None, out: Any) -> Work:
         variant="causal" if tag == "attention" and _is_causal(func, args, kwargs) else _variant(row, call),
         turned=tag == "matmul" and _turned(args),
         unaligned=tag == "matmul" and _unaligned(args),
-        convolution=_known(lambda call: convolutions.described(name, call), call, name) if tag == "conv" else None,
+        convolution=_known(lambda call: implicit_gemm.described(name, call), call, name) if tag == "conv" else None,
     )
 
 

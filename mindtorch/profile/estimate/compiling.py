@@ -3,7 +3,8 @@
 Those are the calls between beginning and end of a compiled function, those of a compiled module and of what is under
 it, and of the backward pass what most of whose forward was compiled, module by module. Each call has flags:
 
-- `FUSED`: ops that stream memory and follow each other are one kernel;
+- `FUSED`: ops that stream memory and follow each other are one kernel, which takes as long as the longest of them,
+  without the conversions between them;
 - `GRAPHED`: launched with all others by a CUDA graph (``mode="reduce-overhead"``, ``"max-autotune"``);
 - `TUNED`: products of one row are sums over the weights as they stream by, which is what Inductor makes of them with
   ``coordinate_descent_tuning`` (``mode="max-autotune"``).
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +26,15 @@ import torch
 
 from mindtorch._ext import context, ledger
 from mindtorch.engine.semantics import modules
+from mindtorch.profile.cost.work import Work
 
 FUSED, GRAPHED, TUNED = 1, 2, 4
 _GRAPHED = ("reduce-overhead", "max-autotune")
 _TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 _BACKWARD = context.PHASES.index("backward")
+
+_CONVERSIONS = ("aten::_to_copy", "aten::to")
+_NEAR = 0.02  # norms and losses write a few numbers beside their result
 
 _calls = 0
 _regions: list[tuple[int, int, int]] = []  # positions in the ledger, from and until, and flags
@@ -146,3 +151,28 @@ def _follow(paths: Any, found: Any, back: Any) -> None:
         if how:
             most = 2 * np.bincount(paths[ahead & (found == how)], minlength=size) > all_of
             found[back & (found == 0) & most[paths]] = how
+
+
+def within_kernels(numbers: Any, chain: Any, works: Sequence[Work | None]) -> Any:
+    """Of each kernel, the share of its bytes that remains where it and its neighbours of the same chain are one.
+
+    Conversions between them happen in registers: what an op reads has the width that it had before, what it writes the
+    one that it has afterwards, and they themselves move nothing. numbers: of the kernels, in `works`; chain: which are
+    one.
+    """
+    read, written = (
+        np.array([0 if w is None else getattr(w, field) for w in works], float)[numbers]
+        for field in ("bytes_read", "bytes_written")
+    )
+    turns = np.array([w is not None and w.name in _CONVERSIONS for w in works])[numbers]
+    same = chain[1:] == chain[:-1]
+    # A conversion of what the kernel before has made; one whose result the kernel behind reads.
+    of_before = np.concatenate([[False], same & turns[1:] & (np.abs(written[:-1] - read[1:]) <= _NEAR * read[1:])])
+    for_behind = np.concatenate([same & turns[:-1] & (read[1:] >= written[:-1]), [False]])
+    left_read, left_written = read.copy(), written.copy()
+    at = np.flatnonzero(for_behind & ~of_before)
+    left_read[at + 1] -= written[at] - read[at]
+    at = np.flatnonzero(of_before)
+    left_written[at - 1] -= read[at] - written[at]
+    left = np.where(of_before | for_behind, 0.0, left_read + left_written)
+    return np.clip(left / np.maximum(read + written, 1.0), 0.0, 1.0)

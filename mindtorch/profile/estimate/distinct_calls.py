@@ -16,7 +16,7 @@ from mindtorch.engine.record import predict
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known
-from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED
+from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import NS, PHASE, as_table, exact
@@ -104,17 +104,19 @@ class DistinctCalls:
         for flag in np.unique(how & (FUSED | TUNED)).tolist():
             if flag & FUSED:
                 mine = how & (FUSED | TUNED) == flag
-                there = set(signatures[mine].tolist())
-                other = [forecast.in_compiled(n, bool(flag & TUNED)) if n in there else 0.0 for n in range(len(costs))]
+                made = set(signatures[mine].tolist())
+                other = [forecast.in_compiled(n, bool(flag & TUNED)) if n in made else 0.0 for n in range(len(costs))]
                 each[mine] = np.array(other)[signatures[mine]]
         streams = np.array([cost.family == "stream" for cost in costs])[signatures] & ((how & FUSED) != 0)
         there = np.flatnonzero(each > 0)  # views are no kernels
         chained, times = streams[there], each[there]
         chain = np.cumsum(~(chained & np.concatenate([[False], chained[:-1]])))
-        longest = np.zeros(int(chain.max(initial=0)) + 1)
-        np.maximum.at(longest, chain, times)
-        total = np.zeros_like(longest)
+        alone = times * within_kernels(signatures[there], chain, self.works)
+        longest, total, whole = (np.zeros(int(chain.max(initial=0)) + 1) for _ in range(3))
+        np.maximum.at(longest, chain, alone)
+        np.maximum.at(whole, chain, times)
         np.add.at(total, chain, times)
+        longest = np.where(longest > 0, longest, whole)  # nothing but conversions
         each[there] = times * longest[chain] / total[chain]
         return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
 
