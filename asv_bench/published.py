@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Published runs beside their estimates: ``python asv_bench/published.py`` shows the table of docs/ACCURACY.md.
 
-Each row is a program of our own that does what the source says was run; nothing of it was fitted to these figures.
+Each row is a program of our own that does what the source says was run; no factor was fitted to these figures.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ SOURCES = """
 2. karpathy/build-nanogpt, the commits of 2024-06-07, and the chapters of the lecture that goes with them, which name the
    times; 16 × 1,024 tokens. That the GPU is an A100 SXM of 80 GB is from the lecture. Attention by hand, unless it says
    fused.
-3. pytorch-labs/gpt-fast, README. One token at a time, after a prompt of five; boards limited to 330 W. Of several GPUs,
-   tensor parallel in one machine.
+3. pytorch-labs/gpt-fast, README. One token at a time, after a prompt of five; boards limited to 330 W. Several GPUs
+   are tensor parallel in one machine. Experts are grouped products here; there, compiled sums over the weights by index.
 4. huggingface/diffusion-fast, and the tutorial "Accelerate inference of text-to-image diffusion models" of
    huggingface/diffusers. Batch 1, an A100 of 400 W. Estimated without the text encoders.
 """
 HEAD = """## Published runs
 
 What others have published, beside the estimate of a program that does the same (`asv_bench/published.py` and
-`published_programs.py` there): of one step, one token, one image. Nothing was fitted to these figures. One factor, of
+`published_programs.py` there): of one step, one token, one image. No factor was fitted to these figures, but the models of
+convolutions and of compiled code were made with them in sight, so they are no test that was held out. One factor, of
 products at odd addresses, is from a change of nanoGPT's, which is a program much like those of source 2.
 
 Not in the models: a kernel that `torch.compile` makes of a chain of ops is taken to be as long as the longest of them, by
