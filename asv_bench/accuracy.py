@@ -24,10 +24,13 @@ from mindtorch.profile.cost import factors, targets
 
 FITTED = Path(factors.__file__).with_name("fitted.toml")
 TENTH = (10, 90)  # of a hundred measurements, those that an interval leaves out on either side
+SIZES = 3  # as many of the calls are small, of middle size and large, each with an interval of its own
 
 
 def quantiles(errors: Any) -> dict[str, float]:
-    low, high = np.percentile(errors, TENTH)
+    """A tenth of further measurements is expected below, and above (hence the count of one more)."""
+    more = [share * (len(errors) + 1) / 100 - 1 for share in TENTH]
+    low, high = np.percentile(errors, [min(max(100 * at / (len(errors) - 1), 0), 100) for at in more])
     return {"low": round(float(min(low, -0.005)), 4), "high": round(float(max(high, 0.005)), 4)}
 
 
@@ -37,23 +40,45 @@ def log_errors(rows: measured.Rows, given: Mapping[str, float], which: Any) -> A
     return np.log(rows.seconds[which] / rows.predict(rows.chip, known, which))
 
 
+def by_size(seconds: Any, errors: Any) -> list[list[float]]:
+    """Intervals by predicted seconds: [up to, low, high]."""
+    edges = [*np.quantile(seconds, np.arange(1, SIZES) / SIZES), np.inf]
+    found, least = [], 0.0
+    for until in edges:
+        mine = quantiles(errors[(seconds >= least) & (seconds < until)])
+        found.append([float(f"{until:.3g}"), mine["low"], mine["high"]])
+        least = until
+    return found
+
+
+def inside(sizes: list[list[float]], seconds: Any, errors: Any) -> Any:
+    """Which errors are within the intervals."""
+    which = np.searchsorted([until for until, _, _ in sizes[:-1]], seconds, side="right")
+    return (errors >= np.array([low for _, low, _ in sizes])[which]) & (
+        errors <= np.array([high for *_, high in sizes])[which]
+    )
+
+
 def fit_kernels(sets: list[measured.Rows]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The table of factors, and per set what is said of it."""
     table: dict[str, Any] = {}
     said = []
     for rows in sets:
-        held = measured.held(len(rows.seconds))
-        whole, part = rows.fitted(slice(None)), rows.fitted(~held)
-        errors = log_errors(rows, part, held)
+        whole, part = rows.fitted(slice(None)), measured.parts(len(rows.seconds))
+        errors, within = np.zeros(len(part)), np.zeros(len(part), bool)
+        for one in range(measured.PARTS):
+            errors[part == one] = log_errors(rows, rows.fitted(part != one), part == one)
+        kernel = {name: 0.0 if name.startswith("call_") else value for name, value in whole.items()}
+        seconds = rows.predict(rows.chip, kernel, slice(None))
+        for one in range(measured.PARTS):
+            sizes = by_size(seconds[part != one], errors[part != one])
+            within[part == one] = inside(sizes, seconds[part == one], errors[part == one])
         rounded = {name: float(f"{value:.4g}") for name, value in whole.items()}
         place = table.setdefault(rows.chip.key, {}).setdefault(rows.kind, {})
-        place[rows.model] = {**rounded, **quantiles(errors)}
-        half = np.arange(len(errors)) % 2 == 0
-        bounds = quantiles(errors[half])
-        rest = errors[~half]
+        place[rows.model] = {**rounded, **quantiles(errors), "sizes": by_size(seconds, errors)}
         said.append({
             "rows": rows, "number": len(rows.seconds), "fitted": mean(log_errors(rows, whole, slice(None))),
-            "held": mean(errors), "inside": float(((rest >= bounds["low"]) & (rest <= bounds["high"])).mean()),
+            "held": mean(errors), "inside": float(within.mean()),
         })  # fmt: skip
         print(f"{rows.chip.key} {rows.kind} {rows.model}: fitted {said[-1]['fitted']:.1%}, held {said[-1]['held']:.1%}")
     return table, said
@@ -78,7 +103,8 @@ def carry(table: dict[str, Any], sets: list[measured.Rows]) -> list[dict[str, An
             known = factors.of(rows.chip, rows.model, rows.kind)
         if known.source == "a guess":
             continue
-        given = {**known.values, "call_s": table[rows.chip.key][rows.kind][rows.model].get("call_s", 0.0)}
+        own = table[rows.chip.key][rows.kind][rows.model]
+        given = {**known.values, **{name: value for name, value in own.items() if name.startswith("call_")}}
         errors = log_errors(rows, given, slice(None))
         pooled.setdefault((rows.kind, rows.model), []).append(errors)
         said.append({"rows": rows, "source": known.source, "error": mean(errors)})
@@ -104,7 +130,8 @@ def _predicted(part: tuple[models.Model, float, float, float], known: Mapping[st
 
 def fit_models(table: dict[str, Any], found: list[models.Model]) -> list[dict[str, Any]]:
     """How much of their calls' time whole models take: of products, by chip, from inference; and of everything in
-    training, on all chips. What is said of a model was predicted without any row of it, or without any of its chip."""
+    training, on all chips. What is said of a model was predicted without any row of it, or without any of its chip; the
+    interval is for models of which others were measured, and for those of which they were not."""
     for kinds in table.values():
         kinds.get("single", {}).pop("program", None)
     said: list[dict[str, Any]] = []
@@ -140,7 +167,7 @@ def fit_models(table: dict[str, Any], found: list[models.Model]) -> list[dict[st
     if found:
         for kinds in table.values():
             if "program" in kinds.get("single", {}):
-                own = [np.log(row["model"].seconds / row["held"]) for row in said]
+                own = [np.log(row["model"].seconds / row[how]) for row in said for how in ("about", "held")]
                 kinds["single"]["program"].update(quantiles(own))
         carried = [np.log(row["model"].seconds / row["carried"]) for row in said]
         table.setdefault("carried", {}).setdefault("single", {})["program"] = quantiles(carried)
@@ -160,7 +187,8 @@ def to_toml(table: Mapping[str, Any], folder: Path) -> str:
     """The table as a file."""
     lines = [
         "# Factors of the models of time (products.py, flash.py, streams.py), by chip and number format, and how far off",
-        "# they were: low and high are log(measured / predicted) that 10 % of held-out measurements are below and above.",
+        "# they were: low and high are log(measured / predicted) that 10 % of held-out measurements are below and above;",
+        "# sizes has them by size, as [up to so many predicted seconds, low, high].",
         "# sustained: what whole models take of their products' predicted time. Made by asv_bench/accuracy.py --fit,",
         f"# {datetime.date.today()}, from public measurements: aiconfigurator (bf16), NeuSight (fp32); see docs/ACCURACY.md.",
         "# Held back, and in no fit: whole chips (H200, L4; whole models of H100) and part of every file.",
@@ -169,8 +197,14 @@ def to_toml(table: Mapping[str, Any], folder: Path) -> str:
         for kind, tables in kinds.items():
             for model, values in tables.items():
                 lines += ["", f'["{chip}".{kind}.{model}]']
-                lines += [f"{name} = {value:.5g}" for name, value in values.items() if name != "call_s"]
+                lines += [
+                    f"{name} = {_number(value)}" for name, value in values.items() if not name.startswith("call_")
+                ]
     return "\n".join(lines) + "\n"
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, list) else f"{value:.5g}"
 
 
 def main() -> None:

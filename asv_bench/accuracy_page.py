@@ -22,10 +22,10 @@ whoever has such files of another chip makes it, and the factors, anew:
 python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
 ```
 
-Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a fifth of the
-rows, by lot, predicted with factors that were fitted to the other four fifths. *Other chips*: predicted with what was
-fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was made
-from other held-out rows; it should be 80 %. *Below the bound*: measurements that the bound forbids; there must be none.
+Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a quarter of
+the rows at a time, by lot, predicted with factors that were fitted to the other three. *Other chips*: predicted with what
+was fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was
+made from other held-out rows; it should be 80 %. *Below the bound*: measurements that the bound forbids; there must be none.
 
 Not in any fit, nor on this page: H200, L4, whole models on H100, and the rows that were kept back of every file. Left out
 of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind (they timed the host),
@@ -50,7 +50,11 @@ def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:
             if rows.model != model:
                 continue
             other = carried.get((rows.chip.key, rows.kind, rows.model))
-            words = "" if other is None else f"{other['error']:.1%} ({other['source'].split()[3]})"
+            words = (
+                ""
+                if other is None
+                else f"{other['error']:.1%} ({other['source'].partition('from ')[2].removesuffix(' by data sheet')})"
+            )
             lines.append(
                 f"| {rows.chip.key} | {kinds[rows.kind]} | {said['number']} | {said['fitted']:.1%} | {said['held']:.1%} "
                 f"| {words} | {said['inside']:.0%} | {_below(rows)} |"

@@ -2,7 +2,8 @@
 
 `gemm_bf16.csv` (gpu, m, n, k, ms), `attention_causal_bf16.csv` (gpu, batch, seq, heads, kv_heads, head_dim, ms) and
 `kernels_fp32.csv` (gpu, op, B, H, ms, M, N, K) hold single kernels, `models_fp32.csv` whole models. A file that is not
-there is left out; a gpu is any name that `--target` takes.
+there is left out; a gpu is any name that `--target` takes. In `kernels_fp32.csv`, bmm multiplies B × M × N by
+B × N × K, and linear has N features in and K out, with a bias: N is contracted, as the source's own script has it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ STREAMS = {
 HOST_BOUND = 1.5
 #: What a call took of these on top of its kernel, which no program pays that keeps the device busy.
 _CALL = {"start_s": (2e-6, 0.02), "call_s": (2e-5, 1.0)}
+_CALLS = {"call_linear_s": (5e-5, 1.0), "call_bmm_s": (3e-5, 1.0)}
 
 
 def _table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -78,7 +80,7 @@ def _half(folder: Path) -> list[Rows]:
         m, n, k, ms = _columns(rows, "m", "n", "k", "ms")
 
         def product(chip: Target, f: Mapping[str, float], which: Any, m: Any = m, n: Any = n, k: Any = k) -> Any:
-            of = products.Products(np.ones(len(m))[which], m[which], n[which], k[which])
+            of = products.Products(np.ones(len(m))[which], m[which], n[which], k[which], turned=True)
             return products.seconds(f, chip, chip.rate("bfloat16", True), of)
 
         found.append(
@@ -123,21 +125,16 @@ def _single(folder: Path) -> list[Rows]:
         chip = targets.find(key)
         matrix = _slow([row for row in rows if row["op"] in ("linear", "bmm")])
         if matrix:
-            b, m, n, k, ms = _columns(matrix, "B", "M", "N", "K", "ms")
+            b, m, k, n, ms = _columns(matrix, "B", "M", "N", "K", "ms")
 
             turned = np.array([row["op"] == "linear" for row in matrix])
 
             def product(chip: Target, f: Mapping[str, float], which: Any, t: Any = (b, m, n, k, turned)) -> Any:
-                of = products.Products(*(column[which] for column in t[:4]), 4.0, 1.0, t[4][which])
-                return products.seconds(f, chip, chip.rate("float32", True), of) + f["call_s"]
+                of = products.Products(*(column[which] for column in t[:4]), 4.0, 1.0, t[4][which], biased=t[4][which])
+                call = np.where(t[4][which], f["call_linear_s"], f["call_bmm_s"])
+                return products.seconds(f, chip, chip.rate("float32", True), of) + call
 
-            start = {
-                **products.FACTORS,
-                **_CALL,
-                "efficiency": (0.85, 0.3),
-                "memory": (0.85, 0.1),
-                "turned": (0.5, 1.0),
-            }
+            start = {**products.SINGLE, **_CALLS}
             found.append(
                 Rows(
                     chip,
@@ -172,6 +169,10 @@ def _slow(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [row for row in rows if float(row["ms"]) > HOST_BOUND * least[row["op"]]]
 
 
-def held(number: int, share: float = 0.2, seed: int = 0) -> Any:
-    """Which rows are held out: about that share, by lot."""
-    return np.random.default_rng(seed).random(number) < share
+#: So many parts are held out in turn.
+PARTS = 4
+
+
+def parts(number: int, seed: int = 0) -> Any:
+    """The part of each row, by lot."""
+    return np.random.default_rng(seed).integers(0, PARTS, number)

@@ -35,12 +35,14 @@ HOST_COMPILED = 0.3
 UNALIGNED = 3.0
 #: What a processor that was measured (`Target.model`) may be off, as the logarithm.
 _MEASURED = 0.25
+#: Shapes that make up most of a whole program's time.
+_SHAPES = 5.0
 
 
 @dataclass(frozen=True)
 class Cost:
     """Of one call: seconds (about), what bounds it (of `roofline.BOUNDS`), seconds at least; low and high: log-errors
-    of "about"; family: of `families.FAMILIES`."""
+    of "about"; family: of `families.FAMILIES`; kind: "half" or "single", whose measurements it is from."""
 
     seconds: float
     bound: str
@@ -48,8 +50,11 @@ class Cost:
     low: float = 0.0
     high: float = 0.0
     family: str = ""
+    kind: str = "single"
 
 
+#: Log-errors that a tenth of the measurements are below, and above.
+Doubt = tuple[float, float]
 NOTHING = Cost(0.0, "launch")
 
 
@@ -93,9 +98,11 @@ def estimate(work: Work, target: Target, footprint: int = 0, allowed: Precision 
     least = max(computing, moving)
     bound = "launch" if least < target.launch_s / 4 else "compute" if computing > moving else "memory"
     seconds, known = _seconds(work, family, target, tf32)
-    if among and _kind(work, tf32) == "single":
+    low, high = known.doubt(seconds)
+    kind = _kind(work, tf32)
+    if among and kind == "single":
         seconds *= _in_program(family, among, program(target).values)
-    return Cost(max(seconds, least), bound, least, known.low, known.high, family)
+    return Cost(max(seconds, least), bound, least, low, high, family, kind)
 
 
 def _in_program(family: str, among: str, known: Mapping[str, float]) -> float:
@@ -200,17 +207,16 @@ def host_seconds(work: Work | None, target: Target, backward: bool, compiled: bo
     return launches * share * target.launch_s
 
 
-def interval(seconds: float, squares: float, low: float, high: float, whole: Factors) -> tuple[float, float]:
-    """(low, high) of a sum of calls. squares: the sum of squares of the shapes' times; low, high: log-errors of single
-    shapes, weighted by their times.
+def interval(seconds: float, squares: float, single: Doubt, whole: Doubt) -> tuple[float, float]:
+    """(low, high) of a sum of calls. squares: the sum of squares of the shapes' times; single: log-errors of single
+    shapes, weighted by their times; whole: of whole programs.
 
     Errors of single shapes cancel out; what remains of a whole program is the error that whole programs have. With as
-    many shapes as count (`effective`), the two are mixed.
+    many shapes as count (`effective`), the two are mixed; those that were measured have `_SHAPES` of them.
     """
     if seconds <= 0:
         return 0.0, 0.0
     effective = max(seconds**2 / squares, 1.0) if squares > 0 else 1.0
-    single = 1 / effective
-    down = -math.sqrt(low**2 * single + whole.low**2 * (1 - single))
-    up = math.sqrt(high**2 * single + whole.high**2 * (1 - single))
-    return seconds * math.exp(down), seconds * math.exp(up)
+    share = max(1 / effective - 1 / _SHAPES, 0.0) / (1 - 1 / _SHAPES)
+    low, high = (math.sqrt(one**2 * share + all_**2 * (1 - share)) for one, all_ in zip(single, whole, strict=True))
+    return seconds * math.exp(-low), seconds * math.exp(high)

@@ -61,10 +61,11 @@ def measured(target: Target, name: str, device: str, time: Time) -> str:
     for dtype, kind, item in KINDS:
         shapes = np.array([(m, n, k) for m in ROWS for n in SIDES for k in SIDES], float)
         seconds = np.array([time(_product(int(m), int(n), int(k), dtype, device)) for m, n, k in shapes])
-        of = products.Products(np.ones(len(shapes)), shapes[:, 0], shapes[:, 1], shapes[:, 2], float(item), 1.0)
+        start = products.FACTORS if kind == "half" else products.SINGLE
+        of = products.Products(np.ones(len(shapes)), shapes[:, 0], shapes[:, 1], shapes[:, 2], float(item), 1.0, True)
         peak = target.rate(dtype, True)
         tables[f"{kind}_product"] = _fitted(
-            lambda f, of=of, peak=peak: products.seconds(f, target, peak, of), seconds, products.FACTORS
+            lambda f, of=of, peak=peak: products.seconds(f, target, peak, of), seconds, start
         )
     nbytes = np.array([8 * n for n in STREAMS], float)
     seconds = np.array([time(_stream(n, device)) for n in STREAMS])

@@ -1,24 +1,24 @@
 """The factors of a target's models of time: its own where measurements were fitted, else those of its nearest kin.
 
 `fitted.toml` holds what was fitted, per chip and number format: "half" (two bytes and less, on matrix units) and
-"single" (float32 on ordinary units). Another chip takes the factors of the fitted one that is nearest by compute
-capability; they are shares of its own data sheet's rates. Two facts of the data sheet correct them:
+"single" (float32 on ordinary units). Another chip takes those of the fitted ones, the more of one the nearer it is by
+compute capability (`_kin`); they are shares of its own data sheet's rates. Two facts of the data sheet correct them:
 
-- memory: chips with stacked memory (HBM: capabilities with a zero behind the dot) and chips with GDDR take the factors
-  of their own kind, where there are any;
-- power: the efficiency of matrix work is at most what the board's power sustains. A multiply-add on ordinary units
+- memory: chips with stacked memory (HBM: a capability with a zero behind the dot) and with GDDR are further apart;
+- power: what matrix work reaches for long is at most what the board's power sustains. A multiply-add on ordinary units
   takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindtorch.profile.cost import flash, products, streams
 from mindtorch.profile.cost.targets import Target
@@ -29,12 +29,22 @@ else:
     import tomli as tomllib
 
 #: Joule per float32 operation at the board's power, by compute capability: 16 nm and 12 nm as P4 and T4 were measured
-#: (35 and 17 pJ); newer ones by what a process generation saves (about 0.6 at 7 nm and 0.65 more at 4 nm).
-JOULES = {(6, 0): 35e-12, (7, 0): 17e-12, (8, 0): 10e-12, (8, 9): 6.7e-12, (10, 0): 5.5e-12}
+#: (28 and 17 pJ); newer ones by what a process generation saves (about 0.6 at 7 nm and 0.65 more at 4 nm).
+JOULES = {(6, 0): 28e-12, (7, 0): 17e-12, (8, 0): 10e-12, (8, 9): 6.7e-12, (10, 0): 5.5e-12}
 #: A chip whose power sustains less of its peak than this is no model for others.
 _HUNGRY = 0.8
+#: How tired float32 products make a chip of its own kind whose power sustains its peak.
+_TIRED = 1.1
+#: Seconds of computing after which a board whose power does not sustain its peak is half as slow as it gets.
+_SOON = 3e-4
+#: By so many generations more, a chip's factors weigh 1/e. So many more away count chips with another kind of memory,
+#: and those whose power does not sustain their peak.
+_NEAR, _MEMORY, _POWER = 0.5, 2.0, 10.0
+#: How far off a data sheet's other memory, clock or board makes what the same silicon lends.
+_SHEET = 0.05
 #: Log-errors (10 % and 90 % of measurements) where nothing is known of a family.
 UNKNOWN = (-0.5, 0.5)
+_ENDS = (("low", UNKNOWN[0]), ("high", UNKNOWN[1]))
 _MODELS: Mapping[str, Any] = {"product": products.FACTORS, "attention": flash.FACTORS, "stream": streams.FACTORS}
 #: Families that one kind has no measurements of take the other kind's.
 _INSTEAD = {("stream", "half"): "single", ("attention", "single"): "half", ("program", "half"): "single"}
@@ -42,13 +52,19 @@ _INSTEAD = {("stream", "half"): "single", ("attention", "single"): "half", ("pro
 
 @dataclass(frozen=True)
 class Factors:
-    """values: of the model. low, high: log-errors that eight of ten measurements lie within. source: in words."""
+    """values: of the model. low, high: log-errors that eight of ten measurements lie within. source: in words.
+    sizes: the same by size, as (up to so many predicted seconds, low, high)."""
 
     values: Mapping[str, float]
     low: float
     high: float
     source: str
     own: bool  # fitted to this very chip
+    sizes: tuple[tuple[float, float, float], ...] = ()
+
+    def doubt(self, seconds: float) -> tuple[float, float]:
+        """low and high of a call that takes about so long."""
+        return next(((low, high) for until, low, high in self.sizes if seconds < until), (self.low, self.high))
 
 
 @cache
@@ -88,38 +104,57 @@ def of(target: Target, model: str, kind: str) -> Factors:
     """model: "product", "attention", "stream" or "program" (whole ones); kind: "half" or "single"."""
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
-        return _factors(target, given, model, "measured on the machine", True)
+        return _factors(given, model, kind, "measured on the machine", True)
     kind = _INSTEAD.get((model, kind), kind)
     own = _found(target.key, model, kind)
     if own is not None:
-        return _factors(target, own[1], model, f"fitted to measurements of {target.key}", True)
+        return _factors(own[1], model, kind, f"fitted to measurements of {target.key}", True)
     kin = _kin(target, model, kind)
-    if kin is None:
-        begin = {name: value for name, (value, _) in _MODELS.get(model, {}).items()}
-        return Factors(begin, *UNKNOWN, "a guess", False)
-    key, table = kin
-    from mindtorch.profile.cost import targets
-
-    values = dict(table)
+    if not kin:
+        return Factors(_begin(model, kind), *UNKNOWN, "a guess", False)
+    values = _mean(target, kin, kind)
     if "efficiency" in values:
-        values["efficiency"] = min(values["efficiency"], _powered(target, targets.known()[key], values, kind))
+        _power(values, target, kin[0], kind)
     doubt = fitted().get("carried", {}).get(kind, {}).get(model, {})
-    values.update({name: doubt[name] for name in ("low", "high") if name in doubt})
-    return _factors(target, values, model, f"carried over from {key} by data sheet", False)
+    if _twin(target, kin[0].chip):
+        doubt = {
+            name: math.hypot(values.get(name, beyond), _SHEET) * math.copysign(1, beyond) for name, beyond in _ENDS
+        }
+    values.update({name: doubt.get(name, beyond) for name, beyond in _ENDS})
+    names = " and ".join([", ".join(one.chip.key for one in kin[:-1]), kin[-1].chip.key][len(kin) == 1 :])
+    return _factors(values, model, kind, f"carried over from {names} by data sheet", False)
 
 
-def _factors(target: Target, table: Mapping[str, Any], model: str, source: str, own: bool) -> Factors:
-    values = {name: value for name, (value, _) in _MODELS.get(model, {}).items()}
+def _begin(model: str, kind: str) -> dict[str, float]:
+    """Where a fit begins."""
+    start = products.SINGLE if (model, kind) == ("product", "single") else _MODELS.get(model, {})
+    return {name: value for name, (value, _) in start.items()}
+
+
+def _factors(table: Mapping[str, Any], model: str, kind: str, source: str, own: bool) -> Factors:
+    values = _begin(model, kind)
     values.update({k: float(v) for k, v in table.items() if isinstance(v, (int, float))})
-    return Factors(values, values.pop("low", UNKNOWN[0]), values.pop("high", UNKNOWN[1]), source, own)
+    sizes = tuple((float(until), float(low), float(high)) for until, low, high in table.get("sizes", ()))
+    return Factors(values, values.pop("low", UNKNOWN[0]), values.pop("high", UNKNOWN[1]), source, own, sizes)
 
 
-def _kin(target: Target, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The nearest fitted chip and its table, if possible one with the same kind of memory, and whose power sustains its
-    peak. Of equals, the newer one, then the one with the nearest bandwidth."""
+class _Kin(NamedTuple):
+    chip: Target
+    table: Mapping[str, Any]
+    weight: float
+
+
+def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
+    """The fitted chips that lend their factors, the nearest one first.
+
+    Products and attention take a mean over the chips, as each has oddities of its own; the nearer one is by
+    generation (on matrix units by its kind of memory, too; in float32 where power sustains the peak), the more it
+    weighs. One of the same capability is the same silicon: it lends alone. So does the nearest one for what streams
+    memory, and for whole programs: among equals the newer one, then the one with the nearest bandwidth.
+    """
     from mindtorch.profile.cost import targets
 
-    best = None
+    found = []
     for key, kinds in fitted().items():
         table = kinds.get(kind, {}).get(model) if key in targets.known() else None
         if table is None:
@@ -127,13 +162,38 @@ def _kin(target: Target, model: str, kind: str) -> tuple[str, Mapping[str, Any]]
         other = targets.known()[key]
         apart = abs(_generation(other) - _generation(target))
         if (model == "stream" or kind == "half") and _stacked(other) != _stacked(target):
-            apart += 10
+            apart += _MEMORY
         if kind == "single" and model != "stream" and _sustains(other) < _HUNGRY:
-            apart += 10  # what it reaches is its power's, not its silicon's
-        far = (apart, -_generation(other), abs(other.memory_bandwidth - target.memory_bandwidth))
-        if best is None or far < best[0]:
-            best = far, key, table
-    return None if best is None else best[1:]
+            apart += _POWER  # what it reaches is its power's, not its silicon's
+        near = (apart, -_generation(other), abs(other.memory_bandwidth - target.memory_bandwidth))
+        found.append((near, _Kin(other, table, math.exp(-apart / _NEAR))))
+    found.sort(key=lambda one: one[0])
+    kin = [one[1] for one in found]
+    same = bool(kin) and kin[0].chip.capability == target.capability
+    return kin[:1] if same or model in ("stream", "program") else kin
+
+
+def _mean(target: Target, kin: list[_Kin], kind: str) -> dict[str, float]:
+    """Of each factor the geometric mean. In float32, the edge of a tile costs the more, the more lanes wait for it."""
+    whole = sum(one.weight for one in kin)
+    values = {}
+    for name in kin[0].table.keys() - {"sizes"}:
+        given = [(one.weight / whole, float(one.table[name])) for one in kin if name in one.table]
+        values[name] = math.exp(sum(w * math.log(v) for w, v in given)) if all(v > 0 for _, v in given) else given[0][1]
+    if kind == "single" and "edge" in values:
+        lanes = sum(one.weight / whole * math.log(_lanes(one.chip)) for one in kin)
+        values["edge"] *= _lanes(target) / math.exp(lanes)
+    return values
+
+
+def _lanes(target: Target) -> float:
+    """Multiply-adds of float32 in a clock of one multiprocessor."""
+    return target.rate("float32", False) / (2 * target.clock_hz * target.processors)
+
+
+def _twin(target: Target, other: Target) -> bool:
+    """The same silicon with another memory, or on another board."""
+    return (target.capability, target.processors) == (other.capability, other.processors)
 
 
 def _generation(target: Target) -> float:
@@ -150,13 +210,18 @@ def _sustains(target: Target) -> float:
     return target.power_w / JOULES[known] / target.rate("float32", True)
 
 
-def _powered(target: Target, kin: Target, values: Mapping[str, float], kind: str) -> float:
-    """The share of its peak rate that the board's power sustains."""
+def _power(values: dict[str, float], target: Target, nearest: _Kin, kind: str) -> None:
+    """What the board's power sustains: in float32 what lasts is slower, on matrix units everything."""
+    kin = nearest.chip
     if not target.power_w:
-        return 1.0
-    if kind == "single":
-        return _sustains(target)
-    if target.capability != kin.capability or not kin.power_w:
-        return 1.0
-    sustained = values["efficiency"] * kin.rate("bfloat16", True) / kin.power_w
-    return max(sustained * target.power_w / target.rate("bfloat16", True), 0.1)
+        return
+    if kind == "single" and "tired" in values:
+        large = values["efficiency"] / (1 + values["edge"] / 64)  # in tiles of 128 by 128
+        own = nearest.table["tired"] if target.capability == kin.capability else _TIRED
+        values["tired"] = values["spent"] = max(own, large / _sustains(target))
+        if _sustains(target) < _HUNGRY:
+            values["soon_s"] = _SOON
+    elif target.capability == kin.capability and kin.power_w:
+        sustained = values["efficiency"] * kin.rate("bfloat16", True) / kin.power_w
+        powered = max(sustained * target.power_w / target.rate("bfloat16", True), 0.1)
+        values["efficiency"] = min(values["efficiency"], powered)

@@ -36,7 +36,8 @@ def product(work: Work) -> products.Products:
     assert work.product is not None
     count, rows, columns, inner = work.product
     copies = 1.0 if count > 1 else 6.0  # weights are used again after other layers', activations at once
-    return products.Products(count, rows, columns, inner, itemsize(work.dtype), copies, work.turned)
+    biased = work.name == "aten::addmm"
+    return products.Products(count, rows, columns, inner, itemsize(work.dtype), copies, work.turned, biased)
 
 
 def scores(work: Work) -> flash.Scores:

@@ -1,8 +1,8 @@
-"""Factors of a model of time, fitted to measurements: least squares of the logarithm, by Levenberg and Marquardt.
+"""Factors of a model of time, fitted to measurements: least squares of the relative error, by Levenberg and Marquardt.
 
-What counts is the relative error. Far outliers count by their distance, not its square (a smooth L1: sqrt(1 + r^2)),
-as timings of single kernels have a few. Each factor is held by a weak spring to where it begins, so that one that the
-measurements say nothing of stays there and can still be explained.
+What counts is predicted / measured - 1, whose mean is what docs/ACCURACY.md tells. Far outliers count by their
+distance, not its square (a smooth L1: sqrt(1 + r^2)), as timings of single kernels have a few. Each factor is held by a
+weak spring to where it begins, so that one that the measurements say nothing of stays there and can still be explained.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-#: Errors beyond this (of the logarithm) count linearly; strength of the springs, by the root of the number of rows.
+#: Errors beyond this count linearly; strength of the springs, by the root of the number of rows.
 _KNEE, _SPRING = 0.1, 0.01
+#: The farthest that a prediction is told to be off, as the logarithm: a number that can still be squared.
+_FAR = 5.0
 
 Predict = Callable[[Mapping[str, float]], Any]
 
@@ -30,7 +32,7 @@ def fit(
 
     def errors(x: Any) -> Any:
         found = np.log(predict(dict(zip(names, np.exp(x).tolist(), strict=True))))
-        return np.concatenate([found - measured, hold * (x - begin)])
+        return np.concatenate([np.expm1(np.minimum(found - measured, _FAR)), hold * (x - begin)])
 
     x = _descend(errors, begin.copy(), rounds)
     return dict(zip(names, np.exp(x).tolist(), strict=True))

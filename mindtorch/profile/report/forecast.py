@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindtorch._ext import context
 from mindtorch.profile.cost import about
-from mindtorch.profile.cost.about import NOTHING, Cost, Precision, estimate
-from mindtorch.profile.cost.factors import Factors
+from mindtorch.profile.cost.about import NOTHING, Cost, Doubt, Precision, estimate
 from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -27,13 +26,16 @@ _BACKWARD = context.PHASES.index("backward")
 @dataclass
 class Spread:
     """What an interval is made of. seconds: about; squares: of the shapes' times; low, high: the same times the errors
-    of their families."""
+    of their families. half, half_low, half_high: seconds of what was measured in two bytes, and times their errors."""
 
     seconds: float = 0.0
     least: float = 0.0
     squares: float = 0.0
     low: float = 0.0
     high: float = 0.0
+    half: float = 0.0
+    half_low: float = 0.0
+    half_high: float = 0.0
 
     def add(self, seconds: float, calls: int, cost: Cost) -> None:
         self.seconds += seconds
@@ -41,6 +43,10 @@ class Spread:
         self.squares += seconds**2
         self.low += (seconds * cost.low) ** 2
         self.high += (seconds * cost.high) ** 2
+        if cost.kind == "half":
+            self.half += seconds
+            self.half_low += seconds * cost.low
+            self.half_high += seconds * cost.high
 
 
 class Forecast:
@@ -79,7 +85,7 @@ class Forecast:
             if work is not None:
                 found = estimate(work, self.target, self._footprint, self._allowed, self._among)
                 if sig in self.fused and found.family == "stream":
-                    found = Cost(found.seconds, found.bound, 0.0, found.low, found.high, found.family)
+                    found = replace(found, least=0.0)
             self._costs[sig] = found
         return found
 
@@ -105,13 +111,17 @@ class Forecast:
         return {"bound_s": spread.least, "about_s": spread.seconds, "about_low_s": low, "about_high_s": high}
 
     def _interval(self, of: Spread) -> tuple[float, float]:
-        single = math.sqrt(of.low / of.squares) if of.squares else 0.0
-        double = math.sqrt(of.high / of.squares) if of.squares else 0.0
-        low, high = about.interval(of.seconds, of.squares, single, double, self._whole())
+        single = (math.sqrt(of.low / of.squares), math.sqrt(of.high / of.squares)) if of.squares else (0.0, 0.0)
+        low, high = about.interval(of.seconds, of.squares, single, self._whole(of))
         return max(low, of.least), max(high, of.least)
 
-    def _whole(self) -> Factors:
-        return about.program(self.target)
+    def _whole(self, of: Spread) -> Doubt:
+        """How far off whole programs are: in float32 as was measured; else as their shapes are, of which no sum was."""
+        known = about.program(self.target)
+        share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
+        low = known.low * (1 - share) + (of.half_low / of.half * share if of.half else 0.0)
+        high = known.high * (1 - share) + (of.half_high / of.half * share if of.half else 0.0)
+        return low, high
 
     def totals(self, by_phase: Iterable[Row]) -> dict[str, float]:
         """Of all rows, by signature and phase: the longer of device and host in each phase."""
