@@ -49,13 +49,14 @@ FACTORS: Mapping[str, tuple[float, float]] = {
     "start_s": (1.8e-6, 0.3), "efficiency": (0.85, 0.3), "edge": (6.0, 0.5), "memory": (0.85, 0.05),
     "feed": (64.0, 0.5), "step": (100.0, 1.0), "split_s": (1.5e-6, 1.0), "cache": (20.0, 0.3), "fill": (600.0, 1.0),
     "kept": (0.7, 0.3), "sharp": (3.0, 0.5), "round": (3.0, 0.2), "written": (1.2, 0.1), "store": (30.0, 1.0),
-    "thin": (0.5, 0.5), "odd": (1.05, 0.1), "narrow": (1.3, 0.3), "short": (1.1, 0.3), "apart": (1e7, 0.1),
+    "thin": (0.5, 0.5), "odd": (1.05, 0.1), "narrow": (1.0, 0.01), "short": (1.0, 0.01), "apart": (1e7, 0.1),
     "tired": (1.1, 0.3), "spent": (1.0, 0.01), "soon_s": (1e-3, 1.0), "small": (1.0, 0.01), "bias": (0.01, 0.01),
 }  # fmt: skip
 #: The same in float32 on ordinary units.
 SINGLE: Mapping[str, tuple[float, float]] = {
     **FACTORS, "start_s": (5e-6, 0.3), "memory": (0.85, 0.1), "step": (2500.0, 1.0),
-    "apart": (2e5, 2.0), "tired": (1.2, 0.5), "spent": (1.2, 0.5), "small": (1.05, 0.3), "bias": (0.3, 1.0),
+    "narrow": (1.3, 0.3), "short": (1.1, 0.3), "apart": (2e5, 2.0), "tired": (1.2, 0.5),
+    "spent": (1.2, 0.5), "small": (1.05, 0.3), "bias": (0.3, 1.0),
 }  # fmt: skip
 
 _TILE = np.repeat(np.array(TILES, float), len(SPLITS), 0)
