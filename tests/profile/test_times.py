@@ -210,7 +210,7 @@ def test_C4_the_interval_of_a_bfloat16_program_is_made_of_errors_in_bfloat16() -
     table = copy.deepcopy(dict(factors.fitted()))
     table["a100"]["half"]["product"].update(high=0.7, sizes=[])
     with factors.using(table):
-        assert width(run(torch.bfloat16)) == pytest.approx(0.7)
+        assert width(run(torch.bfloat16)) == pytest.approx(0.7, rel=0.05)
         assert width(run(torch.float32)) < 0.35
 
 
