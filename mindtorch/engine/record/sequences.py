@@ -79,8 +79,30 @@ def pack(args: tuple, kwargs: dict) -> Any:
     if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
         return NotImplemented
     plain = value_of(lengths, "lengths")
-    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
+    if data.requires_grad and torch.is_grad_enabled() and _core.device_index(data) < 0:
+        return _Pack.apply(data, plain, *rest, *kwargs.values())
+    return _packed(data, plain, *rest, **kwargs)
+
+
+def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, lengths, batch_first)
     return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
+
+
+class _Pack(torch.autograd.Function):
+    """torch's own formula reads batch sizes that it kept before they had a value."""
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:  # type: ignore[override]
+        packed, sizes = _packed(data, lengths, batch_first)
+        ctx.size, ctx.sizes, ctx.batch_first = data.shape, sizes, batch_first
+        ctx.mark_non_differentiable(sizes)
+        return packed, sizes
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _sizes: None) -> Any:  # type: ignore[override]
+        step = torch.ops.aten._pack_padded_sequence_backward
+        return step(grad, ctx.size, ctx.sizes, ctx.batch_first), None, None
 
 
 def ctc_loss(func: Any) -> Any:
