@@ -71,3 +71,12 @@ def test_C4_a_transposed_convolution_is_a_product_of_its_inputs_positions() -> N
     up = about(lambda: nn.ConvTranspose2d(128, 256, 4, 4).cuda()(torch.ones(64, 128, 32, 32, device="cuda")), "conv")
     down = about(lambda: nn.Conv2d(256, 128, 4, 4).cuda()(torch.ones(64, 256, 128, 128, device="cuda")), "conv")
     assert up == pytest.approx(down, rel=0.5)  # as many FLOPs and bytes
+
+
+def test_C4_masked_select_goes_back() -> None:
+    """Its gradient asked for values, to have the last bits of the CPU's."""
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        x = torch.randn(10, 10, device="cuda", requires_grad=True)
+        torch.masked_select(x, torch.rand(10, 10, device="cuda") > 0.5).sum().backward()
+        x.prod().backward()
+    assert x.grad is not None and x.grad.shape == (10, 10)
