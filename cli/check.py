@@ -161,7 +161,8 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     note = ""
     if kind == "not known" and assumed:
         last = assumed[-1]
-        note = f"{last['op']} at {last['file'].rpartition('/')[2]}:{last['line']} was taken for {last['value']}: --assume chooses"
+        place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
+        note = f"{last['op']} at {place} was taken for {last['value']}: --assume chooses"
     return [
         {
             "kind": kind,
