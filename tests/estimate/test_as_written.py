@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mindtorch.base.errors import UnsupportedOperationError
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
@@ -80,3 +83,63 @@ def test_C4_masked_select_goes_back() -> None:
         torch.masked_select(x, torch.rand(10, 10, device="cuda") > 0.5).sum().backward()
         x.prod().backward()
     assert x.grad is not None and x.grad.shape == (10, 10)
+
+
+def test_C4_what_was_pickled_can_be_read(tmp_path: Path) -> None:
+    """It came back on torch's meta device, or as an empty file."""
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        model = nn.Linear(4, 3).cuda()
+        again = pickle.loads(pickle.dumps(model))
+        assert (
+            again.weight.is_cuda
+            and again.weight.requires_grad
+            and again(torch.ones(2, 4, device="cuda")).shape == (2, 3)
+        )
+        assert pickle.loads(pickle.dumps(torch.arange(4))).tolist() == [0, 1, 2, 3]
+        with open(tmp_path / "a.pkl", "wb") as file:
+            pickle.dump({"model": model.state_dict(), "epoch": 3}, file)
+        with open(tmp_path / "a.pkl", "rb") as file:
+            loaded = pickle.load(file)
+        assert loaded["epoch"] == 3 and loaded["model"]["weight"].is_cuda
+    assert not list(tmp_path.iterdir())
+
+
+def test_C4_scripted_and_traced_modules_are_saved_and_loaded(tmp_path: Path) -> None:
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        x = torch.ones(2, 4, device="cuda")
+        for name, module in (
+            ("a", torch.jit.script(nn.Linear(4, 3).cuda())),
+            ("b", torch.jit.trace(nn.Linear(4, 3).cuda(), x)),
+        ):
+            torch.jit.save(module, tmp_path / name)
+            module.save(str(tmp_path / f"{name}2"))
+            for file in (name, f"{name}2"):
+                assert torch.jit.load(tmp_path / file, map_location="cuda")(x).shape == (2, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_C4_a_sparse_matrix_is_not_taken_for_a_strided_one() -> None:
+    """Of a graph of a million nodes that would be terabytes."""
+    with estimating(Accelerator("Test GPU", 80 * 10**9)), pytest.raises(UnsupportedOperationError, match="no sparse"):
+        torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (2, 2))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
+def test_C4_sparse_gradients_are_counted_whole(optimizer: type) -> None:
+    """They were of no rows, and the second step of an optimizer failed with a page of dispatch keys."""
+
+    def program() -> None:
+        table, bag = (
+            nn.Embedding(1000, 64, sparse=True).cuda(),
+            nn.EmbeddingBag(1000, 64, sparse=True, mode="sum").cuda(),
+        )
+        step = optimizer([*table.parameters(), *bag.parameters()], lr=0.1)
+        for _ in range(2):
+            step.zero_grad()
+            ids = torch.randint(0, 1000, (32,), device="cuda")
+            (table(ids).sum() + bag(ids, torch.arange(0, 32, 4, device="cuda")).sum()).backward()
+            step.step()
+
+    found = report(program)
+    assert found["memory"]["categories"]["gradients"] == 2 * 1000 * 64 * 4
+    assert any("sparse gradients" in words for words in found["warnings"])

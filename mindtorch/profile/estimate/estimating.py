@@ -31,6 +31,8 @@ from . import (
     process_groups,
     refusals,
     saved,
+    scripted,
+    sparse,
     written,
 )
 from .accelerator import Accelerator, answers, current_device, set_current
@@ -86,6 +88,8 @@ def estimating(
             *autocast.replacements(),
             *cuda_tools.replacements(kind),
             *written.replacements(),
+            *scripted.replacements(),
+            *sparse.replacements(),
             *_foreach(),
             made,
         )

@@ -39,6 +39,7 @@ from mindtorch.profile.estimate import (
     out_of_memory,
     process_groups,
     saved,
+    sparse,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
@@ -100,6 +101,7 @@ class Estimator(Run):
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
+        self._whole = False  # gradients that the program has sparse
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -144,6 +146,7 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         self._compiled = compiling.number()
+        self._whole = sparse.counted_whole()
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
@@ -342,6 +345,8 @@ class Estimator(Run):
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
+        if self._whole:
+            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:

@@ -1,0 +1,79 @@
+"""Sparse tensors in an estimate, which has strided ones only.
+
+Gradients of tables (``nn.Embedding(sparse=True)``) are counted as of all rows, and the report says so. A matrix that is
+made of its indices is refused: as a strided one it might be larger than all there is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from ...base.errors import UnsupportedOperationError
+
+__all__ = ["counted_whole", "replacements"]
+
+_MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
+           "sparse_compressed_tensor")  # fmt: skip
+_functional = torch.nn.functional
+_embedding, _embedding_bag = _functional.embedding, _functional.embedding_bag
+_whole = False
+
+
+def counted_whole() -> bool:
+    """Whether a sparse gradient was counted as of all rows, since `replacements` were given."""
+    return _whole
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement)."""
+    global _whole
+    _whole = False
+    return [
+        *((torch, name, _refusing(name)) for name in _MAKERS),
+        (_functional, "embedding", _with_whole_gradient(_embedding, 6)),
+        (_functional, "embedding_bag", _with_whole_gradient(_embedding_bag, 7)),
+        (torch.optim.SparseAdam, "step", _step),
+    ]
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOperationError(f"[{name}] an estimate has no sparse tensors: how large they are is not known")
+
+    return refuse
+
+
+def _with_whole_gradient(original: Callable[..., Any], at: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def embed(*args: Any, **kwargs: Any) -> Any:
+        global _whole
+        if args[at] if len(args) > at else kwargs.get("sparse", False):
+            _whole = _whole or torch.is_grad_enabled()
+            args, kwargs = (args[:at] + (False,) + args[at + 1 :]), {k: v for k, v in kwargs.items() if k != "sparse"}
+        return original(*args, **kwargs)
+
+    return embed
+
+
+@torch.no_grad()
+def _step(self: Any, closure: Any = None) -> Any:
+    """Of SparseAdam: what it does to the rows of a gradient, to all of them."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    for group in self.param_groups:
+        first, second = group["betas"]
+        for p in (p for p in group["params"] if p.grad is not None):
+            state = self.state[p]
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state["step"] += 1
+            state["exp_avg"].lerp_(p.grad, 1 - first)
+            state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+            p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+    return loss
