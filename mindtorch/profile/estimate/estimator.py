@@ -102,6 +102,7 @@ class Estimator(Run):
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._whole = False  # gradients that the program has sparse
+        self._on_host = 0  # bytes of parameters that the program left on the CPU
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -147,6 +148,7 @@ class Estimator(Run):
         self._unwritten = list(saved.unwritten)
         self._compiled = compiling.number()
         self._whole = sparse.counted_whole()
+        self._on_host = _on_host() if self._accelerator is not None else 0
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
@@ -348,8 +350,17 @@ class Estimator(Run):
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
+        if self._on_host:
+            words = "" if self._on_accelerator() else ": nothing of it is on the accelerator, whose times are told"
+            found.append(f"{self._on_host / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}")
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
             found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
         return found
+
+
+def _on_host() -> int:
+    """Bytes of parameters of the called models that are on the CPU."""
+    held = {id(p): p for root, _path in modules.roots() for p in root.parameters() if p.device.type == "cpu"}
+    return sum(p.numel() * p.element_size() for p in held.values())
