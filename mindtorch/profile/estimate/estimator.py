@@ -102,7 +102,7 @@ class Estimator(Run):
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._whole = False  # gradients that the program has sparse
-        self._on_host = 0  # bytes of parameters that the program left on the CPU
+        self._on_host: dict[int, int] = {}  # by model that was called: bytes of its parameters on the CPU
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -148,7 +148,8 @@ class Estimator(Run):
         self._unwritten = list(saved.unwritten)
         self._compiled = compiling.number()
         self._whole = sparse.counted_whole()
-        self._on_host = _on_host() if self._accelerator is not None else 0
+        for root, path in modules.roots():
+            self._on_host[path] = _on_host(root)  # it may have moved since it was first called
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
@@ -205,6 +206,10 @@ class Estimator(Run):
         return Snapshot(self.memory, self._accelerator.devices, self._place).facts()
 
     # ---- while it runs
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        super()._saw_root(root, path)
+        self._on_host[path] = _on_host(root)
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
@@ -350,9 +355,9 @@ class Estimator(Run):
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
-        if self._on_host:
+        if self._accelerator is not None and (left := sum(self._on_host.values())):
             words = "" if self._on_accelerator() else ": nothing of it is on the accelerator, whose times are told"
-            found.append(f"{self._on_host / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}")
+            found.append(f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}")
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
@@ -360,7 +365,6 @@ class Estimator(Run):
         return found
 
 
-def _on_host() -> int:
-    """Bytes of parameters of the called models that are on the CPU."""
-    held = {id(p): p for root, _path in modules.roots() for p in root.parameters() if p.device.type == "cpu"}
-    return sum(p.numel() * p.element_size() for p in held.values())
+def _on_host(root: torch.nn.Module) -> int:
+    """Bytes of the model's parameters that are on the CPU."""
+    return sum(p.numel() * p.element_size() for p in root.parameters() if p.device.type == "cpu")
