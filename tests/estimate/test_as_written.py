@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,63 @@ def test_C4_sparse_gradients_are_counted_whole(optimizer: type) -> None:
     found = report(program)
     assert found["memory"]["categories"]["gradients"] == 2 * 1000 * 64 * 4
     assert any("sparse gradients" in words for words in found["warnings"])
+
+
+def test_C4_data_parallel_over_several_devices() -> None:
+    with Estimator(target=targets.find("h100"), devices=2) as estimator:
+        model = nn.DataParallel(nn.Sequential(nn.Linear(1000, 1000), nn.BatchNorm1d(1000)).cuda())
+        out = model(torch.randn(63, 1000).cuda())
+        out.sum().backward()
+        held = [torch.cuda.memory_allocated(i) for i in range(2)]
+    assert out.shape == (63, 1000) and out.device == torch.device("cuda", 0)
+    weight = model.module[0].weight
+    assert weight.grad is not None and weight.grad.device == weight.device and held[0] > held[1]
+    calls = {row["name"]: (row["calls"], row["flops"]) for row in estimator.report()["ops"]}
+    assert calls["aten::addmm"] == (2, 2 * 63 * 1000 * 1000)
+
+
+@pytest.mark.parametrize("places", list(itertools.product(("cpu", "cuda"), repeat=3)))
+def test_C4_targets_and_lengths_of_ctc_may_be_anywhere(places: tuple[str, str, str]) -> None:
+    """torch takes them to the scores' device."""
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        scores = torch.randn(5, 2, 4, device="cuda", requires_grad=True)
+        rest = (torch.ones(2, 3, dtype=torch.long), torch.tensor([5, 5]), torch.tensor([3, 3]))
+        for loss in (nn.functional.ctc_loss, nn.CTCLoss()):
+            loss(scores.log_softmax(2), *(t.to(place) for t, place in zip(rest, places, strict=True))).backward()
+        assert scores.grad is not None and scores.grad.is_cuda
+
+
+def test_C4_models_are_shared_between_processes() -> None:
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        model = nn.Linear(3, 3)
+        assert model.share_memory() is model and model.weight.is_shared()
+        assert nn.Linear(3, 3).cuda().share_memory().weight.is_cuda
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "program"),
+    [
+        ("cannot be multiplied (4x5 and 4x5)", RuntimeError, lambda: torch.ones(4, 5).cuda() @ torch.ones(4, 5).cuda()),
+        ("cannot be multiplied (3x7 and 4x5)", RuntimeError, lambda: nn.Linear(4, 5).cuda()(torch.ones(3, 7).cuda())),
+        ("mat2 must be col_major", RuntimeError, lambda: scaled(torch.ones(16, 16))),
+        ("no jagged tensors", UnsupportedOperationError,
+         lambda: torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=torch.jagged, device="cuda")),
+    ],
+)  # fmt: skip
+def test_C4_refusals_in_torchs_words(words: str, error: type, program: Callable[[], Any]) -> None:
+    with estimating(Accelerator("Test GPU", 80 * 10**9)), pytest.raises(error, match=re.escape(words)):
+        program()
+
+
+def scaled(b: torch.Tensor) -> Any:
+    a, b = (t.cuda().to(torch.float8_e4m3fn) for t in (torch.ones(16, 16), b))
+    return torch._scaled_mm(a, b, torch.ones((), device="cuda"), torch.ones((), device="cuda"))
+
+
+def test_C4_a_scaled_product_by_columns_is_taken() -> None:
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        b = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn).t()
+        assert torch._scaled_mm(b.t(), b, torch.ones((), device="cuda"), torch.ones((), device="cuda")).shape == (
+            16,
+            16,
+        )

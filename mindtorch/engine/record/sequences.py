@@ -109,16 +109,24 @@ def ctc_loss(func: Any) -> Any:
     """The handler of ``func``: torch's function or that of torch.nn.functional, which calls it in C++ from there."""
 
     def handler(args: tuple, kwargs: dict) -> Any:
-        # For tensors like ours torch divides by the lengths where they are; for its own it takes them to the device.
-        lengths = args[3] if len(args) > 3 else kwargs["target_lengths"]
-        scores = args[0] if args else kwargs["log_probs"]
-        if _core.get_handle(scores) is None or not isinstance(lengths, torch.Tensor) or lengths.device == scores.device:
+        # For tensors like ours torch divides by the lengths where they are; for its own it takes them, and the targets,
+        # to the device.
+        names = ("log_probs", "targets", "input_lengths", "target_lengths")
+        given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
+        scores: Any = given.get("log_probs")
+        if _core.get_handle(scores) is None or _core.device_index(scores) >= 0:
             return NotImplemented
-        if _core.device_index(scores) >= 0:
+        moved = {
+            name: given[name].to(scores.device)
+            for name in ("targets", "target_lengths")
+            if isinstance(given.get(name), torch.Tensor) and given[name].device != scores.device
+        }
+        if not moved:
             return NotImplemented
-        moved = lengths.to(scores.device)
-        if len(args) > 3:
-            return func(*args[:3], moved, *args[4:], **kwargs)
-        return func(*args, **{**kwargs, "target_lengths": moved})
+        return func(
+            *(moved.get(name, value) for name, value in zip(names, args, strict=False)),
+            *args[len(names) :],
+            **{name: moved.get(name, value) for name, value in kwargs.items()},
+        )
 
     return handler

@@ -32,6 +32,7 @@ from . import (
     refusals,
     saved,
     scripted,
+    several_devices,
     sparse,
     written,
 )
@@ -90,6 +91,7 @@ def estimating(
             *written.replacements(),
             *scripted.replacements(),
             *sparse.replacements(),
+            *several_devices.replacements(kind),
             *_foreach(),
             made,
         )

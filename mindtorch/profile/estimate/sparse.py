@@ -1,7 +1,8 @@
 """Sparse tensors in an estimate, which has strided ones only.
 
 Gradients of tables (``nn.Embedding(sparse=True)``) are counted as of all rows, and the report says so. A matrix that is
-made of its indices is refused: as a strided one it might be larger than all there is.
+made of its indices is refused: as a strided one it might be larger than all there is. So are jagged tensors, whose
+lengths are no numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["counted_whole", "replacements"]
 
 _MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
            "sparse_compressed_tensor")  # fmt: skip
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
 _functional = torch.nn.functional
 _embedding, _embedding_bag = _functional.embedding, _functional.embedding_bag
 _whole = False
@@ -34,6 +36,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     _whole = False
     return [
         *((torch, name, _refusing(name)) for name in _MAKERS),
+        *((torch.nested, name, _unless_jagged(getattr(torch.nested, name))) for name in _NESTED),
         (_functional, "embedding", _with_whole_gradient(_embedding, 6)),
         (_functional, "embedding_bag", _with_whole_gradient(_embedding_bag, 7)),
         (torch.optim.SparseAdam, "step", _step),
@@ -45,6 +48,16 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
         raise UnsupportedOperationError(f"[{name}] an estimate has no sparse tensors: how large they are is not known")
 
     return refuse
+
+
+def _unless_jagged(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def nest(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("layout") is torch.jagged or original.__name__ == "nested_tensor_from_jagged":
+            raise UnsupportedOperationError(f"[torch.nested.{original.__name__}] an estimate has no jagged tensors")
+        return original(*args, **kwargs)
+
+    return nest
 
 
 def _with_whole_gradient(original: Callable[..., Any], at: int) -> Callable[..., Any]:
