@@ -205,3 +205,32 @@ def test_C4_a_scaled_product_by_columns_is_taken() -> None:
             16,
             16,
         )
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_C4_there_is_no_word_of_what_this_machine_has_not() -> None:
+    """torch without CUDA warned that there is no cuDNN, and printed stacks for each event of a profile."""
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        assert nn.LSTM(4, 3).cuda()(torch.ones(5, 2, 4, device="cuda"))[0].shape == (5, 2, 3)
+        both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=both) as profiled:
+            torch.ones(4, 4, device="cuda") @ torch.ones(4, 4, device="cuda")
+        assert profiled.key_averages().table(sort_by="cuda_time_total")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_C4_beams_are_searched_to_their_length() -> None:
+    """The search ended after a step, and gave sequences of no tokens."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "intermediate_size": 32, "vocab_size": 99}  # fmt: skip
+    calls = []
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).cuda().eval()
+        model.register_forward_hook(lambda *_: calls.append(1))
+        ids = torch.ones(2, 5, dtype=torch.int64, device="cuda")
+        assert model.generate(ids, max_new_tokens=6, num_beams=3).shape == (2, 11)
+        found = model.generate(ids, max_new_tokens=4, num_beams=2, num_return_sequences=2, return_dict_in_generate=True)
+        assert found.sequences.shape == (4, 9) and len(calls) == 10
+    real = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    assert real.generate(torch.ones(2, 5, dtype=torch.int64), max_new_tokens=6, num_beams=3).shape == (2, 11)

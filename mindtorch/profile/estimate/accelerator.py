@@ -55,6 +55,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", _compile_module),
         (torch.Tensor, "pin_memory", _pin),
+        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),  # without a warning that there is no cuDNN here
         (torch.Tensor, "share_memory_", lambda self: self),
         (torch.Tensor, "is_shared", lambda self: True),  # nobody else has what it holds
         (torch.Tensor, "record_stream", lambda self, stream: None),

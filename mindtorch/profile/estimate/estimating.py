@@ -23,6 +23,7 @@ from ...patch import hooks
 from ...patch.replaced import replaced
 from . import (
     autocast,
+    beams,
     checkpoints,
     cuda_tools,
     deciding,
@@ -64,6 +65,7 @@ def estimating(
         tensors.in_use()
         fused_attention.install()
         refusals.install()
+        beams.install()
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
