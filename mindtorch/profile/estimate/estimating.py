@@ -34,7 +34,7 @@ from . import (
     saved,
     scripted,
     several_devices,
-    sparse,
+    sparse_tensors,
     written,
 )
 from .accelerator import Accelerator, answers, current_device, set_current
@@ -92,7 +92,7 @@ def estimating(
             *cuda_tools.replacements(kind),
             *written.replacements(),
             *scripted.replacements(),
-            *sparse.replacements(),
+            *sparse_tensors.replacements(),
             *several_devices.replacements(kind),
             *_foreach(),
             made,

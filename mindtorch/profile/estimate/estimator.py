@@ -39,7 +39,7 @@ from mindtorch.profile.estimate import (
     out_of_memory,
     process_groups,
     saved,
-    sparse,
+    sparse_tensors,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
@@ -147,7 +147,7 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         self._compiled = compiling.number()
-        self._whole = sparse.counted_whole()
+        self._whole = sparse_tensors.counted_whole()
         for root, path in modules.roots():
             self._on_host[path] = _on_host(root)  # it may have moved since it was first called
         self._precision = about.precision()
