@@ -20,8 +20,6 @@ __all__ = ["counted_whole", "replacements"]
 _MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
            "sparse_compressed_tensor")  # fmt: skip
 _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
-_functional = torch.nn.functional
-_embedding, _embedding_bag = _functional.embedding, _functional.embedding_bag
 _whole = False
 
 
@@ -37,8 +35,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
     return [
         *((torch, name, _refusing(name)) for name in _MAKERS),
         *((torch.nested, name, _unless_jagged(getattr(torch.nested, name))) for name in _NESTED),
-        (_functional, "embedding", _with_whole_gradient(_embedding, 6)),
-        (_functional, "embedding_bag", _with_whole_gradient(_embedding_bag, 7)),
+        *(
+            (kind, "forward", _with_whole_gradient(kind.forward))
+            for kind in (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        ),
         (torch.optim.SparseAdam, "step", _step),
     ]
 
@@ -60,16 +60,20 @@ def _unless_jagged(original: Callable[..., Any]) -> Callable[..., Any]:
     return nest
 
 
-def _with_whole_gradient(original: Callable[..., Any], at: int) -> Callable[..., Any]:
+def _with_whole_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def embed(*args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _whole
-        if args[at] if len(args) > at else kwargs.get("sparse", False):
-            _whole = _whole or torch.is_grad_enabled()
-            args, kwargs = (args[:at] + (False,) + args[at + 1 :]), {k: v for k, v in kwargs.items() if k != "sparse"}
-        return original(*args, **kwargs)
+        if not self.sparse:
+            return original(self, *args, **kwargs)
+        _whole = _whole or torch.is_grad_enabled()
+        self.sparse = False
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.sparse = True
 
-    return embed
+    return forward
 
 
 @torch.no_grad()
