@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from mindtorch import ops
 from mindtorch._ext import context, ledger
@@ -367,4 +368,5 @@ class Estimator(Run):
 
 def _on_host(root: torch.nn.Module) -> int:
     """Bytes of the model's parameters that are on the CPU."""
-    return sum(p.numel() * p.element_size() for p in root.parameters() if p.device.type == "cpu")
+    made = (p for p in root.parameters() if not is_lazy(p))  # those of lazy modules come with their first call
+    return sum(p.numel() * p.element_size() for p in made if p.device.type == "cpu")
