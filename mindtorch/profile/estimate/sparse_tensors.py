@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.jit._builtins import _register_builtin
 
 from ...base.errors import UnsupportedOperationError
 
@@ -43,10 +44,12 @@ def replacements() -> list[tuple[Any, str, Any]]:
     ]
 
 
+@functools.cache
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedOperationError(f"[{name}] an estimate has no sparse tensors: how large they are is not known")
 
+    _register_builtin(refuse, f"aten::{name}")  # for torch.jit.script, which looks functions up by what they are
     return refuse
 
 
