@@ -352,7 +352,7 @@ cdef Script *learn(const Place *since, uint32_t root, uint32_t meta) noexcept:
             return NULL
         if call.module != since.module or call.location != since.location or call.phase != since.phase:
             return NULL                        # of another thread, of a finalizer
-        if call.sig < NAMED and _draws(tape.interner.sigs[call.sig]):
+        if call.sig < NAMED and _each_time(tape.interner.sigs[call.sig]):
             return NULL
     for k in range(since.block, n_blocks):
         b = &blocks[k]
@@ -374,9 +374,18 @@ cdef Script *learn(const Place *since, uint32_t root, uint32_t meta) noexcept:
     return made
 
 
-cdef inline bint _draws(SigS *s) noexcept:
-    # Even with inputs of unknown value: the generator has to advance each time.
-    return s.flags & SIG_BLIND and (<OpInfo>s.info).random
+cdef frozenset deciding = frozenset()      # names of ops, see decide_with
+
+
+def decide_with(names):
+    """Ops of these names say what they give of values that nobody knows (estimates): each call of them is met."""
+    global deciding
+    deciding = frozenset(names)
+
+
+cdef inline bint _each_time(SigS *s) noexcept:
+    # Even with inputs of unknown value: the generator has to advance each time, and a comparison says something.
+    return s.flags & SIG_BLIND and ((<OpInfo>s.info).random or (<OpInfo>s.info).name in deciding)
 
 
 cdef bint keep_script(uint32_t sig, Script *script) noexcept:

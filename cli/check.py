@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.base import clusters
 from mindtorch.program.workload import DTYPES, Request
 
-from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments, torch_npu_for
+from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
+from .sizing import chosen_rank, runner
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target
@@ -27,6 +29,7 @@ Examples:
   genie check --target h100 train.py --lr 0.1     will it run, will it fit?
   genie check train.py --target h100              the same, without options
   genie check --target l4 model.py:build --input 8x3x224x224
+  genie check --target 8xh100 --rank all train.py     every rank that may differ
   genie check --target l4 --batch 8 --seq 4096 config.json
 """
 
@@ -44,6 +47,7 @@ class _CheckCommand(ProgramCommand):
     cls=_CheckCommand, name="check", epilog=_EPILOG, short_help="Would an accelerator take it? Exit code 0 or 1."
 )
 @click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as of genie profile.")
+@click.option("--rank", "rank_text", metavar="N", help="Of several (--target 8xh100): the rank, or all (default: 0).")
 @click.option("--assume", type=float, metavar="NUMBER", help="What values that nobody knows are taken for (default 0).")
 @click.option("--routing", type=click.Choice(["balanced"]), help="Choices among unknown values choose all alike.")
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence.")
@@ -59,6 +63,7 @@ def command(
     as_module: bool,
     inputs: tuple[str, ...],
     target_name: str,
+    rank_text: str | None,
     assume: float | None,
     routing: str | None,
     seq: int | None,
@@ -74,13 +79,23 @@ def command(
     """
     request = Request(seq, batch, decode, train, dtype)
     program = parse_program(argument, script_args, inputs, request=request, as_module=as_module)
+    accelerator, cluster = clusters.chosen(target_name, rank_text, None, None if program.is_model else argument)
     with claimed_stdout(as_json):
-        target, outcome, peak = _run(program, target_name, assume or 0.0, routing is not None)
-    found = _refusals(program, outcome)
+        target, outcome, estimator, lost = _run(program, str(accelerator), cluster, assume or 0.0, routing is not None)
+    recording = estimator.recording()
+    memory = recording.memory or {"peak_bytes": 0}
+    peak = int(memory.get("peak_device_bytes", memory["peak_bytes"]))
+    rank = None if cluster is None else estimator.cluster.rank
+    found = _refusals(program, outcome, recording.assumed)
+    if not found and not outcome.interrupted and memory.get("fits") is False:
+        found = [_too_much(memory, peak)]
+    if not found and lost:
+        found = [_nothing_of(lost)]
     if as_json:
-        click.echo(json.dumps({"target": target.key, "peak_bytes": peak, "refused": found}, indent=2))
+        facts = {"target": target.key, "rank": rank, "peak_bytes": peak, "refused": found}
+        click.echo(json.dumps(facts, indent=2))
     else:
-        _show(program, target, outcome, peak, found)
+        _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
     if outcome.interrupted:
         return 130
     if not found:
@@ -88,24 +103,47 @@ def command(
     return 2 if found[0]["kind"] == "not known" else 1
 
 
-def _run(program: Program, target_name: str, assume: float, balanced: bool) -> tuple[Target, Outcome, int]:
+def _run(
+    program: Program, target_name: str, cluster: clusters.Cluster | None, assume: float, balanced: bool
+) -> tuple[Target, Outcome, Any, list[int]]:
+    """What happened, the estimator, and the ranks that ended without a word: their processes were ended."""
     import mindtorch
     from mindtorch.profile.cost import targets
 
     target = targets.find(target_name)
     mindtorch._bootstrap()
-    from mindtorch.profile.estimate.estimator import Estimator
-
     program.estimate = True
     program.device = "cuda" if target.key != "cpu" else None
-    estimator = Estimator(target=target, assume=assume, balanced=balanced, oom="raise")
-    with estimator, torch_npu_for(True, target.device):
-        outcome = program.run(1, 0, estimator.stage if program.is_model else None)
-    memory = estimator.recording().memory
-    return target, outcome, 0 if memory is None else int(memory["peak_bytes"])
+    run = runner(program, target, cluster, assume=assume, balanced=balanced, oom="raise")
+    rank, rows = chosen_rank(program, cluster, run)
+    outcome, estimator, _made = run(rank)
+    return target, outcome, estimator, [row["rank"] for row in rows or () if row["exit_code"] is None]
 
 
-def _refusals(program: Program, outcome: Outcome) -> list[dict[str, Any]]:
+def _too_much(memory: dict[str, Any], peak: int) -> dict[str, Any]:
+    """No tensor of the program's alone is beyond the capacity, but what torch's allocator and the driver take is."""
+    from .units import bytes_text
+
+    at = memory.get("at") or {}
+    file, line = at.get("file") or "", int(at.get("line") or 0)
+    return {
+        "kind": "does not fit",
+        "error": "OutOfMemoryError",
+        "message": f"{bytes_text(peak)} on the card, with what torch's allocator and the driver hold, of "
+        f"{bytes_text(int(memory['capacity_bytes']))}",
+        "file": file,
+        "line": line,
+        "source": linecache.getline(file, line).strip() if file else "",
+        "note": "",
+    }
+
+
+def _nothing_of(ranks: list[int]) -> dict[str, Any]:
+    message = f"rank {', '.join(map(str, ranks))} ended without saying how"
+    return {"kind": "not known", "error": "", "message": message, "file": "", "line": 0, "source": "", "note": ""}
+
+
+def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What ended the program, with the innermost of its own lines; nothing where it ended by itself."""
     error = outcome.error
     if error is None or outcome.interrupted or isinstance(error, SystemExit):
@@ -115,11 +153,16 @@ def _refusals(program: Program, outcome: Outcome) -> list[dict[str, Any]]:
     from mindtorch.base.errors import NoDataError, UnsupportedOperationError
 
     kind = "refused"
-    if isinstance(error, (NoDataError, UnsupportedOperationError)):
+    if isinstance(error, (NoDataError, UnsupportedOperationError)) or _of_an_assumption(error, assumed):
         kind = "not known"
     elif isinstance(error, torch.OutOfMemoryError):
         kind = "does not fit"
     file, line = _place(program, error)
+    note = ""
+    if kind == "not known" and assumed:
+        last = assumed[-1]
+        place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
+        note = f"{last['op']} at {place} was taken for {last['value']}: --assume chooses"
     return [
         {
             "kind": kind,
@@ -128,8 +171,28 @@ def _refusals(program: Program, outcome: Outcome) -> list[dict[str, Any]]:
             "file": file,
             "line": line,
             "source": linecache.getline(file, line).strip() if file else "",
+            "note": note,
         }
     ]
+
+
+def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bool:
+    """Whether another value than was assumed may have kept the program from this error.
+
+    One of Python's own, after something was assumed; any error, in a call that has read what was assumed.
+    """
+    import torch
+
+    if not assumed or isinstance(error, torch.OutOfMemoryError):
+        return False
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    in_torch = bool(frames) and f"{os.sep}torch{os.sep}" in frames[-1][0]
+    if isinstance(error, _PYTHONS) and not in_torch:
+        return True
+    return any((row["file"], row["line"]) in frames for row in assumed)
+
+
+_PYTHONS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, StopIteration, ValueError)
 
 
 def _place(program: Program, error: BaseException) -> tuple[str, int]:
@@ -147,7 +210,9 @@ def _place(program: Program, error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def _show(program: Program, target: Target, outcome: Outcome, peak: int, found: list[dict[str, Any]]) -> None:
+def _show(
+    program: Program, target: Target, rank: str, outcome: Outcome, peak: int, found: list[dict[str, Any]]
+) -> None:
     from .units import bytes_text
 
     words = {
@@ -160,12 +225,15 @@ def _show(program: Program, target: Target, outcome: Outcome, peak: int, found: 
         with contextlib.suppress(ValueError):  # on another drive
             relative = os.path.relpath(file) if file else ""
             file = relative if relative and not relative.startswith("..") else file
-        click.echo(f"{file}:{each['line']}: {target.name} {words[each['kind']]}")
+        place = f"{file}:{each['line']}" if file else program.argument
+        click.echo(f"{place}: {target.name}{rank} {words[each['kind']]}")
         if each["source"]:
             click.echo(f"    {each['source']}")
-        click.echo(f"  {each['error']}: {each['message']}")
+        click.echo(f"  {each['error']}: {each['message']}" if each["error"] else f"  {each['message']}")
+        if each["note"]:
+            click.echo(f"  {each['note']}")
     if found or outcome.interrupted:
         return
-    click.echo(f"{program.argument}: {target.name} takes all of it, {bytes_text(peak, '0 B')} at most")
+    click.echo(f"{program.argument}: {target.name}{rank} takes all of it, {bytes_text(peak, '0 B')} at most")
     if outcome.exit_code:
         click.echo(f"  it ended with exit code {outcome.exit_code}, of its own accord")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,10 +15,11 @@ from mindtorch.base.ranks import local_ranks
 from .program import torch_npu_for
 
 if TYPE_CHECKING:
+    from mindtorch.profile.cost.targets import Target
     from mindtorch.program.outcome import Outcome
     from mindtorch.program.program import Program
 
-__all__ = ["estimate", "explain", "made_report"]
+__all__ = ["chosen_rank", "estimate", "explain", "made_report", "runner"]
 
 
 def estimate(
@@ -32,40 +34,16 @@ def estimate(
     """What happened, the report (None when a model could not be built or called at all) and the profiler."""
     import mindtorch
     from mindtorch.profile.cost import targets
-    from mindtorch.profile.estimate.all_ranks import every_rank, worth_showing
 
     chosen = None if target_name is None else targets.find(target_name)
     mindtorch._bootstrap()
-    from mindtorch.profile.estimate import others
     from mindtorch.profile.estimate.changes import AROUND, changed
-    from mindtorch.profile.estimate.estimator import Estimator
 
-    told = program.is_model  # it says itself when an iteration begins
-    before = warmup or 0
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
-
-    def run(rank: int | None) -> tuple[Outcome, Any, list[str]]:
-        place = None if cluster is None or rank is None else dataclasses.replace(cluster, rank=rank)
-        estimator = Estimator(
-            target=chosen, devices=local_ranks() if place is None else place.local_size,
-            warmup=0 if told else before, steps=steps, cluster=place, **options,
-        )  # fmt: skip
-        with contextlib.ExitStack() as stack:
-            if place is not None:
-                stack.enter_context(others.at_hand(run))
-            stack.enter_context(estimator)
-            stack.enter_context(torch_npu_for(True, None if chosen is None else chosen.device))
-            made = stack.enter_context(changed([name for name in changes if name not in AROUND]))
-            outcome = program.run(steps or 1, before, estimator.stage if told else None)
-        return outcome, estimator, made
-
+    run = runner(program, chosen, cluster, changes, steps, warmup, **options)
     with changed([name for name in changes if name in AROUND]) as around:
-        rows = None
-        rank = None if cluster is None else cluster.rank
-        if cluster is not None and rank == clusters.ALL_RANKS:
-            rows = every_rank(cluster.size, lambda rank: made_report(program, *run(rank)[:2]))
-            rank = worth_showing(rows)
+        rank, rows = chosen_rank(program, cluster, run)
         outcome, estimator, made = run(rank)
         if program.is_model and outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
@@ -75,6 +53,53 @@ def estimate(
     if rows is not None:
         report["ranks"] = rows
     return outcome, report, estimator
+
+
+def runner(
+    program: Program,
+    target: Target | None,
+    cluster: clusters.Cluster | None,
+    changes: tuple[str, ...] = (),
+    steps: int | None = None,
+    warmup: int | None = None,
+    **options: Any,
+) -> Callable[[int | None], tuple[Outcome, Any, list[str]]]:
+    """What runs the program as a rank, without data: what happened, the profiler, and what `changes` were made."""
+    from mindtorch.profile.estimate import others
+    from mindtorch.profile.estimate.changes import AROUND, changed
+    from mindtorch.profile.estimate.estimator import Estimator
+
+    told = program.is_model  # it says itself when an iteration begins
+    before = warmup or 0
+
+    def run(rank: int | None) -> tuple[Outcome, Any, list[str]]:
+        place = None if cluster is None or rank is None else dataclasses.replace(cluster, rank=rank)
+        estimator = Estimator(
+            target=target, devices=local_ranks() if place is None else place.local_size,
+            warmup=0 if told else before, steps=steps, cluster=place, **options,
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            if place is not None:
+                stack.enter_context(others.at_hand(run))
+            stack.enter_context(estimator)
+            stack.enter_context(torch_npu_for(True, None if target is None else target.device))
+            made = stack.enter_context(changed([name for name in changes if name not in AROUND]))
+            outcome = program.run(steps or 1, before, estimator.stage if told else None)
+        return outcome, estimator, made
+
+    return run
+
+
+def chosen_rank(
+    program: Program, cluster: clusters.Cluster | None, run: Callable[[int | None], tuple[Outcome, Any, list[str]]]
+) -> tuple[int | None, list[dict[str, Any]] | None]:
+    """The rank to show, and a row for each where all are asked for: then it is one that failed, or holds most."""
+    from mindtorch.profile.estimate.all_ranks import every_rank, worth_showing
+
+    if cluster is None or cluster.rank != clusters.ALL_RANKS:
+        return None if cluster is None else cluster.rank, None
+    rows = every_rank(cluster.size, lambda rank: made_report(program, *run(rank)[:2]))
+    return worth_showing(rows), rows
 
 
 def made_report(program: Program, outcome: Outcome, profiler: Any) -> dict[str, Any]:

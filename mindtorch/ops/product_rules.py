@@ -66,15 +66,47 @@ linear = _Of(_layer)
 scores, scores_backward = _Of(_heads), _Of(_heads, first=1)
 
 
+def matmul(call: Call) -> Product | None:
+    """Of any dimensions: what is not batched on both sides is one product of many rows."""
+    given = list(tensors(call.args))
+    if len(given) < 2:
+        return None
+    a, b = (tuple(t.shape) for t in given[:2])
+    if not a or not b:
+        return None
+    columns, inner = b[-1] if len(b) > 1 else 1, a[-1]
+    if len(b) < 3:
+        return 1, math.prod(a[:-1]), columns, inner
+    if len(a) < 3:  # as torch does it: the other way round
+        return 1, math.prod(b[:-2]) * columns, a[0] if len(a) > 1 else 1, inner
+    rows = a[-2]
+    return numel(call.results[0]) // max(rows * columns, 1), rows, columns, inner
+
+
+def convolution(call: Call) -> Product:
+    """By group. Each position of the input of a transposed one meets all the weights, else each one of the result."""
+    transposed = bool(call.args[6]) if len(call.args) > 6 else False
+    return _by_group(call.args[0] if transposed else call.results[0], call.args[1], _groups(call, 8))
+
+
+def convolution_backward(call: Call) -> Product:
+    transposed = bool(call.args[7]) if len(call.args) > 7 else False
+    return _by_group(call.args[1 if transposed else 0], call.args[2], _groups(call, 9))
+
+
 def conv(call: Call) -> Product:
-    """By group."""
-    return _by_group(call.results[0], call.args[1], call.args[8])
+    """conv2d and its like, which inference mode hands down whole."""
+    return _by_group(call.results[0], call.args[1], _groups(call, 6))
 
 
-def conv_backward(call: Call) -> Product:
-    return _by_group(call.args[0], call.args[2], call.args[9])
+def conv_transpose(call: Call) -> Product:
+    return _by_group(call.args[0], call.args[1], _groups(call, 6))
 
 
-def _by_group(result: Any, weight: Any, groups: int) -> Product:
-    count, channels = int(groups), weight.shape[0]
-    return count, numel(result) // max(channels, 1), channels // count, math.prod(weight.shape[1:])
+def _groups(call: Call, at: int) -> int:
+    return int(call.args[at] if len(call.args) > at else call.kwargs.get("groups", 1))
+
+
+def _by_group(side: Any, weight: Any, groups: int) -> Product:
+    channels = weight.shape[0]
+    return groups, numel(side) // max(channels, 1), channels // groups, math.prod(weight.shape[1:])

@@ -21,8 +21,8 @@ ROWS: list[OpRow] = [
     op("dot", "matmul", mat.matmul),
     op("vdot", "matmul", mat.matmul),
     # whole: with out=, torch asks whether two views share a storage, which wrappers do not show
-    op("matmul", "matmul", mat.matmul, whole=True, folds=True),
-    op("linalg_matmul", "matmul", mat.matmul, whole=True, folds=True),
+    op("matmul", "matmul", mat.matmul, whole=True, folds=True, product=products.matmul),
+    op("linalg_matmul", "matmul", mat.matmul, whole=True, folds=True, product=products.matmul),
     op("linalg_vecdot", "matmul", mat.vecdot),
     op("_int_mm", "matmul", mat.matmul, product=products.mm),
     op("_scaled_mm", "matmul", mat.matmul, product=products.mm),
@@ -59,13 +59,19 @@ ROWS: list[OpRow] = [
         "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",
     ),
     # convolutions
-    op("convolution", "conv", mat.convolution, scratch=scratch.convolution, product=products.conv),
-    op("_convolution", "conv", mat.convolution),
+    op("convolution", "conv", mat.convolution, scratch=scratch.convolution, product=products.convolution),
+    op("_convolution", "conv", mat.convolution, product=products.convolution),
     op("convolution_overrideable", "conv", mat.convolution),
     *ops(
         "conv",
         mat.conv,
-        "conv1d conv2d conv3d _convolution_mode cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu "
+        "conv1d conv2d conv3d _convolution_mode",
+        product=products.conv,
+    ),
+    *ops(
+        "conv",
+        mat.conv,
+        "cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu "
         "miopen_convolution miopen_convolution_relu miopen_convolution_add_relu miopen_depthwise_convolution "
         "mkldnn_convolution thnn_conv2d slow_conv3d slow_conv3d_forward _slow_conv2d_forward slow_conv_dilated2d "
         "slow_conv_dilated3d _conv_depthwise2d conv_depthwise3d _nnpack_spatial_convolution _mps_convolution",
@@ -73,7 +79,13 @@ ROWS: list[OpRow] = [
     *ops(
         "conv",
         mat.conv_transpose,
-        "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose "
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+        product=products.conv_transpose,
+    ),
+    *ops(
+        "conv",
+        mat.conv_transpose,
+        "cudnn_convolution_transpose miopen_convolution_transpose "
         "slow_conv_transpose2d slow_conv_transpose3d _mps_convolution_transpose",
     ),
     op("conv_tbc", "conv", mat.conv_tbc),
@@ -83,7 +95,7 @@ ROWS: list[OpRow] = [
         mat.convolution_backward,
         scratch=scratch.convolution_backward,
         bytes=moved.convolution_backward,
-        product=products.conv_backward,
+        product=products.convolution_backward,
     ),
     op("convolution_backward_overrideable", "conv", None),
     op("_slow_conv2d_backward", "conv", mat.slow_conv2d_backward),

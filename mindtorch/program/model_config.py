@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..base.hardware import available_memory
@@ -78,17 +78,25 @@ def _read(path: str, refuse: type[Exception]) -> dict[str, Any]:
         raise refuse(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or "model_type" not in content:
         raise refuse(f"{path} is not a transformers configuration: it has no model_type")
-    if content.get("quantization_config"):
-        given = content["quantization_config"]
+    for part, given in _quantized(content):
         method = given.get("quant_method") if isinstance(given, dict) else given
         raise refuse(
-            f"{path}: quantization_config ({method or 'of no method'}) is not known here, it would be ignored: take it "
+            f"{path}: {part} ({method or 'of no method'}) is not known here, it would be ignored: take it "
             "out of the file to see the model with weights of its dtype"
         )
     names = content.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise refuse(f"{path}: expected architectures to be a list of class names, got {names!r}")
     return content
+
+
+def _quantized(content: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """(where, what) of each ``quantization_config``, those of a part of the model too (``text_config``)."""
+    for name, value in content.items():
+        if name == "quantization_config" and value:
+            yield f"{within}{name}", value
+        elif name.endswith("_config") and isinstance(value, dict):
+            yield from _quantized(value, f"{within}{name}.")
 
 
 def _maker(transformers: Any, config: Any, architectures: list[str] | None) -> Callable[..., Any]:

@@ -27,7 +27,8 @@ _NOT_OF_TEXT = re.compile(r"vision|visual|image|patch")
 class Plan:
     """The inputs of one call, and what they are made of.
 
-    kind: ``decoder``, ``encoder``, ``encoder-decoder``, ``vision``, ``text and image``, ``audio``, ``speech to text``.
+    kind: ``decoder``, ``encoder``, ``encoder-decoder``, ``vision``, ``text and image``, ``image to text``, ``audio``,
+    ``speech to text``.
     seq: tokens (or samples) of one sequence; None where there are none.
     ids: the name of the tokens that grow when text is generated.
     notes: what the user should know about the choice.
@@ -71,6 +72,9 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
         raise UsageError(f"{name} takes {main} and no text to go on from: nothing to --decode")
 
     plan = Plan(_kind(model, text, image, two), batch, seq)
+    named = getattr(config, "architectures", None) or [name]
+    if name not in named:
+        plan.notes.append(f"architectures: transformers has no {', '.join(named)} for this; it is a {name}")
     if chat and text:
         plan.notes.append(f"{name} is given text alone; its images are left out")
     if text or main == "input_features":
@@ -94,8 +98,10 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
 def _kind(model: Any, text: bool, image: bool, two: bool) -> str:
     if text and image:
         return "text and image"
-    if two:
+    if two and not image:
         return "encoder-decoder" if text else "speech to text"
+    if two and model.can_generate():
+        return "image to text"
     if not text:
         return "vision" if image else "audio"
     return "decoder" if model.can_generate() else "encoder"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,82 @@ def test_C4_what_an_estimate_cannot_tell_is_no_refusal(here: Path) -> None:
     )
     result = genie("--target", "h100", "odd.py")
     assert result.exit_code == 2 and "an estimate cannot tell" in result.output
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "best, x = None, torch.randn(9, device='cuda').mean().item()\nif x > 0:\n    best = 1\nbest.bit_length()\n",
+        "print(1 / torch.randn(9, device='cuda').sum().item())\n",
+        "x = torch.randn(2, 5, device='cuda')\ntorch.cov(x, aweights=torch.rand(5, device='cuda'))\n",
+    ],
+)
+def test_C4_what_followed_from_an_assumption_is_no_refusal(here: Path, program: str) -> None:
+    (here / "odd.py").write_text("import torch\n" + program)
+    result = genie("--target", "h100", "odd.py")
+    assert result.exit_code == 2 and "an estimate cannot tell" in result.output
+    assert "odd.py:" in result.output and "--assume" in result.output
+
+
+def test_C4_a_refusal_after_an_assumption_is_one(here: Path) -> None:
+    (here / "bad.py").write_text(
+        "import torch\nprint(torch.randn(9).cuda().sum().item())\ntorch.ones(2).cuda() + torch.ones(2)\n"
+    )
+    assert genie("--target", "h100", "bad.py").exit_code == 1
+
+
+def test_C4_what_the_card_holds_beside_tensors_has_to_fit(here: Path) -> None:
+    """The context of the driver at least: 24 GB that a program can fill are none."""
+    (here / "full.py").write_text(
+        "import torch\nx = torch.empty(int(23.3 * 2**30), dtype=torch.uint8, device='cuda')\n"
+    )
+    result = genie("--target", "rtx4090", "full.py")
+    assert result.exit_code == 1 and "full.py:2" in result.output and "has not the memory" in result.output
+    (here / "split.py").write_text(
+        "import torch\nx = [torch.empty(size, dtype=torch.uint8, device='cuda') for size in [11_000_001] * 2250]\n"
+    )
+    result = genie("--target", "rtx4090", "split.py")
+    assert result.exit_code == 1 and "on the card" in result.output, result.output
+
+
+RANKS = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+model = DistributedDataParallel(torch.nn.Linear(8, 2).to(device))
+model(torch.ones(4, 8, device=device)).sum().backward()
+if rank == 3:
+    model(torch.ones(4, 8))
+"""
+
+
+def test_C4_ranks_are_checked(here: Path) -> None:
+    (here / "ranks.py").write_text(RANKS)
+    result = genie("--target", "4xh100", "ranks.py")
+    assert result.exit_code == 0 and "rank 0 of 4 takes all of it" in result.output
+    # torch forks no process that has run a backward pass
+    command = [sys.executable, "-m", "mindtorch", "check", "--target", "4xh100", "--rank", "all", "--json", "ranks.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["rank"]) == (1, 3) and told["refused"][0]["line"] == 11
+    assert genie("ranks.py", "--target", "4xh100").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--target", "h100", "--rank", "1"], "several accelerators"),
+        (["--target", "2xh100", "--rank", "2"], "expected 0 to 1"),
+        (["--target", "0xh100"], "expected 1 to"),
+    ],
+)
+def test_C4_ranks_that_are_not_there_are_told(here: Path, args: list[str], words: str) -> None:
+    (here / "ranks.py").write_text(RANKS)
+    result = genie(*args, "ranks.py")
+    assert result.exit_code == 2 and words in result.output + result.stderr and "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "vit"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate import assumptions
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
@@ -116,3 +117,14 @@ def test_C4_generation_goes_on_to_its_last_token(session: None) -> None:
         going = going & ~(stop | (step == 2))
         assert (going.max() == 0).item() is (step >= 2), step
         assert ((going ^ going).max() == 0).item()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_C4_comparisons_say_the_same_each_time(grad: bool) -> None:
+    """Without gradients a repeated call was replayed as it was first logged, and said nothing: generation ended."""
+    with Estimator(target=targets.find("h100")), torch.set_grad_enabled(grad):
+        scores, going = torch.randn(4, 9, device="cuda"), torch.ones(4, dtype=torch.int64, device="cuda")
+        for _ in range(4):
+            ended = scores.argmax(-1) == 3
+            going = going & ~ended
+            assert bool(going.max() == 1) and not bool(ended.any())

@@ -260,6 +260,8 @@ def with_values_backward(info: Any, args: tuple, kwargs: dict) -> Any:
         return NotImplemented  # only those over all elements have
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in lazy_in(asked)):
         return NotImplemented
+    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *kwargs.values()])):
+        return NotImplemented  # without data there are no last bits that could differ
 
     def call() -> Any:
         with torch._C.DisableTorchFunctionSubclass():

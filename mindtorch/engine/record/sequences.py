@@ -79,24 +79,54 @@ def pack(args: tuple, kwargs: dict) -> Any:
     if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
         return NotImplemented
     plain = value_of(lengths, "lengths")
-    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, plain, *rest, **kwargs)
+    if data.requires_grad and torch.is_grad_enabled() and _core.device_index(data) < 0:
+        return _Pack.apply(data, plain, *rest, *kwargs.values())
+    return _packed(data, plain, *rest, **kwargs)
+
+
+def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    packed, sizes = torch._C._VariableFunctions._pack_padded_sequence(data, lengths, batch_first)
     return packed, sizes if _core.get_handle(sizes) is None else value_of(sizes, "batch_sizes").clone()
+
+
+class _Pack(torch.autograd.Function):
+    """torch's own formula reads batch sizes that it kept before they had a value."""
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:  # type: ignore[override]
+        packed, sizes = _packed(data, lengths, batch_first)
+        ctx.size, ctx.sizes, ctx.batch_first = data.shape, sizes, batch_first
+        ctx.mark_non_differentiable(sizes)
+        return packed, sizes
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _sizes: None) -> Any:  # type: ignore[override]
+        step = torch.ops.aten._pack_padded_sequence_backward
+        return step(grad, ctx.size, ctx.sizes, ctx.batch_first), None, None
 
 
 def ctc_loss(func: Any) -> Any:
     """The handler of ``func``: torch's function or that of torch.nn.functional, which calls it in C++ from there."""
 
     def handler(args: tuple, kwargs: dict) -> Any:
-        # For tensors like ours torch divides by the lengths where they are; for its own it takes them to the device.
-        lengths = args[3] if len(args) > 3 else kwargs["target_lengths"]
-        scores = args[0] if args else kwargs["log_probs"]
-        if _core.get_handle(scores) is None or not isinstance(lengths, torch.Tensor) or lengths.device == scores.device:
+        # For tensors like ours torch divides by the lengths where they are; for its own it takes them, and the targets,
+        # to the device.
+        names = ("log_probs", "targets", "input_lengths", "target_lengths")
+        given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
+        scores: Any = given.get("log_probs")
+        if _core.get_handle(scores) is None or _core.device_index(scores) >= 0:
             return NotImplemented
-        if _core.device_index(scores) >= 0:
+        moved = {
+            name: given[name].to(scores.device)
+            for name in ("targets", "target_lengths")
+            if isinstance(given.get(name), torch.Tensor) and given[name].device != scores.device
+        }
+        if not moved:
             return NotImplemented
-        moved = lengths.to(scores.device)
-        if len(args) > 3:
-            return func(*args[:3], moved, *args[4:], **kwargs)
-        return func(*args, **{**kwargs, "target_lengths": moved})
+        return func(
+            *(moved.get(name, value) for name, value in zip(names, args, strict=False)),
+            *args[len(names) :],
+            **{name: moved.get(name, value) for name, value in kwargs.items()},
+        )
 
     return handler

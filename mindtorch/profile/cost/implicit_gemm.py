@@ -69,7 +69,8 @@ class Convolution(NamedTuple):
 
 
 def described(name: str, call: Call) -> Convolution | None:
-    """Of a call of ``aten::convolution`` or ``aten::convolution_backward``; None of others."""
+    """Of a call of ``aten::convolution`` or ``aten::convolution_backward``, or of those that inference mode hands down
+    whole (``aten::conv2d``); None of others."""
     args, results = call.args, call.results
     wanted: tuple[str, ...]
     if name == "aten::convolution":
@@ -78,6 +79,10 @@ def described(name: str, call: Call) -> Convolution | None:
     elif name == "aten::convolution_backward":
         (result, x, weight), (stride, _, dilation, transposed, _, groups) = args[:3], args[4:10]
         wanted = tuple(kind for kind, asked in zip(("input", "weight"), args[10], strict=False) if asked)
+    elif name in _WHOLE:
+        (x, weight), transposed, result, wanted = args[:2], "transpose" in name, results[0], ("forward",)
+        stride, groups = _given(call, 3, "stride"), _given(call, 6, "groups")
+        dilation = _given(call, 7 if transposed else 5, "dilation")
     else:
         return None
     last = _last(x) or _last(weight)
@@ -86,13 +91,26 @@ def described(name: str, call: Call) -> Convolution | None:
         turned = {"forward": "input", "input": "forward"}
         wanted = tuple(turned.get(kind, kind) for kind in wanted)
     taps = tuple(weight.shape[2:])
-    plain = taps == (3, 3) and all(n == 1 for n in (*stride, *dilation))
+    plain = taps == (3, 3) and all(n == 1 for n in (*_each(stride), *_each(dilation)))
     pixels = x.shape[0] * math.prod(x.shape[2:])
     places = result.shape[0] * math.prod(result.shape[2:])
     features = weight.shape[0] // max(groups, 1)
     return Convolution(
         int(groups), int(weight.shape[1]), int(features), math.prod(taps), int(pixels), int(places), plain, last, wanted
     )
+
+
+_WHOLE = frozenset(f"aten::conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)) | {
+    "aten::_convolution_mode"
+}
+
+
+def _given(call: Call, at: int, name: str) -> Any:
+    return call.args[at] if len(call.args) > at else call.kwargs.get(name, 1)
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _last(t: Any) -> bool:

@@ -147,6 +147,10 @@ def _parse(path: Path) -> dict[str, Target]:
 def _target(where: str, key: str, table: Any) -> Target:
     if not isinstance(table, dict):
         raise UsageError(f"[target] {where}: expected a table of figures, got {table!r}")
+    if key == MEASURED:
+        raise UsageError(
+            f"[target] {where}: {MEASURED} is this machine, which is measured: give the table another name"
+        )
     if unknown := sorted(set(table) - _FIELDS):
         raise UsageError(f"[target] {where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(_FIELDS))}")
     return Target(

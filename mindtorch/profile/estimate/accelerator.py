@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ... import npu
-from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
 from ...devices.names import device as mindtorch_device
@@ -56,6 +55,9 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", _compile_module),
         (torch.Tensor, "pin_memory", _pin),
+        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),  # without a warning that there is no cuDNN here
+        (torch.Tensor, "share_memory_", lambda self: self),
+        (torch.Tensor, "is_shared", lambda self: True),  # nobody else has what it holds
         (torch.Tensor, "record_stream", lambda self, stream: None),
         # What it would refuse, or not, depends on values.
         (torch.distributions.Distribution, "_validate_args", False),
@@ -64,8 +66,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
     refused = {name: refusing(name, _NO_DEVICE) for name in _REFUSED}
-    replaced = [*of_cuda(said | refused), (torch.nn.parallel.comm, "scatter", _scatter)]
-    return shared + replaced + _of_npus(accelerator) + _of_any_kind(accelerator)
+    return shared + [*of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
 
 
 def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
@@ -205,13 +206,6 @@ _REFUSED = (
     "caching_allocator_delete", "current_blas_handle", "current_solver_handle", "cudart", "temperature", "power_draw",
     "clock_rate", "utilization", "memory_usage", "device_memory_used", "list_gpu_processes",
 )  # fmt: skip
-
-
-def _scatter(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """How DataParallel hands out a batch; with one device, to that."""
-    if devices is None or len(devices) > 1:
-        raise UnsupportedOperationError("[scatter] an estimate is of one device: DataParallel takes device_ids=[0]")
-    return (tensor.to(torch.device("cuda", devices[0])),)
 
 
 _chosen = 0  # the device that `torch.cuda.set_device` or `with torch.cuda.device(...)` chose

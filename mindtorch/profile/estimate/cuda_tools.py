@@ -34,6 +34,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
         *((torch.cuda.memory, name, value) for name, value in history.items()),
         *((torch.cuda, name, _type_of(name, dtype, kind)) for name, dtype in _TYPES.items()),
         (torch.autograd.profiler, "emit_nvtx", _Marks),
+        (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
         (_parallel, "_get_available_device_type", lambda: kind),
         (_parallel, "_get_all_device_indices", lambda: list(range(torch.cuda.device_count()))),
@@ -102,6 +103,14 @@ class _Marks:
         return self
 
     def __exit__(self, *error: object) -> None: ...
+
+
+_torch_profiler_init = torch.profiler.profiler._KinetoProfile.__init__
+
+
+def _profiler_init(self: Any, *, activities: Any = None, **options: Any) -> None:
+    """Of torch.profiler: of the CPU alone, as there is no device that could be asked for its events."""
+    _torch_profiler_init(self, activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------

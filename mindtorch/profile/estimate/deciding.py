@@ -66,7 +66,7 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
     ):
         return
     found = [_known.get(t) for t in inputs]
-    if info.name in _CARRYING and all(f is None for f in found):
+    if info.name in CARRYING and all(f is None for f in found):
         return
     if any(v is not None and not _is_uniform(v) for v in values):
         _keep_decided(call, info, inputs, results, values, found)
@@ -87,7 +87,7 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
 
 
 #: These decide nothing: what is known of their input is known of their result.
-_CARRYING = frozenset({"aten::_to_copy", "aten::mean"})
+CARRYING = frozenset({"aten::_to_copy", "aten::mean"})
 
 
 def _is_uniform(value: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from ...patch import hooks
 from ...patch.replaced import replaced
 from . import (
     autocast,
+    beams,
     checkpoints,
     cuda_tools,
     deciding,
@@ -31,6 +32,9 @@ from . import (
     process_groups,
     refusals,
     saved,
+    scripted,
+    several_devices,
+    sparse_tensors,
     written,
 )
 from .accelerator import Accelerator, answers, current_device, set_current
@@ -61,6 +65,7 @@ def estimating(
         tensors.in_use()
         fused_attention.install()
         refusals.install()
+        beams.install()
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
@@ -86,6 +91,9 @@ def estimating(
             *autocast.replacements(),
             *cuda_tools.replacements(kind),
             *written.replacements(),
+            *scripted.replacements(),
+            *sparse_tensors.replacements(),
+            *several_devices.replacements(kind),
             *_foreach(),
             made,
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from mindtorch import ops
 from mindtorch._ext import context, ledger
@@ -39,6 +40,7 @@ from mindtorch.profile.estimate import (
     out_of_memory,
     process_groups,
     saved,
+    sparse_tensors,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
@@ -100,6 +102,8 @@ class Estimator(Run):
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
+        self._whole = False  # gradients that the program has sparse
+        self._on_host: dict[int, int] = {}  # by model that was called: bytes of its parameters on the CPU
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -144,6 +148,9 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._unwritten = list(saved.unwritten)
         self._compiled = compiling.number()
+        self._whole = sparse_tensors.counted_whole()
+        for root, path in modules.roots():
+            self._on_host[path] = _on_host(root)  # it may have moved since it was first called
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
@@ -200,6 +207,10 @@ class Estimator(Run):
         return Snapshot(self.memory, self._accelerator.devices, self._place).facts()
 
     # ---- while it runs
+
+    def _saw_root(self, root: torch.nn.Module, path: int) -> None:
+        super()._saw_root(root, path)
+        self._on_host[path] = _on_host(root)
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
@@ -342,9 +353,20 @@ class Estimator(Run):
             )
         if self._unwritten:
             found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
+        if self._whole:
+            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
+        if self._accelerator is not None and (left := sum(self._on_host.values())):
+            words = "" if self._on_accelerator() else ": nothing of it is on the accelerator, whose times are told"
+            found.append(f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}")
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
             found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
         return found
+
+
+def _on_host(root: torch.nn.Module) -> int:
+    """Bytes of the model's parameters that are on the CPU."""
+    made = (p for p in root.parameters() if not is_lazy(p))  # those of lazy modules come with their first call
+    return sum(p.numel() * p.element_size() for p in made if p.device.type == "cpu")

@@ -61,6 +61,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     Afterwards reading a tensor without data is an error again; what was assumed stays listed.
     """
     assumptions.begin(assume)
+    _ledger.decide_with(decisions.NAMES - deciding.CARRYING)
     ran.clear()
     _names.clear()
     with mode.enter(known=_Answers, **changes):

@@ -14,20 +14,21 @@ __all__ = ["limit"]
 
 
 def limit(accelerator: Accelerator) -> None:
-    """From now on, until the ledger is closed. Of the program's own tensors: live bytes against the capacity."""
+    """From now on, until the ledger is closed. Of the program's own tensors: live bytes against what the context of the
+    driver leaves of the capacity."""
+    room = accelerator.memory_bytes - accelerator.devices.of(place_of(accelerator.kind), advance=False).context
 
     def refuse(place: int, nbytes: int) -> NoReturn:
         live = ledger.live_bytes(place)[0]
         device = device_at(place)
-        free = max(accelerator.memory_bytes - live, 0)
         raise torch.OutOfMemoryError(
             f"{device.type.upper()} out of memory. Tried to allocate {_words(nbytes)}. GPU {device.index or 0} has a "
-            f"total capacity of {_words(accelerator.memory_bytes)} of which {_words(free)} is free. Of the allocated "
-            f"memory {_words(live)} is allocated by PyTorch."
+            f"total capacity of {_words(accelerator.memory_bytes)} of which {_words(max(room - live, 0))} is free. Of "
+            f"the allocated memory {_words(live)} is allocated by PyTorch."
         )
 
     for index in range(accelerator.count):
-        ledger.limit(place_of(f"{accelerator.kind}:{index}"), accelerator.memory_bytes, refuse)
+        ledger.limit(place_of(f"{accelerator.kind}:{index}"), room, refuse)
 
 
 def _words(nbytes: int) -> str:

@@ -77,6 +77,8 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
                 yield module, name, own[theirs[id(value)]]
     yield _c10d, "_new_process_group_helper", _new_process_group_helper
     yield torch.cuda, "is_initialized", _is_initialized
+    if hasattr(_c10d, "default_pg_nccl_timeout"):  # torch without NCCL would warn that it has none
+        yield _c10d, "default_pg_nccl_timeout", datetime.timedelta(minutes=10)
     yield torch.cuda.nccl, "version", lambda: _NCCL
     yield torch.cuda.nccl, "is_available", lambda tensors: True
     fsdp: Any = importlib.import_module("torch.distributed.fsdp._init_utils")

@@ -81,6 +81,7 @@ def _addmm(name: str, args: tuple) -> None:
         raise RuntimeError(
             f"self and mat2 must have the same dtype, but got {_scalar(first.dtype)} and {_scalar(b.dtype)}"
         )
+    _fits(a, b)
     _product("addmm_cuda", a)
 
 
@@ -90,7 +91,23 @@ def _mm(name: str, args: tuple) -> None:
         raise RuntimeError(
             f"expected mat1 and mat2 to have the same dtype, but got: {_in_c(a.dtype)} != {_in_c(b.dtype)}"
         )
+    _fits(a, b)
     _product("addmm_cuda", a)
+
+
+def _fits(a: Any, b: Any) -> None:
+    if a.dim() == b.dim() == 2 and a.shape[1] != b.shape[0]:
+        shapes = f"{a.shape[0]}x{a.shape[1]} and {b.shape[0]}x{b.shape[1]}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+
+
+def _scaled_mm(name: str, args: tuple) -> None:
+    a, b = args[:2]
+    if _kind(a) == "cuda" and a.dim() == b.dim() == 2:
+        _fits(a, b)
+        for t, words, at in ((a, "mat1 must be row_major", 1), (b, "mat2 must be col_major", 0)):
+            if t.stride(at) != 1:
+                raise RuntimeError(f"{words}, got stride {tuple(t.stride())}")
 
 
 def _bmm(name: str, args: tuple) -> None:
@@ -182,6 +199,7 @@ def _rules() -> Iterator[tuple[str, Callable[[str, tuple], None]]]:
     yield "mm", _mm
     yield "bmm", _bmm
     yield "baddbmm", _bmm
+    yield "_scaled_mm", _scaled_mm
     yield "mv", _mv
     yield "addmv", _mv
     yield "dot", _not_of("dot", frozenset({torch.bool}) | _EIGHTS)

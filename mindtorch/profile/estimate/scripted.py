@@ -1,0 +1,70 @@
+"""TorchScript in an estimate: what is traced is run as it is, what is saved is remembered until the estimate ends.
+
+ONNX files are not written; what torch.export would give has no sizes that go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ...base.errors import UnsupportedOperationError
+from . import saved
+
+__all__ = ["replacements"]
+_torch_load = torch.jit.load
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement)."""
+    return [
+        (torch.jit, "trace", _trace),
+        (torch.jit, "save", _save),
+        (torch.jit, "load", _load),
+        (torch.jit.RecursiveScriptModule, "save", _save),
+        (torch.export, "export", _export),
+        (torch.onnx, "export", _to_onnx),
+    ]
+
+
+def _export(*args: Any, **options: Any) -> NoReturn:
+    raise UnsupportedOperationError(
+        "[torch.export.export] an estimate runs a program as it is, and has no graph to give"
+    )
+
+
+def _to_onnx(model: Any, args: Any = (), f: Any = None, *rest: Any, **options: Any) -> None:
+    if f is not None:
+        saved.keep_away(f)
+
+
+@dataclass
+class _Saved:
+    module: Any
+
+
+def _trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
+    """The function or module itself, after the run that tracing is."""
+    given = options.get("example_kwarg_inputs") or {}
+    inputs = () if example_inputs is None else example_inputs
+    func(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **given)
+    if not hasattr(func, "save"):
+        object.__setattr__(func, "save", functools.partial(_save, func))
+    return func
+
+
+def _save(m: Any, f: Any, *args: Any, **options: Any) -> None:
+    saved.remember(f, _Saved(m))
+
+
+@functools.wraps(_torch_load)
+def _load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+    found = saved.found(f)
+    if not isinstance(found, _Saved):
+        return _torch_load(f, map_location, *args, **options)
+    module = copy.deepcopy(found.module)
+    return module if map_location is None else module.to(map_location)
