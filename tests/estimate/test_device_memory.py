@@ -18,7 +18,6 @@ from mindtorch.cli.main import cli
 from mindtorch.profile.cost import targets
 from mindtorch.profile.cost.driver import context_bytes
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.estimate import device_memory
 from mindtorch.profile.estimate.device_memory import DeviceMemory
 from mindtorch.profile.estimate.estimator import Estimator
 
@@ -151,13 +150,6 @@ def test_C4_the_programs_settings_are_those_of_the_replay(monkeypatch: pytest.Mo
     assert memory["peak_reserved_bytes"] == 60 * MIB and memory["allocator"]["expandable_segments"]
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     assert estimated(lambda: _two(30 * MIB, 50 * MIB))["memory"]["peak_reserved_bytes"] == 80 * MIB
-
-
-def test_C4_whoever_knows_of_more_memory_of_the_drivers_can_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "beside_torch", [lambda devices: {"NCCL": 7 * devices * MIB}])
-    before = context_bytes((9, 0), 132)
-    memory = estimated(lambda: _two(MIB, MIB))["memory"]
-    assert memory["beside"] == {"NCCL": 7 * MIB} and memory["peak_device_bytes"] == before + (2 + 7) * MIB
 
 
 def test_C4_an_npu_pads_each_request_and_has_no_cublas() -> None:

@@ -53,8 +53,10 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Links:
-    """How accelerators of one kind reach each other. scale: of the rates that were fitted; measured: on which."""
+    """How accelerators of one kind reach each other. link: bytes per second of each to the others of its machine, one
+    way, by data sheet; scale: of the rates that were fitted; measured: on which."""
 
+    link: float
     fitted: Mapping[str, Fitted]
     scale: float
     network: float
@@ -109,4 +111,4 @@ def links_of(target: str, interconnect: float | None = None) -> Links:
     base = known[own.get("as", key)]
     fitted = {kind: Fitted(**base[kind]) for kind in _FITTED}
     network = own["network"] if interconnect is None else interconnect
-    return Links(fitted, own["link"] / base["link"], network, own.get("as", key))
+    return Links(own["link"], fitted, own["link"] / base["link"], network, own.get("as", key))

@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,8 @@ from .device_memory import Devices
 @dataclass(frozen=True)
 class Accelerator:
     """name, memory_bytes: those of one device; count: how many the program sees; capability: CUDA's compute
-    capability; processors: streaming multiprocessors; kind: ``cuda``, or ``npu``: both names then mean it."""
+    capability; processors: streaming multiprocessors; kind: ``cuda``, or ``npu``: both names then mean it; others:
+    bytes by name that a device holds, so far, for neither torch nor the driver."""
 
     name: str
     memory_bytes: int
@@ -37,11 +38,12 @@ class Accelerator:
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
     kind: str = "cuda"
+    others: Callable[[], dict[str, int]] = dict
 
     @functools.cached_property
     def devices(self) -> Devices:
         """What the program holds of them."""
-        return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count)
+        return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:

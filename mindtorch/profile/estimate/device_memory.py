@@ -34,7 +34,7 @@ class DeviceMemory:
 
     place: the ledger's number of the device. capacity: bytes that it has. capability, processors: CUDA's compute
     capability, streaming multiprocessors. kind: ``cuda``, ``npu``.
-    beside: bytes by name that are neither torch's nor the driver's own (NCCL's buffers).
+    others: bytes by name that are neither torch's nor the driver's own (NCCL's buffers), so far.
     trace: told of each step of the allocator, after `at` was set to the place in program order, and `event` to the
     storage (its index in the ledger's log) or the call (-1 - its index) that it is about; None: the program's request.
     """
@@ -47,16 +47,15 @@ class DeviceMemory:
         processors: int = 132,
         kind: str = "cuda",
         settings: Settings | None = None,
-        beside: dict[str, int] | None = None,
+        others: Callable[[], dict[str, int]] = dict,
         trace: Trace | None = None,
     ) -> None:
         self.place, self.capacity, self.kind = place, capacity or None, kind
         self.settings = Settings.of_environment(kind) if settings is None else settings
         self.library = workspaces.Library(capability, processors, kind)
-        self.beside = dict(beside or {})
+        self._others = others
         self.context = self.library.context
-        room = None if not capacity else max(0, capacity - self.context - sum(self.beside.values()))
-        self.allocator = CachingAllocator(self.settings, room, trace)
+        self.allocator = CachingAllocator(self.settings, self._room, trace)
         self.event: int | None = None
         self.at = 0
         self.highest_allocated = self.highest_reserved = 0  # whatever peaks the program has reset
@@ -67,6 +66,7 @@ class DeviceMemory:
 
     def advance(self, calls: Any, blocks: Any, requests: Sequence[Request] = ()) -> None:
         """Go on to the end of these logs, of which the beginning was seen before."""
+        self.allocator.capacity = self._room
         new = np.flatnonzero(blocks["place"][self._blocks :] == self.place) + self._blocks
         before = np.fromiter(self._given, np.int64, len(self._given))
         candidates = np.concatenate([before, new])
@@ -122,6 +122,16 @@ class DeviceMemory:
         self.highest_reserved = max(self.highest_reserved, self.allocator.peak_reserved)
 
     @property
+    def beside(self) -> dict[str, int]:
+        """Bytes by name that are neither torch's nor the driver's own."""
+        return self._others()
+
+    @property
+    def _room(self) -> int | None:
+        """Bytes that are the allocator's at most."""
+        return None if self.capacity is None else max(0, self.capacity - self.context - sum(self.beside.values()))
+
+    @property
     def elsewhere(self) -> int:
         """Bytes that are not the allocator's, from the first use of the device on."""
         return self.context + sum(self.beside.values()) if self._used else 0
@@ -158,25 +168,15 @@ class DeviceMemory:
         return facts
 
 
-#: Called with the number of devices that the program is told of: bytes by name that each of them holds beside torch's.
-beside_torch: list[Callable[[int], dict[str, int]]] = []
-
-
-def beside(devices: int) -> dict[str, int]:
-    """What the functions in `beside_torch` say; whoever knows of more memory of the driver's (NCCL's) adds one."""
-    found: dict[str, int] = {}
-    for function in beside_torch:
-        for name, nbytes in function(devices).items():
-            found[name] = found.get(name, 0) + nbytes
-    return found
-
-
 class Devices:
     """The memory of each device of a run, for the program that asks meanwhile, and for the report."""
 
-    def __init__(self, capacity: int, capability: tuple[int, int], processors: int, kind: str, count: int) -> None:
+    def __init__(
+        self, capacity: int, capability: tuple[int, int], processors: int, kind: str, count: int,
+        others: Callable[[], dict[str, int]] = dict,
+    ) -> None:  # fmt: skip
         self.capacity, self.capability, self.processors, self.kind = capacity, capability, processors, kind
-        self.count = count
+        self.count, self.others = count, others
         self.requests: dict[int, list[Request]] = {}
         self._known: dict[int, DeviceMemory] = {}
 
@@ -198,5 +198,5 @@ class Devices:
     def fresh(self, place: int, trace: Trace | None = None) -> DeviceMemory:
         return DeviceMemory(
             place, self.capacity, self.capability, self.processors, self.kind,
-            beside=beside(self.count) if self.kind == "cuda" else {}, trace=trace,
+            others=self.others, trace=trace,
         )  # fmt: skip

@@ -37,6 +37,7 @@ from mindtorch.profile.estimate import (
     compiling,
     exchanged,
     known,
+    nccl_memory,
     out_of_memory,
     process_groups,
     saved,
@@ -84,8 +85,9 @@ class Estimator(Run):
         self._accelerator = None
         if target is not None and gpu:
             self._accelerator = Accelerator(
-                target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device
-            )
+                target.name, int(target.memory_bytes), devices, target.capability, target.processors, target.device,
+                dict if cluster is None else functools.partial(nccl_memory.held, target, cluster),
+            )  # fmt: skip
         self.memory: MemoryTimeline | None = None
         self._card: dict[str, Any] | None = None  # what the target holds for it
         self._place = 0  # the ledger's number of that device
