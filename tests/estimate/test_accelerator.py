@@ -114,3 +114,8 @@ def test_C4_what_a_program_may_ask_of_cuda_is_answered_or_refused_clearly() -> N
 def test_C4_one_device_in_data_parallel() -> None:
     model = nn.DataParallel(nn.Linear(3, 3).cuda())
     assert str(model(ones(2, 3)).device) == "cuda:0"
+
+
+def test_C4_libraries_with_kernels_of_their_own_find_the_stream(session: None) -> None:
+    """bitsandbytes asks for it by name when it is imported."""
+    assert torch._C._cuda_getCurrentRawStream(0) == 0

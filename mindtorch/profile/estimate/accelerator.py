@@ -68,7 +68,8 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
     refused = {name: refusing(name, _NO_DEVICE) for name in _REFUSED}
-    return shared + [*of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
+    raw = (torch._C, "_cuda_getCurrentRawStream", lambda device: 0)  # libraries with kernels of their own have it by name
+    return shared + [raw, *of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
 
 
 def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
