@@ -5,9 +5,10 @@ The weights are random, so the tokens mean nothing; the shapes, the operations a
     python examples/gpt2.py                      # as it is
     genie profile examples/gpt2.py               # the same run, measured
     genie profile examples/gpt2.py --layers 2    # everything after the script is the script's
+    genie profile --target h100 examples/gpt2.py # how long and how much memory it would take there
     genie run --executor pipe examples/gpt2.py   # the same tokens and losses, computed by another process
 
-How long it took is on standard error.
+Where CUDA is, it runs there. How long it took is on standard error.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    if torch.cuda.is_available():
+        torch.set_default_device("cuda")
     torch.manual_seed(args.seed)
     model = GPT2(args.layers, args.heads, args.width, args.vocab)
     print(f"GPT2: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {args.layers} layers")

@@ -227,6 +227,13 @@ def test_C4_large_products_run_near_the_peak_and_few_rows_at_the_memorys_speed(c
     assert 0.5 < 2 * n * k / target.memory_bandwidth / about.estimate(few, target).seconds < 1
 
 
+def test_C4_few_rows_in_float32_take_no_longer_than_as_many_products_of_one() -> None:
+    target = targets.find("h100")
+    one, four, many = (about.estimate(product(rows, 768, 2304, "float32"), target).seconds for rows in (1, 4, 64))
+    streamed = 4 * 768 * 2304 / target.memory_bandwidth
+    assert streamed < one < 12e-6 and one < four <= 4.1 * one and four <= many  # a tile of 768 alone takes 25 us
+
+
 def test_C4_rows_that_begin_at_odd_addresses_are_slow_on_matrix_units() -> None:
     def seconds(words: int, dtype: torch.dtype = torch.bfloat16) -> float:
         a, b = (

@@ -129,6 +129,9 @@ def _seconds(work: Work, family: str, target: Target, tf32: bool) -> tuple[float
     if family == "product":
         known = _factors(target, "product", kind)
         found = float(products.seconds(known.values, target, peak, families.product(work))[0])
+        if kind == "single" and work.product is not None and work.product[0] == 1:
+            # Fewer rows than were measured take at most as long as so many products of one, which stream their bytes.
+            found = min(found, min(work.product[1:3]) * _streamed(work, target, kind)[0])
         return found * (UNALIGNED if work.unaligned and target.capability >= (8, 0) else 1.0), known
     if family == "convolution":
         known = _factors(target, "product", kind)

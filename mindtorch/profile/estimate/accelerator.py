@@ -68,7 +68,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
     refused = {name: refusing(name, _NO_DEVICE) for name in _REFUSED}
-    raw = (torch._C, "_cuda_getCurrentRawStream", lambda device: 0)  # libraries with kernels of their own have it by name
+    raw = (torch._C, "_cuda_getCurrentRawStream", lambda device: 0)  # which libraries with kernels of their own have
     return shared + [raw, *of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
 
 
