@@ -73,11 +73,17 @@ def test_C3_stages_in_processes_of_their_own_are_named_as_not_seen(both):
 def test_C1_every_rank_under_torchrun_has_a_report_and_all_have_one(tmp_path, programs, limit):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     genie = ["--no-python", sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", "out.json"]
-    plain, under = (
-        subprocess.run([*torchrun, *words, str(programs / "ddp.py")], cwd=tmp_path, timeout=limit, text=True,
-                       capture_output=True, check=True)
-        for words in ([], genie)
-    )  # fmt: skip
+
+    def ran(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*torchrun, *words, str(programs / "ddp.py")]
+        return subprocess.run(command, cwd=tmp_path, timeout=limit, text=True, capture_output=True, check=False)
+
+    plain = ran()
+    if plain.returncode:  # torchrun alone, of which one run in hundreds fails on a busy machine
+        print(plain.stderr)
+        plain = ran()
+    under = ran(*genie)
+    assert plain.returncode == under.returncode == 0, f"{plain.stderr}\n{under.stderr}"
     assert under.stdout.startswith(plain.stdout) and under.stdout.count("genie profile ") < 8  # one report is shown
     assert "rank      0 of 2" in under.stdout
     single = [json.loads((tmp_path / f"out.rank{rank}.json").read_text()) for rank in range(2)]

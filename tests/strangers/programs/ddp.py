@@ -17,4 +17,5 @@ for _ in range(3):
     optimizer.zero_grad()
 if dist.get_rank() == 0:
     print(f"{loss.item():.6f}")
+dist.barrier()
 dist.destroy_process_group()
