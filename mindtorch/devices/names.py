@@ -11,7 +11,8 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEVICE_TYPES",
     "MAX_INDEX",
+    "default_device_kept",
     "device",
     "get_default_device",
     "of_number",
@@ -318,6 +320,24 @@ def _tell_torch(chosen: device) -> None:
         context = _torch_context(chosen)
         context.__enter__()
         torch._GLOBAL_DEVICE_CONTEXT.device_context = context
+
+
+@contextmanager
+def default_device_kept() -> Iterator[None]:
+    """What the block makes the calling thread's default device is that until it ends."""
+    kept: Any = _torch()._GLOBAL_DEVICE_CONTEXT  # where torch has the function mode of its default device
+    before, chosen = getattr(kept, "device_context", None), _state.default
+    try:
+        yield
+    finally:
+        now = getattr(kept, "device_context", None)
+        if now is not before:
+            if now is not None:
+                now.__exit__(None, None, None)
+            if before is not None:
+                before.__enter__()
+            kept.device_context = before
+        _state.default = chosen
 
 
 def get_default_device() -> device:

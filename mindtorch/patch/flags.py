@@ -30,10 +30,13 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
         for setting in TABLE
         if (original := getattr(torch._C, setting.setter, None)) is not None
     }
+    # Lists, as other threads may be importing meanwhile.
     # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like.
-    places = [(owner, name) for owner in (torch._C, torch) for name in vars(owner)]
-    modules = [type(m) for name, m in sys.modules.items() if name.startswith("torch.backends")]
-    places += [(found, "setter") for module in modules for found in vars(module).values() if "setter" in _dict(found)]
+    places = [(owner, name) for owner in (torch._C, torch) for name in list(vars(owner))]
+    modules = [type(m) for name, m in list(sys.modules.items()) if name.startswith("torch.backends")]
+    places += [
+        (found, "setter") for module in modules for found in list(vars(module).values()) if "setter" in _dict(found)
+    ]
     for owner, name in places:
         if (stand_in := stand_ins.get(id(_dict(owner)[name]))) is not None:
             yield owner, name, stand_in

@@ -253,3 +253,18 @@ def test_C4_whole_numbers_are_counted_as_on_accelerators(session: None) -> None:
     known = torch.histc(torch.tensor([0, 1, 1, 7], dtype=torch.int32).cuda(), 4, 0, 3)
     assert known.tolist() == [1, 2, 0, 0] and known.dtype is torch.int32
     assert torch.histc(torch.randn(8, 4, device="cuda").argmax(1), 4, 0, 3).shape == (4,)
+
+
+@pytest.mark.parametrize("before", [None, "meta"])
+def test_C4_the_default_device_of_a_program_ends_with_it(before: str | None) -> None:
+    torch.set_default_device(before)
+    try:
+        with estimating(GPU):
+            torch.set_default_device("cuda")
+            assert torch.ones(2).is_cuda
+        assert torch.ones(2).device.type == (before or "cpu") == torch.get_default_device().type
+        with estimating(GPU):
+            torch.set_default_device(None)
+        assert torch.ones(2).device.type == (before or "cpu")
+    finally:
+        torch.set_default_device(None)

@@ -56,7 +56,7 @@ def forget_places() -> None:
 def lines() -> dict[str, int]:
     """``file:line`` → segments that ran because of it."""
     out: dict[str, int] = {}
-    for place, count in _places.items():
+    for place, count in list(_places.items()):
         where = _context.location(place) if place != OTHER_PLACES else ("(other lines)",)
         line = ":".join(map(str, where[:2])) if where else NO_LINE
         out[line] = out.get(line, 0) + count

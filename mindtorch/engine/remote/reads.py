@@ -112,7 +112,7 @@ class Reads:
         room = _AHEAD
         self._used.clear()
         self._ahead.clear()
-        for number, nbytes in self._mirrors.alive.items():
+        for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
             if number <= asked[-1] or number in self._known or number in self._mirrors.copies:
                 continue
             room -= nbytes

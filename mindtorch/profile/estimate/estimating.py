@@ -15,6 +15,7 @@ from ...base.clusters import Cluster
 from ...base.errors import UsageError
 from ...devices import mode
 from ...devices.lazy_device import place_of
+from ...devices.names import default_device_kept
 from ...engine.execute import tensors, values
 from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
@@ -77,6 +78,7 @@ def estimating(
             accelerator=kind,
             ranks=None if cluster is None else process_groups,
         )
+        stack.enter_context(default_device_kept())
         stack.enter_context(entered)
         stack.callback(set_current, 0)
         stack.enter_context(deciding.balanced(balanced))

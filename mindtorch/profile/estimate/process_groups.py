@@ -70,7 +70,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     own = {name: globals()[f"_{name}"] for name in _OWN if hasattr(_c10d, name)}
     theirs = {id(getattr(_c10d, name)): name for name in own}
     # Whoever has them by name: torch's own modules, and those of the libraries that are loaded by now.
-    for module in [m for name, m in sys.modules.items() if m is not None and name != __name__]:
+    for module in [m for name, m in list(sys.modules.items()) if m is not None and name != __name__]:
         names = vars(module) if isinstance(module, type(sys)) else {}
         for name, value in list(names.items()):
             if id(value) in theirs and callable(value):
