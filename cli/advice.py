@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CHANGES", "Change", "advice", "halved"]
+__all__ = ["CHANGES", "Change", "advice", "figures", "halved"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def advice(report: dict[str, Any], options: Sequence[str], program: Sequence[str
     come last, and only where none suffices alone.
     """
     kind = "training" if any(row.get("name") == "backward" for row in report.get("phases") or []) else "inference"
-    base = _figures(report)
+    base = figures(report)
     rows = []
     for name, change in CHANGES.items():
         if name == "half-seq" and not str(program[0]).endswith(".json"):
@@ -94,10 +94,11 @@ def _estimated(names: list[str], options: Sequence[str], program: Sequence[str])
             return None
         with open(file, encoding="utf-8") as source:
             report = json.load(source)
-    return {"changes": names, "what": "; ".join(CHANGES[name].what for name in names), **_figures(report)}
+    return {"changes": names, "what": "; ".join(CHANGES[name].what for name in names), **figures(report)}
 
 
-def _figures(report: dict[str, Any]) -> dict[str, Any]:
+def figures(report: dict[str, Any]) -> dict[str, Any]:
+    """What alternatives are compared by."""
     totals, memory = report.get("totals") or {}, report.get("memory") or {}
     return {
         "peak_bytes": totals.get("peak_device_bytes") or totals.get("peak_bytes"),

@@ -126,21 +126,26 @@ def _too_much(memory: dict[str, Any], peak: int) -> dict[str, Any]:
 
     at = memory.get("at") or {}
     file, line = at.get("file") or "", int(at.get("line") or 0)
+    capacity = bytes_text(int(memory["capacity_bytes"]))
+    message = f"{bytes_text(peak)} on the card, with what torch's allocator and the driver hold, of {capacity}"
+    return _row("does not fit", "OutOfMemoryError", message, file, line)
+
+
+def _row(kind: str, error: str, message: str, file: str = "", line: int = 0, note: str = "") -> dict[str, Any]:
+    """One of the list, with the text of the line."""
     return {
-        "kind": "does not fit",
-        "error": "OutOfMemoryError",
-        "message": f"{bytes_text(peak)} on the card, with what torch's allocator and the driver hold, of "
-        f"{bytes_text(int(memory['capacity_bytes']))}",
+        "kind": kind,
+        "error": error,
+        "message": message,
         "file": file,
         "line": line,
         "source": linecache.getline(file, line).strip() if file else "",
-        "note": "",
+        "note": note,
     }
 
 
 def _nothing_of(ranks: list[int]) -> dict[str, Any]:
-    message = f"rank {', '.join(map(str, ranks))} ended without saying how"
-    return {"kind": "not known", "error": "", "message": message, "file": "", "line": 0, "source": "", "note": ""}
+    return _row("not known", "", f"rank {', '.join(map(str, ranks))} ended without saying how")
 
 
 def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -163,17 +168,7 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
         last = assumed[-1]
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
         note = f"{last['op']} at {place} was taken for {last['value']}: --assume chooses"
-    return [
-        {
-            "kind": kind,
-            "error": type(error).__name__,
-            "message": str(error),
-            "file": file,
-            "line": line,
-            "source": linecache.getline(file, line).strip() if file else "",
-            "note": note,
-        }
-    ]
+    return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 
 def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .advice import figures
 from .render import Canvas, Column, Text
 from .units import bytes_text, seconds
 
@@ -22,13 +23,7 @@ def alternatives(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.paragraph("None of the changes that genie knows makes a difference here.")
         return
     canvas.sheet_head("  change", _COLUMNS)
-    totals, memory = report.get("totals") or {}, report.get("memory") or {}
-    now = {
-        "changes": ["as it is"],
-        "peak_bytes": totals.get("peak_device_bytes") or totals.get("peak_bytes"),
-        "time_s": totals.get("about_s") or totals.get("time_s"),
-        "fits": memory.get("fits"),
-    }
+    now = {"changes": ["as it is"], **figures(report)}
     for row in [now, *rows]:
         fits = {True: "yes", False: "no", None: ""}[row["fits"]]
         cells = [bytes_text(row["peak_bytes"]), fits, seconds(row["time_s"])]

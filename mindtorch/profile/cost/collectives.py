@@ -12,22 +12,19 @@ g times that rate. That, and `HOP_S` for each step of a tree between machines, a
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mindtorch.profile.cost.toml_files import read
 
-__all__ = ["HOP_S", "Links", "links_of", "on_wire"]
+__all__ = ["HOP_S", "POINT_TO_POINT", "Links", "links_of", "on_wire"]
 
 #: Seconds that a message to another machine takes, however short.
 HOP_S = 8e-6
+#: What is between two ranks.
+POINT_TO_POINT = ("send", "recv")
 #: kind → whose factors it has.
 _LIKE = {"broadcast": "all_gather", "reduce": "all_gather", "gather": "all_gather", "scatter": "all_gather",
          "send": "all_to_all", "recv": "all_to_all", "barrier": "all_reduce"}  # fmt: skip
@@ -66,7 +63,7 @@ class Links:
         """What a collective of so many bytes takes among ``ranks``, equally many on each of the machines."""
         if ranks < 2:
             return 0.0
-        point_to_point = kind in ("send", "recv")
+        point_to_point = kind in POINT_TO_POINT
         factors = self.fitted[_LIKE.get(kind, kind)]
         here = 2 if point_to_point else max(-(-ranks // machines), 1)
         wire = nbytes if point_to_point else on_wire(kind, nbytes, ranks)
@@ -98,7 +95,7 @@ def on_wire(kind: str, nbytes: float, ranks: int) -> float:
 
 @cache
 def _known() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("collectives.toml").read_text(encoding="utf-8"))
+    return read("collectives.toml")
 
 
 def links_of(target: str, interconnect: float | None = None) -> Links:

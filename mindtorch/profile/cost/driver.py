@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mindtorch.profile.cost.toml_files import read
 
 
 @functools.cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("driver.toml").read_text(encoding="utf-8"))
+    return read("driver.toml")
 
 
 def is_amd(capability: tuple[int, int]) -> bool:

@@ -12,21 +12,15 @@ compute capability (`_kin`); they are shares of its own data sheet's rates. Two 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindtorch.profile.cost import flash, products, streams
 from mindtorch.profile.cost.targets import Target
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mindtorch.profile.cost.toml_files import read
 
 #: Joule per float32 operation at the board's power, by compute capability: 16 nm and 12 nm as P4 and T4 were measured
 #: (28 and 17 pJ); newer ones by what a process generation saves (about 0.6 at 7 nm and 0.65 more at 4 nm).
@@ -69,8 +63,10 @@ class Factors:
 
 @cache
 def _read() -> Mapping[str, Any]:
-    path = Path(__file__).with_name("fitted.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        return read("fitted.toml")
+    except FileNotFoundError:  # before anything was fitted
+        return {}
 
 
 _used: list[Mapping[str, Any]] = []  # instead of the file

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindtorch.base.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mindtorch.profile.cost.toml_files import TOMLDecodeError, parsed
 
 #: dtype → whose rate it has when the sheet does not give its own. "tf32" is no dtype but a way to multiply float32.
 WIDER = {
@@ -136,10 +131,10 @@ def _plain(name: str) -> str:
 
 def _parse(path: Path) -> dict[str, Target]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parsed(path)
     except OSError as error:
         raise UsageError(f"[target] cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"[target] {path} is not TOML: {error}") from error
     return {key: _target(f"{path.name}: {key}", key, table) for key, table in tables.items()}
 

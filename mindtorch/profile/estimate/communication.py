@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindtorch.base.clusters import Cluster
-from mindtorch.profile.cost.collectives import Links
+from mindtorch.profile.cost.collectives import POINT_TO_POINT, Links
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.estimate.exchanged import Call, Event
 
 __all__ = ["Timed", "before_each", "facts", "mean_exposed", "op_name", "rows", "seconds_of", "simulate", "waited"]
-
-
-_PAIRS = ("send", "recv")
 
 
 class Timed(NamedTuple):
@@ -37,7 +34,7 @@ def seconds_of(call: Call, links: Links | None, cluster: Cluster) -> float:
     """What the collective takes."""
     if links is None:
         return 0.0
-    ranks = len(set(call.ranks)) if call.kind in _PAIRS else len(call.ranks)
+    ranks = len(set(call.ranks)) if call.kind in POINT_TO_POINT else len(call.ranks)
     return links.seconds(call.kind, call.nbytes, ranks, cluster.machines_of(call.ranks))
 
 
@@ -120,8 +117,8 @@ def facts(timed: Sequence[Timed], cluster: Cluster, links: Links | None, grouped
         "communication_s": sum(each.seconds for each in timed),
         "exposed_s": sum(each.exposed for each in timed),
         "collectives": rows(timed, cluster),
-        "groups": sorted({each.call.ranks for each in timed if each.call.kind not in _PAIRS}),
-        "strides": sorted({abs(a - b) for each in timed if each.call.kind in _PAIRS for a, b in [each.call.ranks]}),
+        "groups": sorted({each.call.ranks for each in timed if each.call.kind not in POINT_TO_POINT}),
+        "strides": sorted({abs(a - b) for a, b in (t.call.ranks for t in timed if t.call.kind in POINT_TO_POINT)}),
     }
 
 

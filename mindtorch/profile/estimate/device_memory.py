@@ -129,12 +129,17 @@ class DeviceMemory:
     @property
     def _room(self) -> int | None:
         """Bytes that are the allocator's at most."""
-        return None if self.capacity is None else max(0, self.capacity - self.context - sum(self.beside.values()))
+        return None if self.capacity is None else max(0, self.capacity - self.taken)
+
+    @property
+    def taken(self) -> int:
+        """Bytes that are not the allocator's, once the device is used."""
+        return self.context + sum(self.beside.values())
 
     @property
     def elsewhere(self) -> int:
         """Bytes that are not the allocator's, from the first use of the device on."""
-        return self.context + sum(self.beside.values()) if self._used else 0
+        return self.taken if self._used else 0
 
     @property
     def _used(self) -> bool:

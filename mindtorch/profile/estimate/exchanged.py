@@ -41,6 +41,7 @@ class Event(NamedTuple):
 
 
 calls: list[Call] = []  # by number
+distinct: set[Call] = set()  # those in `calls`
 events: list[Event] = []
 _names: dict[Call, str] = {}  # as the ledger has them
 _by_name: dict[str, Call] = {}
@@ -52,6 +53,7 @@ def begin() -> None:
     """Nothing has been communicated so far."""
     global _coalescing
     calls.clear()
+    distinct.clear()
     events.clear()
     _pending.clear()
     _coalescing = None
@@ -76,6 +78,7 @@ def begun(kind: str, nbytes: int, ranks: Sequence[int], async_op: bool) -> int:
     position, number = ledger.position(), len(calls)
     ledger.note(name)
     calls.append(call)
+    distinct.add(call)
     events.append(Event(position, number, False))
     if streams:  # work of another stream: who waits for that one waits for it
         streams[-1].last = number

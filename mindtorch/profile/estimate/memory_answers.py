@@ -17,8 +17,7 @@ def answers(devices: Devices, place: Callable[[Any], int]) -> dict[str, Any]:
 
     def info(device: Any = None) -> tuple[int, int]:
         memory = now(device)  # whoever asks the driver has a context from then on
-        taken = memory.allocator.reserved + memory.context + sum(memory.beside.values())
-        return max(0, devices.capacity - taken), devices.capacity
+        return max(0, devices.capacity - memory.allocator.reserved - memory.taken), devices.capacity
 
     def reset(device: Any = None) -> None:
         devices.ask(place(device), "reset_peak")

@@ -15,7 +15,7 @@ Peers on other machines share buffers of the network's, which are not counted; n
 from __future__ import annotations
 
 from ...base.clusters import Cluster
-from ..cost.collectives import links_of
+from ..cost.collectives import POINT_TO_POINT, links_of
 from ..cost.driver import is_amd
 from ..cost.targets import Target
 from . import exchanged
@@ -28,7 +28,6 @@ _OF_PEER, _PEER_CHANNELS = 14 * MIB, 32
 _FEWEST_CHANNELS = 2
 #: Bytes per second, one way, that PCIe 5 does not reach.
 _NVLINK = 100e9
-_TO_ONE = ("send", "recv")
 _TO_EACH = ("all_to_all",)
 
 
@@ -37,9 +36,9 @@ def held(target: Target, cluster: Cluster) -> dict[str, int]:
     if target.device != "cuda" or is_amd(target.capability):
         return {}
     fast = links_of(target.key).link >= _NVLINK
-    groups = {call.ranks for call in exchanged.calls if call.kind not in _TO_ONE and len(call.ranks) > 1}
+    groups = {call.ranks for call in exchanged.distinct if call.kind not in POINT_TO_POINT and len(call.ranks) > 1}
     whole = sum(_OF_TWO if len(ranks) == 2 else _OF_MORE for ranks in groups)
-    peers = {rank for call in exchanged.calls if call.kind in (*_TO_ONE, *_TO_EACH) for rank in call.ranks}
+    peers = {rank for call in exchanged.distinct if call.kind in (*POINT_TO_POINT, *_TO_EACH) for rank in call.ranks}
     here = [rank for rank in peers - {cluster.rank} if rank // cluster.per_machine == cluster.machine]
     if not fast:
         whole = whole * _FEWEST_CHANNELS // _MEASURED_CHANNELS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from mindtorch.profile.report.forecast import Forecast
+    from mindtorch.profile.report.forecast import Forecast, Spread
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
@@ -35,8 +35,6 @@ def sums(
     seen: Recording, rows: Iterable[Row], forecast: Forecast | None, of: Callable[[Row], Hashable]
 ) -> dict[Any, Sums]:
     """{what `of` says of a row: sums of those rows}, in the order of first appearance."""
-    from mindtorch.profile.report.forecast import Spread  # not above: it needs torch, which the command's help does not
-
     found: dict[Any, Sums] = {}
     spreads: dict[Any, Spread] = {}
     for row in rows:
@@ -53,7 +51,7 @@ def sums(
         if forecast is not None:
             seconds = forecast.about(row)
             entry.predicted_s += seconds
-            spreads.setdefault(key, Spread()).add(seconds, row.calls, forecast.cost(row.sig))
+            spreads.setdefault(key, forecast.spread()).add(seconds, row.calls, forecast.cost(row.sig))
     if forecast is not None:
         for key, spread in spreads.items():
             found[key].times = forecast.facts(spread)

@@ -105,6 +105,10 @@ class Forecast:
     def seconds(self, rows: Iterable[Row]) -> float:
         return sum(self.about(row) for row in rows)
 
+    def spread(self) -> Spread:
+        """What `facts` are made of, of no rows so far."""
+        return Spread()
+
     def facts(self, spread: Spread) -> dict[str, float]:
         """The fields of a report."""
         low, high = self._interval(spread)
