@@ -14,6 +14,7 @@ import torch
 
 from .. import ops
 from .._ext.guards import NoGrad
+from ..base import torch_facts
 from ..base.errors import LazyTensorError
 from ..engine.record import intercept, mixing
 from ..engine.record.handlers import refuse_pinning
@@ -304,8 +305,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.tolist: lambda args, kwargs: args[0].tolist(),
         _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
-        _base.data_ptr: lambda args, kwargs: args[0].data_ptr(),
-        _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
+        **{func: lambda args, kwargs: args[0].data_ptr() for func in torch_facts.data_pointers()},
         _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
         _base.data.__set__: _set_data,  # type: ignore[attr-defined]
         _base.data.__get__: _data,  # type: ignore[attr-defined]

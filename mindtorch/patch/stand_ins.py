@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
-from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions as _CrossEntropyOptions
 
 from .. import npu
 from .._ext import lazy as _core
 from .._ext.guards import Unseen
+from ..base import torch_facts
 from ..devices import lazy_device, mode
 from ..engine.execute import tensors, values
 from ..engine.tensor import classes
@@ -28,7 +28,8 @@ _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_manual_seed = torch.random.manual_seed
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
-_torch_adjust = _CrossEntropyOptions._adjust
+_CrossEntropyOptions = torch_facts.cross_entropy_options()
+_torch_adjust = getattr(_CrossEntropyOptions, "_adjust", None)
 _optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim forgets its name
 _torch_group = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
@@ -45,7 +46,8 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _group_tensors
     yield _optimizers, "_group_tensors_by_device_and_dtype", _group_for_optimizers
     yield torch.overrides, "has_torch_function", _has_torch_function
-    yield _CrossEntropyOptions, "_adjust", _adjust_cross_entropy
+    if _torch_adjust is not None:
+        yield _CrossEntropyOptions, "_adjust", functools.wraps(_torch_adjust)(_adjust_cross_entropy)
 
 
 @functools.wraps(_torch_to_dlpack)
@@ -155,7 +157,6 @@ def _group_for_optimizers(lists: Any, with_indices: bool = False) -> dict[Any, A
     return (_torch_group if len(places) < 2 else _group_tensors)(lists, with_indices)
 
 
-@functools.wraps(_torch_adjust)
 def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
     where = values.executor().device if device is not None and tensors.is_ours(device) else device

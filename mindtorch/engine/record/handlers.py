@@ -17,6 +17,7 @@ from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad
+from ...base import torch_facts
 from ...base.errors import LazyTensorError
 from ...devices import mode
 from ...devices.lazy_device import is_ours, place_of
@@ -387,8 +388,7 @@ def table() -> dict[Any, Handler]:
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),
         _base.numpy: lambda args, kwargs: args[0].numpy(*args[1:], **kwargs),
         # These would read the memory that the C++ side of a lazy tensor does not have.
-        _base.data_ptr: lambda args, kwargs: args[0].data_ptr(),
-        _base.const_data_ptr: lambda args, kwargs: args[0].data_ptr(),  # type: ignore[attr-defined]
+        **{func: lambda args, kwargs: args[0].data_ptr() for func in torch_facts.data_pointers()},
         _base.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
         **{func: _element_wise(name) for name, func in _ELEMENT_WISE.items()},
         _base.is_same_size: _is_same_size,

@@ -114,10 +114,11 @@ def _wrap_step(kind: Any) -> None:
 _torch_apply = vars(torch.autograd.Function)["apply"]
 
 
-@functools.wraps(_torch_apply.__func__)
+# A classmethod until torch 2.13, a descriptor in C from 2.14 on: what both are asked is to bind themselves.
+@functools.wraps(getattr(_torch_apply, "__func__", _torch_apply))
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """torch's own; what a custom function returns may have got a gradient's history just now."""
-    out = _torch_apply.__func__(cls, *args, **kwargs)
+    out = _torch_apply.__get__(None, cls)(*args, **kwargs)
     handlers.may_have_history(out)
     return out
 
