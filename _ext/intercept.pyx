@@ -17,6 +17,7 @@ from .intern cimport (
     KIND_HANDLER, KIND_RECORD, RETURNS_NOTHING, RETURNS_TENSOR, RETURNS_TUPLE, Interner, OpInfo, hash_key, sig_out_meta,
     sig_written,
 )
+from .interpreter cimport METHOD_WRAPPER, mt_get
 from .keys cimport (
     MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, others_first, room, start,
 )
@@ -31,18 +32,8 @@ from .structs cimport (
 )
 from .tape cimport Handle, Tape, rec_outs
 
-cdef extern from *:
-    """
-    static PyObject *mt_get(PyObject *descr, PyObject *obj) {
-        PyGetSetDef *d = ((PyGetSetDescrObject *)descr)->d_getset;
-        return d->get(obj, d->closure);
-    }
-    """
-    object mt_get(object descr, object obj)       # what a getset_descriptor says of an object of its class
-
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
-    PyObject* METHOD_WRAPPER "(PyObject*)&_PyMethodWrapper_Type"
 
 cdef enum:
     MAX_DRAWS = 2048
