@@ -10,6 +10,7 @@ cdef struct Api:
     const char *(*aclGetRecentErrMsg)() noexcept nogil
     const char *(*aclrtGetSocName)() noexcept nogil
     int (*aclrtGetVersion)(int32_t *major, int32_t *minor, int32_t *patch) noexcept nogil
+    int (*aclsysGetVersionNum)(char *package, int32_t *version) noexcept nogil
     int (*aclrtGetDeviceCount)(uint32_t *count) noexcept nogil
     int (*aclrtSetDevice)(int32_t device) noexcept nogil
     int (*aclrtResetDevice)(int32_t device) noexcept nogil
@@ -30,6 +31,7 @@ cdef struct Api:
     int (*aclrtCreateEventExWithFlag)(void **event, uint32_t flag) noexcept nogil
     int (*aclrtDestroyEvent)(void *event) noexcept nogil
     int (*aclrtRecordEvent)(void *event, void *stream) noexcept nogil
+    int (*aclrtRecordEventWithFlag)(void *event, void *stream, uint32_t flag) noexcept nogil
     int (*aclrtQueryEvent)(void *event, int *status) noexcept nogil
     int (*aclrtQueryEventStatus)(void *event, int *status) noexcept nogil
     int (*aclrtSynchronizeEvent)(void *event) noexcept nogil

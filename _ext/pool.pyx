@@ -7,7 +7,7 @@ set when it works on another device than before. Streams are made when first ask
 An event's handle is used again only when what was recorded is over and every stream that waits for it has come past
 the wait: the library does not promise that a wait remembers which recording it was for.
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove, strlen, strncmp
 
@@ -63,12 +63,15 @@ cdef extern from *:
     Unit *mt_get_unit "mt_get"(Unit **place) noexcept nogil
     void mt_set_unit "mt_set"(Unit **place, Unit *unit) noexcept nogil
 
+cdef enum:
+    WAITS_ABROAD = 90200000       # as aclsysGetVersionNum counts: 9.2.0
+
 cdef Unit *_units[MAX_DEVICES]
 cdef int _count = -1          # devices, once known
 cdef bint _owner = False      # whether aclInit was ours, and not another library's before us
 cdef bint _prepared = False
-# Whether a stream can wait for another device's event: 1, 0, or -1 while no device was asked. Chips that cannot say
-# that they did, and go on. Only of some families is it known that they can; for all others the host waits.
+# Whether a stream can wait for another device's event: 1, 0, or -1 while no device was asked. Runtimes and chips that
+# cannot say that they did, and go on. Where it is not known that both can, the host waits.
 cdef int _waits_abroad = -1
 _load = None                  # makes sure that the library is bound, or raises why it cannot be
 
@@ -157,9 +160,16 @@ cdef int _initialize() noexcept nogil:
 
 
 cdef bint _can_wait_abroad() noexcept nogil:
-    """By the chip's name. ``Ascend910B`` without a number is of the first generation, which cannot."""
+    """From CANN's runtime 9.2 on, on Atlas A2 and A3. ``Ascend910B`` without a number is of the first generation.
+
+    The version is that of the installation that ASCEND_HOME_PATH names, which need not be the library's: the library
+    must have a function too that came after these waits did.
+    """
+    cdef int32_t version = 0
     cdef const char *name = api.aclrtGetSocName() if api.aclrtGetSocName != NULL else NULL
-    if name == NULL:
+    if name == NULL or api.aclrtRecordEventWithFlag == NULL or api.aclsysGetVersionNum == NULL:
+        return False
+    if dismiss(api.aclsysGetVersionNum(b"runtime", &version)) != 0 or version < WAITS_ABROAD:
         return False
     if strncmp(name, b"Ascend910B", 10) == 0:
         return strlen(name) > 10 and c'1' <= name[10] <= c'9'

@@ -15,7 +15,9 @@ And how unkind it is, as devices are; ``GENIE_TEST_NPU_UNKIND=1`` is all of thes
 ``GENIE_TEST_NPU_COUNT`` (1: devices can be counted before ``aclInit``), ``GENIE_TEST_NPU_EVENTS`` and
 ``GENIE_TEST_NPU_STREAMS`` (how many a device has, 1023 and 512; 0: any number). Not among them:
 ``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives), ``GENIE_TEST_NPU_CHIP`` (the chip's name),
-``GENIE_TEST_NPU_STAYS_BROKEN`` (1: a device on which work failed runs nothing more).
+``GENIE_TEST_NPU_RUNTIME`` (its version as ``aclsysGetVersionNum`` counts, 90200000 for 9.2.0; 0: it does not know;
+unset: 9.2.0, or 9.1.0 where streams do not wait for other devices' events), ``GENIE_TEST_NPU_STAYS_BROKEN``
+(1: a device on which work failed runs nothing more).
 
 Under a sanitizer::
 
@@ -131,7 +133,9 @@ class Library:
     def waits_abroad(self) -> bool:
         """Whether streams wait for other devices' events. Else the thread does that asks for it: one that would
         release a stream must not."""
-        return bool(self.c.aclrtGetSocName().startswith(b"Ascend910B1"))
+        version = ctypes.c_int32()
+        self.c.aclsysGetVersionNum(b"runtime", ctypes.byref(version))
+        return self.c.aclrtGetSocName().startswith(b"Ascend910B1") and version.value >= 90200000
 
     def stall(self, stream: int | None, milliseconds: int) -> int:
         """The stream (None: every one) sleeps before what is queued next. Returns how many streams do."""

@@ -19,7 +19,8 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 OPTIONAL = [
     "aclFinalizeReference", "aclGetRecentErrMsg", "aclrtGetSocName", "aclrtGetVersion", "aclrtCreateStreamWithConfig",
     "aclrtStreamQuery", "aclrtCreateEventWithFlag", "aclrtCreateEventExWithFlag", "aclrtMallocAlign32",
-    "aclrtMemsetAsync", "aclGetDeviceCapability", "drvGetDevNum", "aclrtQueryEventStatus",
+    "aclrtMemsetAsync", "aclGetDeviceCapability", "drvGetDevNum", "aclrtQueryEventStatus", "aclsysGetVersionNum",
+    "aclrtRecordEventWithFlag",
 ]  # fmt: skip
 TRY = """
     import sys; sys.argv = ["genie"]  # which imports torch only where it must: that takes seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -60,6 +61,106 @@ def test_N3_a_stream_waits_for_another_devices_event_where_chips_do_not(in_npu_p
         GENIE_TEST_NPU_FOREIGN_WAITS="0",
     )
     assert said == "True\n"
+
+
+# Each device's value comes from the one before it, whose stream sleeps before it makes it. One process for each set of
+# settings: the library reads them as it is loaded, and the pool decides once.
+AROUND = """
+    import os, traceback
+    from acl_library import Library
+    from device_memory import block_of, get
+    from mindtorch import npu
+    from mindtorch._ext import blocks
+
+    def around(count):
+        library = Library(os.environ["GENIE_ACL_LIBRARY"])
+        streams = [npu.Stream(i) for i in range(count)] if count > 1 else [npu.Stream(0), npu.Stream(0)]
+        held = [block_of(stream.device_index, bytes(100)) for stream in streams]
+        for i in range(count):
+            npu.synchronize(i)
+        for i, stream in enumerate(streams):
+            after = (i + 1) % len(streams)
+            later, here, there = streams[after], held[i], held[after]
+            library.stall(stream.npu_stream, 10)
+            with stream:
+                blocks.fill(here, 0, i + 1, 100)
+                event = stream.record_event()
+                if i % 3 == 0:
+                    later.wait_event(event)
+                elif i % 3 == 1:
+                    later.wait_stream(stream)
+            with later:
+                if i % 3 == 2:
+                    event.wait()
+                copy = blocks.allocate(later.device_index, 100)
+                with stream:  # the copy waits for the current streams of both devices
+                    with later:
+                        blocks.copy_across(copy, 0, here, 0, 100)
+                        blocks.fill(there, 0, 99, 100)
+                assert get(copy) == bytes([i + 1]) * 100, (i, get(copy)[:1])
+                assert event.query(), "what comes after the wait was over before what it waits for"
+        waits = library.calls("aclrtStreamWaitEvent") > 0, library.calls("aclrtSynchronizeEvent") > 0
+        problems = library.violations()
+        assert problems == [], problems
+        return waits
+
+    def in_fork(count, **environment):
+        process = os.fork()
+        if process:
+            assert os.waitpid(process, 0)[1] == 0, (count, environment)
+            return
+        os.environ.update(environment, GENIE_TEST_NPU_DEVICES=str(count))
+        try:
+            print(count, *environment.values(), *around(count), flush=True)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+"""
+CAN = ["Ascend910B1", "Ascend910_9391"]
+CANNOT = ["Ascend910B", "Ascend910A", "Ascend310P3"]
+BELOW, KNOWN = ["0", "80500000", "90199801"], ["90200000", "100000000"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_N4_what_another_device_works_on_is_waited_for_on_every_chip_and_runtime(in_npu_process, count):
+    """A wait that the runtime does not do says that it did: only a known runtime, on a known chip, is asked for it.
+
+    All but a runtime from 9.2 on whose streams do not wait on chips that can: there is none.
+    """
+    every = [
+        (chip, waits, runtime)
+        for chip, waits, runtime in itertools.product(CAN + CANNOT, "01", BELOW + KNOWN)
+        if waits == "1" or chip in CANNOT or runtime in BELOW
+    ]
+    assert len(every) == 46
+    said = in_npu_process(
+        AROUND
+        + f"""
+    for chip, waits, runtime in {every}:
+        in_fork({count}, GENIE_TEST_NPU_CHIP=chip, GENIE_TEST_NPU_FOREIGN_WAITS=waits, GENIE_TEST_NPU_RUNTIME=runtime)
+    npu.init()
+        """,
+        devices=count,
+    )
+    asked = [chip in CAN and runtime in KNOWN for chip, _, runtime in every]
+    assert said.splitlines() == [
+        f"{count} {' '.join(each)} {count == 1 or asks} {count > 1 and not asks}"
+        for each, asks in zip(every, asked, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("missing", ["aclrtRecordEventWithFlag", "aclsysGetVersionNum"])
+def test_N4_a_version_of_another_installation_is_not_the_runtimes(in_npu_process, tmp_path, missing):
+    """ASCEND_HOME_PATH names what the version is told of; a library without what came after these waits is older."""
+    older = acl_library.build(tmp_path, f"-D{missing}=absent_{missing}")
+    said = in_npu_process(
+        AROUND + "    print(*around(2))",
+        path=older,
+        GENIE_TEST_NPU_FOREIGN_WAITS="0",
+        GENIE_TEST_NPU_RUNTIME="90200000",
+    )
+    assert said == "False True\n"
 
 
 def test_N3_events_are_used_again_where_a_device_has_few(in_npu_process):

@@ -156,6 +156,14 @@ API int aclrtGetVersion(int32_t *major, int32_t *minor, int32_t *patch) {
     return leave(OK);
 }
 
+API int aclsysGetVersionNum(char *package, int32_t *version) {
+    ENTER(ANYTIME);
+    if (!package || !version) return leave(fail(PARAM, "the package or the version's pointer is NULL"));
+    if (strcmp(package, "runtime") || !runtime) return leave(fail(NO_FILE, "no version of %s is known", package));
+    *version = runtime;
+    return leave(OK);
+}
+
 API int aclrtCreateContext(void **context, int32_t device) {
     ENTER(INITIALIZED);
     if (!context) return leave(fail(PARAM, "context is NULL"));

@@ -117,6 +117,12 @@ API int aclrtRecordEvent(void *event_handle, void *stream_handle) {
     return leave(OK);
 }
 
+API int aclrtRecordEventWithFlag(void *event_handle, void *stream_handle, uint32_t flag) {
+    ENTER(IN_CONTEXT);
+    (void)event_handle, (void)stream_handle;
+    return leave(fail(RT_PARAM, "flag %#x", flag)); /* of CANN 9.2; nobody here calls it */
+}
+
 API int aclrtResetEvent(void *event_handle, void *stream_handle) {
     ENTER(IN_CONTEXT);
     struct event *event;

@@ -15,7 +15,7 @@
 #define MAX_DIMS 8
 
 enum {
-    OK = 0, PARAM = 100000, UNINITIALIZED = 100001, REPEATED_INIT = 100002, RT_PARAM = 107000, BAD_DEVICE = 107001,
+    OK = 0, PARAM = 100000, UNINITIALIZED = 100001, REPEATED_INIT = 100002, NO_FILE = 100003, RT_PARAM = 107000, BAD_DEVICE = 107001,
     NO_CONTEXT = 107002, WRONG_CONTEXT = 107003, BAD_TIMESTAMP = 107006, BAD_HANDLE = 107017, TIMED_OUT = 107019,
     NO_DEVICE = 207004, NO_EVENT = 207007, NO_STREAM = 207008, OUT_OF_MEMORY = 207018,
     DEVICE_FAULT = 507015, SYNC_TIMED_OUT = 507046, DRIVER = 507899,
@@ -133,6 +133,7 @@ extern int counts_early;  /* devices can be counted before aclInit */
 extern int stays_broken;  /* work that failed on a stream that stops ends its whole context's work */
 extern int event_limit, stream_limit; /* of each device, default streams among them; 0: none */
 extern int events_alive[MAX_DEVICES];
+extern int runtime; /* its version, as aclsysGetVersionNum counts; 0: it does not know */
 extern char chip[64];
 extern struct stream *streams;
 extern struct block *host_blocks;

@@ -13,7 +13,7 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
 int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
-int event_limit, stream_limit, events_alive[MAX_DEVICES];
+int event_limit, stream_limit, runtime, events_alive[MAX_DEVICES];
 char chip[64];
 _Thread_local struct context *current;
 
@@ -66,10 +66,9 @@ static void configure(void) {
     counts_early = (int)setting("GENIE_TEST_NPU_COUNT", (size_t)unkind);
     event_limit = (int)setting("GENIE_TEST_NPU_EVENTS", unkind ? 1023 : 0);
     stream_limit = (int)setting("GENIE_TEST_NPU_STREAMS", unkind ? 512 : 0);
-    /* Chips whose streams can wait for other devices' events, and chips whose cannot. */
-    const char *name = getenv("GENIE_TEST_NPU_CHIP");
-    name = name ? name : foreign_waits ? "Ascend910B1-GenieTest" : "Ascend310P3-GenieTest";
-    snprintf(chip, sizeof chip, "%s", name);
+    const char *name = getenv("GENIE_TEST_NPU_CHIP"), *version = getenv("GENIE_TEST_NPU_RUNTIME");
+    snprintf(chip, sizeof chip, "%s", name ? name : unkind ? "Ascend310P3-GenieTest" : "Ascend910B1-GenieTest");
+    runtime = version ? atoi(version) : foreign_waits ? 90200000 : 90100000; /* CANN's waits since 9.2, on some chips */
     const char *mode = getenv("GENIE_TEST_NPU_INIT");
     once_only = mode && !strcmp(mode, "once");
 }
