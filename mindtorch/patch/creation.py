@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,13 @@ EAGER = (
     *QUANTIZED,
 )
 NESTED = ("nested_tensor", "as_nested_tensor")
+#: Are on the host, whatever the default device is: torch reads memory or a file there.
+ON_THE_HOST = frozenset({"frombuffer", "from_file"})
+#: Take no ``device=``.
+WITHOUT_DEVICE = frozenset({"frombuffer", "complex"})
 RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "randint_like"})
 _CPU = torch.device("cpu")
+log = logging.getLogger("mindtorch")
 _transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
 
@@ -88,10 +94,36 @@ def _info(func: Callable[..., Any]) -> Any:
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
+    try:
+        return _create(func, args, kwargs)
+    except TypeError:
+        _refused_by_torch(func, args, kwargs)
+        raise
+
+
+def _refused_by_torch(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise torch's own TypeError of a call that it would not take as the program has it."""
+    given = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+    try:
+        with predict.quiet():
+            func(*args, **given)
+    except TypeError as error:
+        words = str(error)
+    except Exception as error:  # noqa: BLE001 - not of the arguments' types: what was raised before stands
+        log.debug("%s: of its arguments torch says %r", func.__name__, error)
+        return
+    else:
+        return
+    raise TypeError(words)
+
+
+def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     tensors.in_use()
     if mode.now.ranks is not None and (made := mode.now.ranks.create(func, args, kwargs)) is not NotImplemented:
         return made
     device = kwargs.get("device")
+    if device is not None and func.__name__ in WITHOUT_DEVICE:
+        _refused_by_torch(func, args, kwargs)
     if device is None:  # while estimating, every call comes here
         if func.__name__ == "normal" and any(isinstance(a, torch.Tensor) for a in (*args, *kwargs.values())):
             return func(*args, **kwargs)  # of means or deviations that are where they are: it takes no device
@@ -168,6 +200,8 @@ def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], de
 
 
 def _default_device(func: Callable[..., Any], args: tuple) -> Any:
+    if func.__name__ in ON_THE_HOST:
+        return _CPU
     takes_its = func.__name__.endswith("_like") or func.__name__ in ("as_tensor", "asarray", "complex")
     if takes_its and args and isinstance(args[0], torch.Tensor):
         return args[0].device
@@ -188,6 +222,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
             return lazy
         source = lazy if func.__name__ == "as_tensor" else lazy.detach()  # the others cut the graph
         return source.to(device_at(index), dtype=dtype, copy=True)
+    if index < 0 and func.__name__ in ON_THE_HOST:
+        return meta.as_meta(_on_the_host(func, args, kwargs, index), index)
     if index < 0 and mode.now.known is not None:
         known = mode.now.known.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
         if known is not None:
@@ -213,6 +249,18 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         return eager.labelled(made, index)  # stays torch's own, as what ops on such tensors give
     with Unseen():
         return tensors.from_plain(made.detach(), index)
+
+
+def _on_the_host(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> torch.Tensor:
+    """What ``torch.frombuffer`` or ``torch.from_file`` gives: the memory is there, or the file."""
+    kind = device_at(index).type
+    if kind not in ("cpu", "meta"):
+        raise NotImplementedError(
+            f"Could not run 'aten::{func.__name__}' with arguments from the '{kind.upper()}' backend."
+        )
+    with predict.quiet():
+        made: torch.Tensor = func(*args, **kwargs)
+        return made.detach()
 
 
 def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

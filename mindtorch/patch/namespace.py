@@ -75,7 +75,7 @@ def _creation(name: str) -> Any:
     def create(*args: Any, **kwargs: Any) -> Any:
         function = getattr(torch, name)
         device = kwargs.get("device")
-        if device is None and get_default_device().type in ("meta", "npu") and not name.endswith("_like"):
+        if device is None and get_default_device().type in ("meta", "npu") and _on_default_device(name):
             device = get_default_device()
         if device is not None and holds_no_data(device):
             return creation.create(_hooks.original(function), args, {**kwargs, "device": device})
@@ -84,6 +84,10 @@ def _creation(name: str) -> Any:
         return function(*args, **kwargs)
 
     return create
+
+
+def _on_default_device(name: str) -> bool:
+    return not name.endswith("_like") and name not in creation.ON_THE_HOST | creation.WITHOUT_DEVICE
 
 
 def _from_numpy() -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base import PACKAGE
+from .blame import is_ours, is_tool_file
 
 __all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames", "wait_for_threads"]
 
@@ -23,12 +23,16 @@ _GLUE = tuple(os.path.join("torch", *name.split("/")) for name in _GLUE_FILES)
 
 @dataclass
 class Outcome:
-    """How a run ended. ``exit_code`` is what ``python script.py`` would have exited with."""
+    """How a run ended. ``exit_code`` is what ``python script.py`` would have exited with.
+
+    ours: the error is of this package's making (`blame.is_ours`).
+    """
 
     exit_code: int = 0
     error: BaseException | None = None
     interrupted: bool = False
     result: Any = None
+    ours: bool = False
     shown: bool = field(default=False, repr=False)
 
     def show(self, interrupts: bool = False) -> None:
@@ -59,8 +63,9 @@ def captured(work: Callable[[], Any]) -> Outcome:
         strip_tool_frames(error)
         return Outcome(130, error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - not swallowed: handed back, shown by Outcome.show
+        ours = is_ours(error)  # while the frames that say so are there
         strip_tool_frames(error)
-        return Outcome(1, error)
+        return Outcome(1, error, ours=ours)
 
 
 def leave_forked_child(outcome: Outcome) -> None:
@@ -139,7 +144,7 @@ def _user_frames(traceback: types.TracebackType | None) -> list[types.TracebackT
     after_tool = False
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if _is_tool_file(file):
+        if is_tool_file(file):
             held, after_tool = [], True
         elif not file.endswith(_GLUE):
             kept += [*held, traceback]
@@ -148,7 +153,3 @@ def _user_frames(traceback: types.TracebackType | None) -> list[types.TracebackT
             held.append(traceback)
         traceback = traceback.tb_next
     return kept + held
-
-
-def _is_tool_file(file: str) -> bool:
-    return file.startswith(PACKAGE + os.sep) or (file.endswith(".pyx") and f"_ext{os.sep}" in file)

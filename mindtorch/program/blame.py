@@ -1,0 +1,134 @@
+"""Whose error it is that ended a program: ours, or the program's and the accelerator's (SPEC C4, C10).
+
+What stands in torch's place may fail where torch would not. Such an error says nothing of the accelerator. Those that
+we raise in torch's words are statements of our own (``raise``); those of torch's kernels come from C++, or from frames
+of torch's. All else that ends in one of our frames is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import re
+import types
+from collections.abc import Iterator
+
+from ..base import NAME, PACKAGE
+from ..base.errors import LazyTensorError, NoDataError, UsageError
+
+__all__ = ["is_ours", "is_tool_file"]
+
+#: Errors of Python's own: no kernel raises them.
+_PYTHONS = (AttributeError, KeyError, NameError, AssertionError, ArithmeticError, ImportError, BufferError, SystemError)
+#: Errors that both raise. Python's words for lists, tuples and numbers:
+_PYTHONS_WORDS = re.compile(
+    r"(list|tuple|string|range object|list assignment|bytearray|pop) (index|from)|(many|enough) values to unpack"
+    r"|zip\(\) argument|is not in (list|tuple)|invalid literal for|could not convert string|arg(ument)? is (an )?empty"
+    r"|^pop from|is not in deque"
+)
+#: A TypeError of torch's parser of arguments, which names the function, and what it takes.
+_PARSERS_WORDS = re.compile(
+    r"^\w+\(\)?: (argument|received)|\(\) received an invalid combination of arguments|\(\) missing \d+ required"
+    r"|\(\) takes (from )?\d+|\(\) got (an unexpected|multiple|some)|unsupported operand type"
+    r"|argument '?\w+'?.*must be .*, not"
+)
+#: What no accelerator says: that a tensor has no data, is of a class of ours, or that torch contradicts itself.
+_NEVER_AN_ACCELERATORS = re.compile(
+    r"with Meta tensors|'Meta' backend|on meta tensors|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
+    r"|Internal error: |Please file an issue"
+    rf"|_?(Fast)?Meta(Tensor|Parameter|Storage)\b|\b{NAME}\.|remote_accelerator"
+)
+
+
+def is_tool_file(file: str) -> bool:
+    """Is it a file of this package, Python's or Cython's?"""
+    return file.startswith(PACKAGE + os.sep) or _is_compiled(file)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the error, or the one it was raised from, is of this package's making: torch would not have raised it.
+
+    To be asked while the traceback has its frames of ours.
+    """
+    return any(map(_is_ours, _chain(error)))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from, as programs and libraries put one into words of their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _is_ours(error: BaseException) -> bool:
+    import torch
+
+    if isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit, torch.OutOfMemoryError)):
+        return False
+    if isinstance(error, (LazyTensorError, NoDataError, UsageError)):
+        return True
+    if isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor):
+        return hasattr(torch.Tensor, error.name)
+    if isinstance(error, AttributeError) and _is_of_ours(error.obj):
+        return True  # where what it stands for may well have such an attribute
+    if isinstance(error, OSError):
+        return False  # of a file, a socket or a process: whoever asks the system gets that answer
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    file = "" if last is None else last.tb_frame.f_code.co_filename
+    words = str(error)
+    if last is not None and is_tool_file(file) and _is_raised(last):
+        return False
+    if isinstance(error, TypeError) and last is not None and (_is_compiled(file) or not is_tool_file(file)):
+        if _calls_ours(last, words):
+            return True
+        if _PARSERS_WORDS.search(words):
+            return False
+    if _NEVER_AN_ACCELERATORS.search(words):
+        return True
+    if not is_tool_file(file):
+        return False
+    return isinstance(error, (TypeError, *_PYTHONS)) or bool(_PYTHONS_WORDS.search(words))
+
+
+def _is_compiled(file: str) -> bool:
+    return file.endswith(".pyx") and f"_ext{os.sep}" in file
+
+
+def _is_raised(last: types.TracebackType) -> bool:
+    """Does the frame raise the error itself? Then it was meant: torch's error, or the accelerator's."""
+    code = last.tb_frame.f_code.co_code
+    return last.tb_lasti < len(code) and dis.opname[code[last.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _is_of_ours(owner: object) -> bool:
+    kind = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
+    name = owner.__name__ if isinstance(owner, types.ModuleType) else str(getattr(kind, "__module__", ""))
+    return name.partition(".")[0] == NAME
+
+
+def _calls_ours(last: types.TracebackType, words: str) -> bool:
+    """Could a function of ours, in torch's place, not be called as the frame calls it?"""
+    called = re.match(r"([\w.<>]+)\(\) ", words)
+    if called is None:
+        return False
+    name = called[1].rpartition(".")[2]
+    return any(f.__qualname__ == called[1] or f.__name__ == name for f in _functions_named_in(last.tb_frame))
+
+
+def _functions_named_in(frame: types.FrameType) -> Iterator[types.FunctionType]:
+    """The functions of ours that the frame's code may call: by its names, and those of the modules it names."""
+    known = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}
+    names = frame.f_code.co_names
+    found = [known[name] for name in (*names, *frame.f_code.co_varnames) if name in known]
+    for _depth in range(3):  # torch.cuda.synchronize
+        for value in list(found):
+            held = vars(value) if isinstance(value, (type, types.ModuleType)) else {}
+            found += [held[name] for name in names if name in held]
+    for value in found:
+        made = getattr(value, "__init__", None) if isinstance(value, type) else value
+        if isinstance(made, types.FunctionType) and str(made.__module__).partition(".")[0] == NAME:
+            yield made

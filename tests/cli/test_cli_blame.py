@@ -1,0 +1,228 @@
+"""C10: an error of ours is never the accelerator's: exit code 2, and how to report it; its refusals stay refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mindtorch.cli.main import cli
+from mindtorch.profile.estimate import refusals
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
+from mindtorch.program import blame
+from mindtorch.program.outcome import captured
+
+
+def genie(*args: str) -> Any:
+    return CliRunner().invoke(cli, ["check", *args], prog_name="genie")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    gc.collect()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+#: Programs that only ours could fail: what stands in torch's place takes or has less than torch's.
+OURS = [
+    "torch.cuda.synchronize(what=1)",
+    "torch.ones(3, device='cuda').untyped_storage().pin_memory()",
+    "torch.cuda.current_stream().no_such_attribute",
+    "from torch.cuda import Stream; Stream(1, 2, 3, 4)",
+    """
+try:
+    torch.cuda.current_stream().no_such_attribute
+except AttributeError as error:
+    raise RuntimeError("in other words") from error
+""",
+    "torch.ones(2**25, device='cuda').tolist()",
+]
+#: Programs that torch refuses in the same words, or Python, wherever they run.
+THEIRS = [
+    "torch.zeros('a')",
+    "torch.frombuffer(bytearray(16), dtype=torch.int32, device='cpu')",
+    "torch.complex(torch.ones(2), torch.ones(2), device='cpu')",
+    "torch.frombuffer(bytearray(3), dtype=torch.int32)",
+    "torch.ones(3, device='cuda').no_such_attribute",
+    "torch.ones(3, device='cuda') + 'a'",
+    "torch.ones(3, device='cuda').view('a')",
+    "torch.ones(3, device='cuda').to(object())",
+    "torch.ones(3, device='cuda') + torch.ones(4, device='cuda')",
+    "torch.ones(3, device='cuda') + torch.ones(3)",
+    "torch.ones(3, device='cuda').numpy()",
+    "torch.nn.functional.conv2d(torch.ones(1, 3, 3, 3, device='cuda'), torch.ones(1, 2, 3, 3, device='cuda'))",
+    "torch.cuda.set_device(5)",
+    "torch.cuda.get_device_name(5)",
+    "torch.from_file('letters.bin', size=4, device='cuda')",
+    "torch.from_file('nothing.bin', size=4)",
+    "{}['a']",
+    "None.what",
+    "open('nothing.txt')",
+]
+
+
+@pytest.mark.parametrize("program", OURS)
+def test_C10_what_only_an_estimate_fails_at_is_no_refusal(here: Path, program: str) -> None:
+    (here / "odd.py").write_text(f"import torch\n{program}\n")
+    result = genie("--target", "l4", "odd.py")
+    assert result.exit_code == 2 and "an estimate cannot tell" in result.output
+    assert "does not take this" not in result.output
+    assert ("please report it" in result.output) == ("meta tensor has no data" not in result.output)
+
+
+@pytest.mark.parametrize("program", THEIRS)
+def test_C10_what_torch_itself_refuses_is_refused(here: Path, program: str) -> None:
+    (here / "letters.bin").write_bytes(b"abcd")
+    (here / "bad.py").write_text(f"import torch\n{program}\n")
+    result = genie("--target", "l4", "bad.py")
+    assert result.exit_code == 1 and "does not take this" in result.output and "report" not in result.output
+
+
+def _unpacks(name: str, args: tuple) -> None:
+    _a, _b, _c, _d = args
+
+
+#: Mistakes in a rule of ours, as of a defect.
+MISTAKES = {
+    "a name": lambda name, args: no_such_name,  # type: ignore[name-defined]  # noqa: F821
+    "a key": lambda name, args: {}["key"],
+    "an index": lambda name, args: args[9],
+    "a call": lambda name, args: len(name, args),  # type: ignore[call-arg, arg-type]
+    "an attribute": lambda name, args: refusals.no_such_attribute,  # type: ignore[attr-defined]
+    "too few values": _unpacks,
+}
+
+
+@contextlib.contextmanager
+def _in_our_file(mistake: Any) -> Iterator[Any]:
+    """The function, as if it stood in a file of the package."""
+    code = mistake.__code__.replace(co_filename=os.path.join(blame.PACKAGE, "profile", "estimate", "refusals.py"))
+    yield type(mistake)(code, globals())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_C10_a_defect_of_a_rule_is_no_refusal(here: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    (here / "odd.py").write_text(
+        f"import torch\ntorch.randn({list(MISTAKES).index(mistake) + 2}, 9, device='cuda').logcumsumexp(0)\n"
+    )
+    with monkeypatch.context() as patched, _in_our_file(MISTAKES[mistake]) as rule:
+        patched.setitem(refusals._RULES, "aten::_logcumsumexp", rule)
+        patched.setitem(refusals._RULES, "aten::logcumsumexp", rule)
+        result = genie("--target", "l4", "odd.py")
+    assert result.exit_code == 2 and "please report it" in result.output, result.output
+    assert genie("--target", "l4", "odd.py").exit_code == 0
+
+
+def test_C10_words_of_an_assertion_inside_torch_are_no_accelerators() -> None:
+    def fails() -> None:
+        raise RuntimeError('0 INTERNAL ASSERT FAILED at "x.cpp":1, please report a bug to PyTorch.')
+
+    assert captured(fails).ours
+    assert not captured(lambda: torch.ones(3) + torch.ones(4)).ours
+    assert not captured(lambda: MADE[10**6]).ours
+
+
+# ---- what makes tensors of what the host has -------------------------------------------------------------------------
+BUFFER, ARRAY = bytearray(range(16)), numpy.arange(6)
+MADE = [
+    "torch.frombuffer(BUFFER, dtype=torch.uint8)",
+    "torch.frombuffer(BUFFER, dtype=torch.int32, count=2, offset=4)",
+    "torch.frombuffer(BUFFER, dtype=torch.float32, requires_grad=True)",
+    "torch.frombuffer(memoryview(BUFFER), dtype=torch.float64)",
+    "torch.frombuffer(ARRAY, dtype=torch.int64)",
+    "torch.frombuffer(b'', dtype=torch.int32)",
+    "torch.frombuffer(bytearray(3), dtype=torch.int32)",
+    "torch.from_file('letters.bin', size=4, dtype=torch.uint8)",
+    "torch.from_file('letters.bin', False, 1, dtype=torch.float32, requires_grad=True)",
+    "torch.from_file('letters.bin', size=4, dtype=torch.uint8, device='cpu')",
+    "torch.from_file('nothing.bin', size=4)",
+    "torch.from_file('letters.bin', size=4000)",
+    "torch.from_numpy(ARRAY)", "torch.from_dlpack(ARRAY)", "torch.asarray(ARRAY)", "torch.as_tensor(ARRAY)",
+    "torch.tensor(bytearray(b'abc'))", "torch.asarray(memoryview(BUFFER), dtype=torch.int32)",
+    "torch.ByteTensor(list(b'abc'))", "torch.Tensor(2, 3)", "torch.Tensor([1, 2])", "torch.scalar_tensor(2)",
+    "torch.complex(torch.ones(2), torch.ones(2))", "torch.polar(torch.ones(2), torch.ones(2))",
+    "torch.normal(torch.zeros(3), 1.)", "torch.normal(0., 1., (2,))", "torch.arange(3)", "torch.eye(2, 3)",
+    "torch.cartesian_prod(torch.arange(2), torch.arange(3))", "torch.combinations(torch.arange(4))",
+    "torch.tril_indices(3, 3)", "torch.triu_indices(3, 3)", "torch.kaiser_window(5)", "torch.bartlett_window(4)",
+    "torch.blackman_window(4)", "torch.hamming_window(4)", "torch.hann_window(4)", "torch.signal.windows.hann(3)",
+    "torch.fft.fftfreq(5)", "torch.fft.rfftfreq(5)", "torch.empty_permuted((2, 3), (1, 0))",
+    "torch.empty_strided((2, 3), (1, 2))", "torch.logspace(0, 1, 3)", "torch.linspace(0, 1, 3)",
+    "torch.full((2,), 3)", "torch.randperm(4)", "torch.randint(5, (2,))", "torch.rand(2)", "torch.randn(2)",
+    "torch.full_like(torch.ones(2), 5)", "torch.rand_like(torch.ones(2))", "torch.empty_like(torch.ones(3))",
+    "torch.randint_like(torch.ones(2), 5)", "torch.zeros(2).new_tensor([1])", "torch.zeros(2).new_full((2,), 1)",
+]  # fmt: skip
+
+
+def _facts(expression: str) -> Any:
+    try:
+        made = eval(expression)
+    except (ValueError, RuntimeError) as error:
+        return type(error), str(error)
+    return str(made.device), tuple(made.shape), made.stride(), made.dtype, made.requires_grad
+
+
+@pytest.mark.parametrize("expression", MADE)
+def test_C10_what_makes_a_tensor_makes_the_same_without_data(here: Path, expression: str) -> None:
+    (here / "letters.bin").write_bytes(b"abcd")
+    eager = _facts(expression)
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        assert _facts(expression) == eager
+    with torch.device("meta"):  # where torch leaves the default device aside, so does an estimate
+        on_host = "cpu" in _facts(expression)
+    if on_host:
+        with estimating(Accelerator("Test GPU", 80 * 10**9)), torch.device("cuda"):
+            assert _facts(expression) == eager
+
+
+def test_C10_integers_of_a_buffer_are_known(here: Path) -> None:
+    with estimating(Accelerator("Test GPU", 80 * 10**9)):
+        assert torch.frombuffer(BUFFER, dtype=torch.uint8)[3:5].tolist() == [3, 4]
+
+
+IMAGES = """
+import sys
+import numpy as np
+import torch
+
+def integer(data):
+    return int.from_bytes(data, "big")
+
+def read(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    dimensions = integer(data[0:4]) % 256
+    sizes = [integer(data[4 * (i + 1) : 4 * (i + 2)]) for i in range(dimensions)]
+    parsed = torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=4 * (dimensions + 1))
+    assert parsed.shape[0] == np.prod(sizes)
+    return parsed.view(*sizes)
+
+images, labels = read("images-idx3-ubyte"), read("labels-idx1-ubyte").long()
+assert labels.max() < 10, labels
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)).cuda()
+data = torch.utils.data.TensorDataset(images.float() / 255, labels)
+for x, y in torch.utils.data.DataLoader(data, 32):
+    torch.nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+"""
+
+
+def test_C10_images_are_read_by_frombuffer(here: Path) -> None:
+    """As torchvision reads MNIST."""
+    (here / "images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 64, 28, 28) + bytes(64 * 784))
+    (here / "labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, 64) + bytes(i % 10 for i in range(64)))
+    (here / "digits.py").write_text(IMAGES)
+    result = genie("--target", "l4", "digits.py")
+    assert result.exit_code == 0, result.output
+    (here / "labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, 64) + bytes([10] * 64))
+    result = genie("--target", "l4", "digits.py")
+    assert result.exit_code == 1 and "AssertionError" in result.output, result.output
