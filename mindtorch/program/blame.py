@@ -70,7 +70,7 @@ def _is_ours(error: BaseException) -> bool:
     if isinstance(error, (LazyTensorError, NoDataError, UsageError)):
         return True
     if isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor):
-        return hasattr(torch.Tensor, error.name)
+        return hasattr(torch.Tensor, error.name or "")
     if isinstance(error, AttributeError) and _is_of_ours(error.obj):
         return True  # where what it stands for may well have such an attribute
     if isinstance(error, OSError):

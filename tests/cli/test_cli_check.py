@@ -184,3 +184,64 @@ def test_C4_no_false_alarm_over_models(here: Path, name: str, train: list[str]) 
     (here / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": config.architectures}))
     result = genie("--target", "h100", *train, "config.json")
     assert result.exit_code == 0, result.output
+
+
+ALONE = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def work(rank, size):
+    dist.init_process_group({arguments})
+    model = DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[0])
+    model(torch.ones(2, 4).cuda()).sum().backward()
+    total = torch.ones(3).cuda()
+    dist.all_reduce(total)
+    dist.barrier()
+    print("ranks:", dist.get_world_size(), dist.get_backend(), dist.is_nccl_available())
+    dist.destroy_process_group()
+
+{start}
+"""
+TORCHRUNS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+
+
+@pytest.mark.parametrize("target", ["h100", "1xh100"])
+@pytest.mark.parametrize(
+    ("arguments", "start", "variables"),
+    [
+        ("'nccl'", "work(0, 1)", TORCHRUNS),
+        ("backend='nccl', device_id=torch.device('cuda', 0)", "work(0, 1)", TORCHRUNS),
+        ("'nccl', init_method='tcp://127.0.0.1:29512', rank=rank, world_size=size", "work(0, 1)", {}),
+        ("'nccl', init_method='tcp://127.0.0.1:29512?rank=0&world_size=1'", "work(0, 1)", {}),
+        ("'nccl', rank=0, world_size=1", "os.environ.update(MASTER_ADDR='x', MASTER_PORT='29512'); work(0, 1)", {}),
+        ("'nccl', store=dist.HashStore(), rank=0, world_size=1", "work(0, 1)", {}),
+        (
+            "'nccl', init_method='tcp://127.0.0.1:29512', rank=rank, world_size=size",
+            "n = torch.cuda.device_count(); torch.multiprocessing.spawn(work, args=(n,), nprocs=n)",
+            {},
+        ),
+    ],
+)
+def test_C10_a_process_group_of_one_rank_needs_no_cluster(
+    here: Path, monkeypatch: pytest.MonkeyPatch, target: str, arguments: str, start: str, variables: dict[str, str]
+) -> None:
+    for name in TORCHRUNS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (here / "alone.py").write_text(ALONE.format(arguments=arguments, start=start))
+    result = genie("--target", target, "alone.py")
+    assert result.exit_code == 0 and "ranks: 1 nccl True" in result.output, result.output
+
+
+def test_C10_a_group_of_several_wants_several(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (TORCHRUNS | {"WORLD_SIZE": "4"}).items():
+        monkeypatch.setenv(name, value)
+    (here / "many.py").write_text(ALONE.format(arguments="'nccl'", start="work(0, 4)"))
+    result = genie("--target", "h100", "many.py")
+    assert result.exit_code == 2 and "--target 4x" in result.output
+    monkeypatch.delenv("RANK")
+    result = genie("--target", "h100", "many.py")
+    assert result.exit_code == 1 and "environment variable RANK expected" in result.output

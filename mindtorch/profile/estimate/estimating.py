@@ -101,8 +101,8 @@ def estimating(
         )
         stack.enter_context(replaced(told))
         stack.enter_context(autocast.as_on_cuda())
-        if cluster is not None:
-            stack.enter_context(process_groups.one_of_many(cluster))
+        ranks = process_groups.one_alone() if cluster is None else process_groups.one_of_many(cluster)
+        stack.enter_context(ranks)
         yield
 
 

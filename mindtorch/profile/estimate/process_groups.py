@@ -11,6 +11,8 @@ import copy
 import datetime
 import functools
 import importlib
+import inspect
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from ..._ext import ledger
 from ...base.clusters import Cluster, started_by_torchrun
+from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...patch.replaced import replaced
@@ -28,7 +31,7 @@ from . import data_parallel, exchanged, others, saved, sharded, sync_batch_norm
 from .exchanged import functional
 from .sharded import create
 
-__all__ = ["create", "functional", "grouped", "one_of_many"]
+__all__ = ["create", "functional", "grouped", "one_alone", "one_of_many"]
 
 _c10d: Any = dist.distributed_c10d
 _SHORT = datetime.timedelta(seconds=2)  # what another rank would put into a store comes never
@@ -38,8 +41,65 @@ _grouped = False
 
 
 @contextmanager
-def one_of_many(cluster: Cluster) -> Iterator[None]:
-    """Within the block the program is a rank of the cluster, as torchrun starts it. Belongs into an estimate."""
+def one_alone() -> Iterator[None]:
+    """Within the block the program is a process on its own: of a process group that it makes, it is the only rank."""
+
+    @functools.wraps(_init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(_init).bind(*args, **kwargs).arguments
+        if (size := _asked_size(given)) != 1:
+            if size is not None and "ccl" in str(given.get("backend")):
+                raise UnsupportedOperationError(
+                    f"[init_process_group] expected one process, got a group of {size}: "
+                    f"--target {size}x<accelerator> is for programs of several ranks"
+                )
+            return _init(*args, **kwargs)
+        stack.enter_context(mode.enter(ranks=sys.modules[__name__]))
+        stack.enter_context(one_of_many(Cluster(1), environment=False))
+        return _init_process_group(*args, **kwargs)
+
+    def spawn(start: Any) -> Any:
+        @functools.wraps(start)
+        def spawned(fn: Any, args: tuple = (), nprocs: int = 1, join: bool = True, *more: Any, **kwargs: Any) -> Any:
+            if nprocs == 1:
+                return _spawn(fn, args, nprocs, join)
+            return start(fn, args, nprocs, join, *more, **kwargs)
+
+        return spawned
+
+    processes = torch.multiprocessing
+    with ExitStack() as stack:
+        own = {"init_process_group": init_process_group, "is_nccl_available": _is_nccl_available}
+        told = [
+            (owner, "spawn", spawn(processes.spawn)) for owner in (processes, sys.modules[processes.spawn.__module__])
+        ]
+        stack.enter_context(replaced([*_wherever(own), *told]))
+        yield
+
+
+def _asked_size(given: dict[str, Any]) -> int | None:
+    """How many ranks the program says that there are; None where torch has to say what is missing."""
+    size = int(given.get("world_size", -1))
+    if given.get("store") is not None:
+        return size
+    method = given.get("init_method") or "env://"
+    asked = dict(part.partition("=")[::2] for part in method.partition("?")[2].split("&"))
+    size = int(asked.get("world_size", size))
+    if method.startswith("env://"):
+        needed = {"MASTER_ADDR", "MASTER_PORT", *(["WORLD_SIZE"] if size < 0 else []),
+                  *(["RANK"] if int(asked.get("rank", given.get("rank", -1))) < 0 else [])}  # fmt: skip
+        if not needed <= set(os.environ):
+            return None
+        size = int(os.environ["WORLD_SIZE"]) if size < 0 else size
+    return size if size > 0 else None
+
+
+@contextmanager
+def one_of_many(cluster: Cluster, environment: bool = True) -> Iterator[None]:
+    """Within the block the program is a rank of the cluster, as torchrun starts it. Belongs into an estimate.
+
+    environment: whether it finds the variables that torchrun sets.
+    """
     global _cluster, _grouped
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  # which tells torch of the backend
 
@@ -47,7 +107,8 @@ def one_of_many(cluster: Cluster) -> Iterator[None]:
     exchanged.begin()
     hook = sys.excepthook
     with ExitStack() as stack:
-        stack.enter_context(started_by_torchrun(cluster))
+        if environment:
+            stack.enter_context(started_by_torchrun(cluster))
         stack.enter_context(sharded.classes_forgotten())
         others = (exchanged, data_parallel, sharded, sync_batch_norm)
         stack.enter_context(replaced([*_replacements(), *(r for each in others for r in each.replacements())]))
@@ -66,15 +127,18 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    own = {name: globals()[f"_{name}"] for name in _OWN if hasattr(_c10d, name)}
+def _wherever(own: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """The same for whoever has torch's function by name: torch's modules, and those of libraries loaded by now."""
     theirs = {id(getattr(_c10d, name)): name for name in own}
-    # Whoever has them by name: torch's own modules, and those of the libraries that are loaded by now.
     for module in [m for name, m in list(sys.modules.items()) if m is not None and name != __name__]:
         names = vars(module) if isinstance(module, type(sys)) else {}
         for name, value in list(names.items()):
             if id(value) in theirs and callable(value):
                 yield module, name, own[theirs[id(value)]]
+
+
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    yield from _wherever({name: globals()[f"_{name}"] for name in _OWN if hasattr(_c10d, name)})
     yield _c10d, "_new_process_group_helper", _new_process_group_helper
     yield torch.cuda, "is_initialized", _is_initialized
     if hasattr(_c10d, "default_pg_nccl_timeout"):  # torch without NCCL would warn that it has none
