@@ -28,10 +28,10 @@ def stand_in(module: Any) -> None:
     tracing.
     """
     check = module._validate_device
-    names = frozenset({"cuda", "cpu", "xpu", "hpu", "mps"})
-    constants = tuple(c | {DEVICE_TYPE} if c == names else c for c in check.__code__.co_consts)
-    if constants == check.__code__.co_consts:
-        raise LazyTensorError("[flex_attention] expected torch to compare device types with a set of names")
+    # Which names they are is each release's own.
+    constants = tuple(
+        c | {DEVICE_TYPE} if isinstance(c, frozenset) and {"cpu", "cuda"} <= c else c for c in check.__code__.co_consts
+    )
     _validates.append((check, check.__code__))
     check.__code__ = check.__code__.replace(co_consts=constants)
     for cls in tensors.TYPES:  # where the program has told torch not to compile

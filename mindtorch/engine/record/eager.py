@@ -19,7 +19,7 @@ from ...base.config import unsupported
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
-from ...ops.schema import data_dependent
+from ...ops.schema import data_dependent, has_out
 from . import seen
 from .gradients import on_values
 from .meta import as_meta, refuse
@@ -174,7 +174,8 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 v.detach().requires_grad_() if t.requires_grad else v for t, v in zip(inputs, values, strict=True)
             ]
             inside.also(knowing_views())
-        if {torch.Tag.inplace_view, torch.Tag.out}.intersection(getattr(info.func, "tags", ())):
+        is_op = isinstance(info.func, torch._ops.OpOverload)
+        if is_op and (torch.Tag.inplace_view in info.func.tags or has_out(info.func)):
             for t in before:  # what else names or views the same value must keep its own sizes and strides
                 _core.unshare(_core.get_handle(t))
             if index >= 0:
@@ -184,7 +185,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         cargs = tuple(concrete(a, holes, device) for a in args)
         ckwargs = {k: concrete(a, holes, device) for k, a in kwargs.items()}
         failure: Exception | None = None
-        depends = not isinstance(info.func, torch._ops.OpOverload) or data_dependent(info.func)
+        depends = not is_op or data_dependent(info.func)
         try:
             if executor is None:
                 out = info.call(*cargs, **ckwargs)

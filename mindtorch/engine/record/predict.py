@@ -24,6 +24,7 @@ from ...base.warned import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops.cpu_layouts import REFUSED, laid_out
+from ...ops.schema import has_out
 from . import seen, trial
 from .arguments import (
     TORCH_ERRORS,
@@ -251,7 +252,7 @@ def _predicted(
 
 def _resizes(info: Any, margs: tuple, mkwargs: dict[str, Any]) -> bool:
     """Would the call give elements of ``out=`` another shape? Torch warns then; its prediction in other words."""
-    has_others = isinstance(info.func, torch._ops.OpOverload) and torch.Tag.out in info.func.tags  # values=, indices=
+    has_others = isinstance(info.func, torch._ops.OpOverload) and has_out(info.func)  # values=, indices=
     outs = {k: a for k, a in mkwargs.items() if k == "out" or (has_others and k in info.writes)}
     if not any(t.numel() for t in tensors_in([*outs.values()])):
         return False
