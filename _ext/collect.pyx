@@ -163,6 +163,22 @@ cdef class Collector:
         if here is not None:
             self.ours(here, here.last)
 
+    def aside(self, since):
+        """The calling thread watched from `since` until now: what came before was the program's own."""
+        cdef Timeline here = self.here() if self.enabled else None
+        cdef uint64_t begun = since, ns
+        if here is None:
+            return
+        if here.in_op:
+            ns = mt_now() - begun
+            here.inner += ns
+            self.accounted += ns
+            self.overhead += ns
+            return
+        if begun > here.last:
+            self.gap(here, begun, 0, current_module(), current_phase(), current_location())
+        self.ours(here, here.last)
+
     def join(self, at=0):
         """The calling thread is accounted for from here on, or from `at` ns on the clock; its timeline."""
         cdef Timeline here = Timeline.__new__(Timeline)

@@ -562,6 +562,7 @@ intern_path = _paths.intern_path
 new_path = _paths.new_path
 module_path = _paths.module_path
 path_parent = _paths.path_parent
+path_root = _paths.path_root
 path_name = _paths.path_name
 path_class = _paths.path_class
 path_count = _paths.path_count

@@ -9,6 +9,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+import gc
 import sys
 
 cdef extern from *:
@@ -68,6 +69,7 @@ cdef extern from *:
     void PyErr_Clear() noexcept
     void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
     void Py_XDECREF(PyObject *p) noexcept
+    bint PyObject_TypeCheck(object ob, type kind) noexcept
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -189,6 +191,16 @@ def module_path(id):
 
 def path_parent(id):
     return path_at(id).parent
+
+
+def path_root(id):
+    """Of the model that it leads into."""
+    cdef uint32_t parent
+    while True:
+        parent = path_at(id).parent
+        if parent == 0:
+            return id
+        id = parent
 
 
 def path_name(id):
@@ -429,6 +441,18 @@ def forget():
         Py_XDECREF(hints[i].wr)
         hints[i].wr = NULL
     n_hints = 0
+
+
+def living(type kind):
+    """The objects of that class that are alive, of those that Python's garbage collector follows and has not frozen.
+
+    No Python code runs meanwhile, so that nobody can tell that all of them were referred to for a moment.
+    """
+    cdef list found = []
+    for thing in gc.get_objects():
+        if PyObject_TypeCheck(thing, kind):
+            found.append(thing)
+    return found
 
 
 def table_bytes():

@@ -154,7 +154,7 @@ def test_L12_moved_modules_are_renamed(tracked, Seen):
         net.blocks[0], net.blocks[1] = net.blocks[1], net.blocks[0]
         with Seen() as seen:
             keep(x), net(x)
-    assert seen.paths("gelu") == ["Block.act", "Net.blocks.0.act", "Net.blocks.1.act"]
+    assert seen.paths("gelu") == ["Net.blocks.0.act", "Net.blocks.0.act", "Net.blocks.1.act"]
 
 
 def test_L12_recycled_ids_do_not_mislabel(tracked):

@@ -1,11 +1,12 @@
 """The module path of every op, without hooks on any module.
 
 ``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the
-class name of the outermost module called, then attribute names: ``GPT2.h.0.attn``. A child is named by the module
-that calls it; if it is held further out (a shared embedding), by that holder; if no running module holds it when it is
-first called, by its class in parentheses, until its caller does.
-Outermost modules of one class have paths of their own, of the same name; a new one takes over that of one that is
-gone (see `outermost_path`). A generator returned by ``forward`` runs under its consumer's path.
+class name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs
+belongs to: the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself. A
+child is named by the module that calls it; if it is held further out (a shared embedding), by that holder; if no
+running module holds it when it is first called, by its class in parentheses, until its caller does.
+Models of one class have paths of their own, of the same name; a new one takes over that of one that is gone (see
+`_model_path`). A generator returned by ``forward`` runs under its consumer's path.
 
 Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that
 owns the parameter. Known limits: nodes made by a thread that itself runs no backward are looked up in the log of the
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mindtorch._ext import context, paths
+from mindtorch.engine.semantics import owners
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ MOST_GONE, MOST_APART = 16, 256
 
 
 class _Instance(NamedTuple):
-    """An outermost module, its path, and how often listeners had come when it was met."""
+    """A model, its path, and how often listeners had come when it was met."""
 
     ref: "weakref.ref[torch.nn.Module]"
     path: int
@@ -73,6 +75,7 @@ def unpatch() -> None:
     _tell_dynamo(_replacement, _original)
     _roots.clear()
     _owners.clear()
+    owners.forget()
     paths.forget()
 
 
@@ -85,7 +88,7 @@ def _tell_dynamo(old: Any, new: Any) -> None:
 
 
 def add_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
-    """Call ``listener(module, path_id)`` for each outermost module when it is first called."""
+    """Call ``listener(model, path_id)`` for each model when it, or a module in it, is first called."""
     global _audience
     _audience += 1
     _listeners.append(listener)
@@ -96,15 +99,28 @@ def remove_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
 
 
 def roots() -> list[tuple[torch.nn.Module, int]]:
-    """The outermost modules seen that are still alive, with their path ids, in order of first call."""
+    """The models seen that are still alive, with their path ids, in order of first call."""
     alive = [(ref(), path) for ref, path in _roots]
     return [(module, path) for module, path in alive if module is not None]
 
 
 def outermost_path(module: torch.nn.Module) -> int:
-    """Path of a module that is called while none runs.
+    """Path of a module that is called while none runs: within the model that it belongs to."""
+    name = context.class_name(module)
+    if any(instance.ref() is module for instance in _instances.get(name, ())):
+        return _model_path(module)
+    model, steps = owners.of(module, [known for known, _ in roots()])
+    path, holder = _model_path(model), model
+    for step in steps:
+        holder = holder._modules[step]  # type: ignore[assignment]
+        path = context.intern_path(path, step, context.class_name(holder))
+    return path
 
-    What a module leaves behind is taken over by the next one of its class, or there would be ever more paths in
+
+def _model_path(module: torch.nn.Module) -> int:
+    """Path of a model.
+
+    What a model leaves behind is taken over by the next one of its class, or there would be ever more paths in
     programs that make their loss function anew each time. But models that come one after the other while somebody
     listens are told apart, if they have parameters and are few.
     """
@@ -132,7 +148,12 @@ def outermost_path(module: torch.nn.Module) -> int:
 
 
 def saw_root(module: torch.nn.Module, path: int) -> None:
+    """A module of that path is called while none runs, for the first time: listeners hear of its model."""
     global _misses
+    top = context.path_root(path)
+    if top != path:
+        models = [instance.ref() for instance in _instances[context.path_name(top)] if instance.path == top]
+        module, path = next(model for model in models if model is not None), top
     if any(ref() is module for ref, _ in _roots):
         return
     if len(_roots) % 64 == 63:

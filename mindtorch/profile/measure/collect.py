@@ -37,7 +37,7 @@ from mindtorch.base.threads import ThreadWatch
 from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
-from mindtorch.engine.semantics import modules, phases, skipped_prefixes
+from mindtorch.engine.semantics import modules, owners, phases, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.op_row import FREE_TAGS
@@ -154,6 +154,7 @@ class Profiler(Run):
         self._frames = compiled_frames()
         semantics.install()
         peak.listening.append(collector.balance.mark)
+        owners.watching.append(collector.aside)
         modules.add_listener(self._saw_root)
         phases.add_listener(self._saw_optimizer)
         for root, path in modules.roots():
@@ -193,6 +194,7 @@ class Profiler(Run):
         local.remove_op_observer(self.collector.ran)
         _active.discard(self)
         modules.remove_listener(self._saw_root)
+        owners.watching.remove(self.collector.aside)
         phases.remove_listener(self._saw_optimizer)
         peak.say_roles()
         self.collector.balance.close()

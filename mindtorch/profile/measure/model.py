@@ -1,6 +1,7 @@
 """Parameters of the modules that ran: who owns how many, tied ones counted once."""
 
 import weakref
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,9 @@ class ModelBook:
                 self._frozen[self._known(parameter)] = not parameter.requires_grad
 
     def forget_all_but(self, called: set[int]) -> None:
-        """Keep the roots of these paths: others were called before the profile began, and not in it."""
-        self.roots = {path: root for path, root in self.roots.items() if path in called}
+        """Keep the models that these paths are in: others were called before the profile began, and not in it."""
+        models = {context.path_root(path) for path in called}
+        self.roots = {path: root for path, root in self.roots.items() if path in models}
 
     def _look(self, root: torch.nn.Module, path: int, noted: set[int]) -> list[Owned]:
         found = []
@@ -99,20 +101,27 @@ class ModelBook:
 
     def trainable(self) -> int:
         """Elements of all distinct parameters that get a gradient."""
-        groups = [owned for _, owned in self.roots.values()]
-        distinct = {token: n for owned in groups for _, parameters in owned for token, n, _ in parameters}
-        return sum(n for token, n in distinct.items() if not self._frozen.get(token))
+        distinct = _distinct(owned for _, owned in self.roots.values())
+        return sum(n for token, (n, _) in distinct.items() if not self._frozen.get(token))
 
-    def main(self) -> dict[str, object] | None:
-        """Name and size of the model: the root with most parameters, the first one if none has any."""
-        best: dict[str, object] | None = None
-        for name, owned in self.roots.values():
-            elements, nbytes = _sum([owned])
-            if best is None or elements > best["params"]:  # type: ignore[operator]
-                best = {"name": name, "params": elements, "param_bytes": nbytes}
-        return best
+    def models(self, names: Mapping[int, str]) -> list[dict[str, object]]:
+        """Name (by path), parameters and bytes of each model, the largest first. One without parameters, or with none
+        but those of another, is there only if there is no other."""
+        tokens = {path: _distinct([owned]).keys() for path, (_, owned) in self.roots.items()}
+        order = sorted(self.roots, key=lambda path: -_sum([self.roots[path][1]])[0])
+        kept: list[int] = []
+        for path in order:
+            if not kept or not any(tokens[path] <= tokens[larger] for larger in kept):
+                kept.append(path)
+        sizes = [(path, *_sum([self.roots[path][1]])) for path in kept]
+        return [{"name": names[path], "params": elements, "param_bytes": nbytes} for path, elements, nbytes in sizes]
 
 
-def _sum(groups) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    distinct = {token: (n, b) for owned in groups for _, parameters in owned for token, n, b in parameters}
-    return sum(n for n, _ in distinct.values()), sum(b for _, b in distinct.values())
+def _distinct(groups: Iterable[list[Owned]]) -> dict[int, tuple[int, int]]:
+    """{token: (elements, bytes)} of the parameters."""
+    return {token: (n, size) for owned in groups for _, parameters in owned for token, n, size in parameters}
+
+
+def _sum(groups: Iterable[list[Owned]]) -> tuple[int, int]:
+    distinct = _distinct(groups).values()
+    return sum(n for n, _ in distinct), sum(size for _, size in distinct)

@@ -82,7 +82,8 @@ class Run:
         called = [stage for name, stage in self.stages.items() if name in ("warmup", "main")] if self._announced else []
         book = self.book
         book.forget_all_but({path for stage in called or self.stages.values() for path in stage.entries})
-        return Parameters(book.total()[0], book.trainable(), book.own(), book.own(trainable=True), book.main())
+        return Parameters(book.total()[0], book.trainable(), book.own(), book.own(trainable=True),
+                          book.models(self.names))  # fmt: skip
 
     def module_order(self) -> dict[int, int]:
         """{path id of a module that was called: how many were first called before it}."""

@@ -71,7 +71,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
             for name, work in seen.threads
         ],
-        "model": seen.parameters.model,
+        "model": seen.parameters.models[0] if seen.parameters.models else None,
+        "models": seen.parameters.models,
         "startup": {
             "import_s": _seconds(tables, "import", main) + seen.imported_ns / 1e9,
             "compile_s": seen.compiled_ns / 1e9,

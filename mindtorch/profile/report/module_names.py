@@ -14,7 +14,7 @@ from mindtorch._ext import context
 class Names(dict[int, str]):
     """{path id: name}. `order`: of the modules that were called, how many were called before each for the first time.
 
-    A module that was not called, as its backward pass alone is in the profile, comes after those.
+    A model of which no module was called, as its backward pass alone is in the profile, comes after those.
     """
 
     def __init__(self, order: Mapping[int, int]) -> None:
@@ -22,8 +22,8 @@ class Names(dict[int, str]):
         self.order = order
         self._numbers: Counter[str] = Counter()
         for path in sorted(order, key=order.__getitem__):
-            if not context.path_parent(path):
-                self._number(path)
+            if (root := context.path_root(path)) not in self:
+                self._number(root)
 
     def _number(self, path: int) -> str:
         name = context.path_name(path)

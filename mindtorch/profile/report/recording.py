@@ -66,14 +66,14 @@ class Stage:
 class Parameters(NamedTuple):
     """Elements of distinct parameters: all, those that get a gradient, and both by path id of the module that has them.
 
-    model: name, parameters and bytes of the largest model.
+    models: name, parameters and bytes of each, the largest first.
     """
 
     total: int
     trainable: int
     own: dict[int, int]
     own_trainable: dict[int, int]
-    model: dict[str, object] | None
+    models: list[dict[str, object]]
 
 
 class ThreadWork(NamedTuple):

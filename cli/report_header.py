@@ -1,0 +1,166 @@
+"""The box at the head of a report: what ran where, for how long, and how much of it was seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import report_cluster, report_memory
+from .render import Canvas, clean
+from .report_workload import workload_facts
+from .units import bytes_text, count, counted, number, seconds, work
+
+__all__ = ["header"]
+
+_MODELS = 4  # named
+_BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
+_WAITS = {"data_s": "waiting for a DataLoader", "recompute_s": "computing forward passes again in backward"}
+
+
+def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
+    totals, tool = report.get("totals") or {}, report.get("tool") or {}
+    startup = report.get("startup") or {}
+    time_s, wall = totals.get("time_s") or 0.0, totals.get("wall_s")
+    facts = _models(report)
+    facts += workload_facts(report)
+    if report.get("cluster"):
+        facts.append(("rank", report_cluster.rank(report)))
+    if rank := report.get("rank"):
+        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; what follows is this process's alone"))
+    versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
+    sized = report.get("mode") == "estimate"
+    facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
+    ops = totals.get("ops") or 0
+    text = f"{seconds(time_s)} in {counted(ops, 'op', count(ops))}"
+    if sized:
+        text = (
+            f"{_expected(totals)} in {counted(ops, 'op', count(ops))}"
+            if time_s
+            else f"{text} (--target predicts the time)"
+        )
+    elif wall is not None:
+        text += f" · whole run {seconds(wall)}"
+    facts.append(("time", text))
+    waits = report.get("waits") or {}
+    spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
+             for key, what in _WAITS.items() if waits.get(key)]  # fmt: skip
+    if spent:
+        facts.append(("of that", ", ".join(spent)))
+    lazy = report.get("lazy")
+    if lazy:
+        runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
+        facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
+    threads = report.get("threads") or []
+    if any(row["name"] != "main" for row in threads):
+        facts.append(("threads", _threads(threads)))
+    if report.get("npu"):
+        facts.append(("on NPUs", _on_npus(report["npu"])))
+    imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
+    if (imports or construction) and not sized:
+        compiling = f", {seconds(startup['compile_s'])} compiling" if startup.get("compile_s") else ""
+        apart = f"{seconds(imports)} imports, {seconds(construction)} construction{compiling}, kept apart"
+        facts.append(("start-up", apart))
+    steps = report.get("steps") or {}
+    if steps.get("count", 0) > 1:
+        times = steps.get("time_s")
+        least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
+        each = f", {usual} each ({least} to {most})" if times else ""
+        left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
+        facts.append(("steps", f"{steps['count']}{each}{left_out if steps.get('warmup') else ''}"))
+    flops = totals.get("flops") or 0
+    text = f"{work(flops, 'FLOP')} ({work(totals.get('macs'), 'MAC')})"
+    if flops and time_s:
+        text += f" · {work(flops / time_s, 'FLOP/s')}"
+    facts.append(("work", text))
+    if totals.get("coverage") is not None:
+        # Rounded down: 100 % is said only of everything.
+        text = f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"
+        unseen = [counted(row["count"], clean(row["what"])) for row in report.get("unseen") or []]
+        facts.append(("coverage", text + (f", of those seen; NOT SEEN: {', '.join(unseen)}" if unseen else "")))
+    roofline, predicted = report.get("roofline") or {}, totals.get("predicted_s")
+    if roofline and predicted:
+        shares = ", ".join(
+            f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS
+        )
+        if waiting := roofline.get("communication_s"):
+            shares += f", {100 * waiting / predicted:.0f} % communication"
+        text = f"bound by: {shares} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"
+        if not sized:
+            text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
+        facts.append(("predicted", text))
+        facts += _grounds(roofline)
+    if totals.get("peak_bytes"):
+        facts.append(("memory", report_memory.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
+    overhead = totals.get("overhead_s")
+    if overhead is not None and not sized:
+        # Of what was measured: a run that is mostly imports would make any overhead look like none.
+        share = f" ({100 * overhead / (overhead + time_s):.1f} % of what is reported)" if overhead + time_s else ""
+        facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and subtracted"))
+    if report.get("interrupted"):
+        facts.append(("ended", "interrupted; what follows is what ran until then"))
+    elif report.get("exit_code"):
+        facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
+    canvas.facts("genie profile", target, facts)
+
+
+def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The model, or several of them, with their parameters."""
+    totals = report.get("totals") or {}
+    models = report.get("models") or [model for model in (report.get("model"),) if model]
+    if not models:
+        return []
+    sizes = [(model, model.get("params") or 0, bytes_text(model.get("param_bytes"))) for model in models]
+    found = [
+        f"{clean(model.get('name') or 'model')}, {counted(params, 'parameter', number(params, '0'))}"
+        + (f" ({size})" if size else "")
+        for model, params, size in sizes[:_MODELS]
+    ]
+    text = "; ".join(found)
+    if len(models) > _MODELS:
+        rest = number(sum(params for _, params, _ in sizes[_MODELS:]), "0")
+        text += f"; {counted(len(models) - _MODELS, 'more model')}, {rest}"
+    trainable = totals.get("trainable_params")
+    if trainable is not None and trainable < (totals.get("params") or 0):
+        text += f", trained: {number(trainable, '0')}"
+    return [("models" if len(models) > 1 else "model", text)]
+
+
+def _expected(totals: dict[str, Any]) -> str:
+    """The time of an estimate: about, the interval of eight measurements in ten, and at least."""
+    text = f"about {seconds(totals.get('about_s') or totals.get('time_s'))}"
+    if totals.get("about_high_s"):
+        text += f" ({seconds(totals.get('about_low_s'))} to {seconds(totals['about_high_s'])}, 8 in 10)"
+    return f"{text}, at least {seconds(totals.get('bound_s'))}"
+
+
+def _grounds(roofline: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the factors of "about" come from, and the ops that its interval is wide by."""
+    sources: dict[str, list[str]] = {}
+    for family, source in (roofline.get("factors") or {}).items():
+        sources.setdefault(source, []).append(family)
+    found = []
+    if sources:
+        text = "; ".join(f"{', '.join(families)}: {clean(source)}" for source, families in sources.items())
+        found.append(("factors", f"{text}{' · TF32' if roofline.get('tf32') else ''}"))
+    doubt = [row for row in roofline.get("doubt") or [] if row.get("seconds")]
+    if doubt:
+        names = ", ".join(f"{clean(r['name']).removeprefix('aten::')} ±{seconds(r['seconds'])}" for r in doubt)
+        found.append(("doubt", f"most of all in {names}"))
+    return found
+
+
+def _threads(threads: list[dict[str, Any]]) -> str:
+    """Which threads ran ops. Times of threads that ran at once add up to more than the run took."""
+    named = [f"{clean(row['name'])}{' ×' + str(row['count']) if row['count'] > 1 else ''} {count(row['ops'])}"
+             for row in threads[:5]]  # fmt: skip
+    more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
+    return f"ops in {', '.join(named)}{more}; what ran at once is added up"
+
+
+def _on_npus(npu: dict[str, Any]) -> str:
+    """How many calls the NPUs ran themselves, and which went through the CPU."""
+    native, staged = sum(npu["native"].values()), sum(npu["staged"].values())
+    text = f"{counted(native, 'call', count(native))} native, {count(staged)} staged through the CPU"
+    peaks = ", ".join(f"{bytes_text(most)} on {name}" for name, most in npu["peak_bytes"].items())
+    names = [f"{name.removeprefix('aten::')} ×{calls}" for name, calls in list(npu["staged"].items())[:4]]
+    text += f": {', '.join(names)}{' …' if len(npu['staged']) > 4 else ''}" if names else ""
+    return f"{text} · peak {peaks}"

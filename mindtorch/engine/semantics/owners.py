@@ -1,0 +1,92 @@
+"""Which model does a module belong to, that the program calls by itself: ``agent.critic(x)``?
+
+A module does not know who holds it. Of all modules that are alive, those that hold it are found by looking at each,
+which takes milliseconds; it is done when a module is met that runs by itself, and rarely once nothing comes of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from mindtorch._ext import paths
+
+#: Called with the time (ns, on the clock of profiles) when a search began, once it is over.
+watching: list[Callable[[int], None]] = []
+
+#: So many searches for modules of one class that nobody held, and so many in all; from then on ever fewer.
+MOST_IN_VAIN, MOST = 8, 64
+
+_in_vain: Counter[str] = Counter()  # by class: a loss function may be made anew in each step
+_searches = 0
+
+
+def forget() -> None:
+    """What was met is met anew."""
+    global _searches
+    _searches = 0
+    _in_vain.clear()
+
+
+def of(module: torch.nn.Module, known: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, list[str]]:
+    """(the model that holds it, the names that lead from there to it); itself, where nobody does.
+
+    Of several: one of `known`; else that of most modules.
+    """
+    global _searches
+    began = time.perf_counter_ns()
+    for model in known:
+        for path, candidate in model.named_modules():
+            if candidate is module:
+                return model, path.split(".") if path else []
+    name = type(module).__qualname__
+    _in_vain[name] += 1
+    if not _is_due(_in_vain[name], MOST_IN_VAIN):
+        return module, []
+    _searches += 1
+    if not _is_due(_searches, MOST):
+        return module, []
+    found = _search(module)
+    if found[0] is not module:
+        _in_vain[name] = 0
+    for watch in watching:
+        watch(began)
+    return found
+
+
+def _is_due(times: int, most: int) -> bool:
+    return times <= most or times & (times - 1) == 0
+
+
+def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
+    for holder in paths.living(torch.nn.Module):
+        children = vars(holder).get("_modules")
+        for name, child in children.items() if isinstance(children, dict) else ():  # a scripted one has another
+            if child is not None:
+                holders[id(child)].append((holder, name))
+    # From the module outwards, the nearest first.
+    below: dict[int, tuple[torch.nn.Module, str] | None] = {id(module): None}
+    todo, outermost = [module], []
+    for at in todo:
+        further = [(holder, name) for holder, name in holders.get(id(at), ()) if id(holder) not in below]
+        for holder, name in further:
+            below[id(holder)] = (at, name)
+            todo.append(holder)
+        if not further:
+            outermost.append(at)
+    model = max(outermost, key=lambda at: sum(1 for _ in at.modules()), default=module)
+    return model, _names(model, below)
+
+
+def _names(model: torch.nn.Module, below: Mapping[int, tuple[torch.nn.Module, str] | None]) -> list[str]:
+    names = []
+    step = below[id(model)]
+    while step is not None:
+        child, name = step
+        names.append(name)
+        step = below[id(child)]
+    return names

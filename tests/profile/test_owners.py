@@ -1,0 +1,193 @@
+"""What models are called, of which the program calls parts: ``agent.critic(x)``, and never the model itself."""
+
+import copy
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.engine.semantics import owners
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
+
+
+class Agent(nn.Module):
+    """As in cleanrl's PPO: nobody calls its forward, it has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.actor = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.spare = nn.Linear(16, 16)
+
+    def act(self, x):
+        return self.actor(x), self.critic(x)
+
+
+class VAE(nn.Module):
+    """As diffusers' AutoencoderKL: encode and decode are methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU())
+        self.decoder = nn.Sequential(nn.ConvTranspose2d(4, 3, 3))
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, z):
+        return self.decoder(z)
+
+
+class Lit(nn.Module):
+    """As a LightningModule: the loop calls training_step."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.ModuleDict({"body": nn.Linear(4, 4)})
+        self.loss = nn.MSELoss()
+
+    def training_step(self, batch):
+        return self.loss(self.model["body"](batch), batch)
+
+
+class Generator(nn.Linear):
+    pass
+
+
+class Discriminator(nn.Linear):
+    pass
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def measured(program):
+    with Profiler() as seen:
+        program()
+    return seen.report()
+
+
+def estimated(program):
+    with Estimator() as seen:
+        program()
+    return seen.report()
+
+
+def paths(report):
+    return [row["path"] for row in report["modules"] if row["path"]]
+
+
+both = pytest.mark.parametrize("run", [measured, estimated])
+
+
+@both
+def test_C2_a_model_of_which_parts_are_called_has_its_name_and_all_its_parameters(run):
+    def program():
+        agent = Agent()
+        optimizer = torch.optim.Adam(agent.parameters())
+        for _ in range(2):
+            with torch.no_grad():
+                agent.act(torch.randn(8, 4))
+            sum(part.sum() for part in agent.act(torch.randn(8, 4))).backward()
+            optimizer.step()
+
+    report = run(program)
+    assert report["model"] == {"name": "Agent", "params": size(Agent()), "param_bytes": 4 * size(Agent())}
+    assert report["models"] == [report["model"]] and report["totals"]["params"] == size(Agent())
+    assert paths(report)[0] == "Agent" and {path.partition(".")[0] for path in paths(report)} == {"Agent"}
+    rows = {row["path"]: row for row in report["modules"]}
+    assert rows["Agent"]["calls"] == 0 and rows["Agent.critic"]["calls"] == rows["Agent.actor"]["calls"] == 4
+    assert rows["Agent"]["params"] == size(Agent()) and rows["Agent"]["class"] == "Agent"
+
+
+@both
+def test_C2_methods_that_are_not_forward_belong_to_their_model(run):
+    report = run(lambda: [vae.decode(vae.encode(torch.randn(1, 3, 8, 8))) for vae in (VAE(),)])
+    assert [path for path in paths(report) if path.count(".") == 1] == ["VAE.encoder", "VAE.decoder"]
+    assert report["model"]["name"] == "VAE" and report["model"]["params"] == size(VAE())
+
+
+@both
+def test_C2_a_loop_that_calls_what_a_container_holds(run):
+    report = run(lambda: Lit().training_step(torch.randn(2, 4)))
+    assert paths(report) == ["Lit", "Lit.model", "Lit.model.body", "Lit.loss"]
+    assert report["model"]["name"] == "Lit"
+
+
+@both
+def test_C2_several_models_are_all_named_the_largest_first(run):
+    def program():
+        g, d = Generator(4, 8), Discriminator(8, 1)
+        d(g(torch.randn(2, 4)))
+        nn.MSELoss()(torch.zeros(2), torch.ones(2))
+
+    report = run(program)
+    assert [(m["name"], m["params"]) for m in report["models"]] == [("Generator", 40), ("Discriminator", 9)]
+    assert report["model"] == report["models"][0]
+
+
+def test_C2_models_of_one_class_of_which_parts_are_called_are_numbered_in_the_order_of_the_run():
+    one, two = Agent(), Agent()
+
+    def program():
+        two.critic(torch.randn(1, 4)), one.actor(torch.randn(1, 4)), two.actor(torch.randn(1, 4))
+
+    report = measured(program)
+    assert [path for path in paths(report) if path.count(".") == 1] == [
+        "Agent.critic", "Agent.actor", "Agent #2.actor",
+    ]  # fmt: skip
+    assert [model["name"] for model in report["models"]] == ["Agent", "Agent #2"]
+
+
+def test_C2_a_part_that_was_met_alone_is_no_model_of_its_own_beside_the_one_that_holds_it():
+    body = nn.Linear(4, 4)
+
+    def program():
+        body(torch.randn(2, 4))
+        nn.Sequential(body, nn.Linear(4, 4))(torch.randn(2, 4))
+
+    assert [(m["name"], m["params"]) for m in measured(program)["models"]] == [("Sequential", 40)]
+
+
+def test_C2_a_copied_model_owns_its_parts():
+    other = copy.deepcopy(Agent())  # no child of it was registered
+    other.critic = nn.Sequential(*other.critic)
+    assert paths(measured(lambda: other.critic(torch.randn(1, 4))))[:2] == ["Agent", "Agent.critic"]
+
+
+def test_C2_of_several_holders_the_outermost_of_most_modules_gives_the_name():
+    part = nn.Linear(2, 2)
+    small, large = nn.ModuleList([part]), nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleList([part])})
+    assert paths(measured(lambda: part(torch.ones(1, 2)))) == ["ModuleDict", "ModuleDict.b", "ModuleDict.b.0"]
+    assert len(small) == 1 and len(large) == 2
+
+
+def test_S12_modules_that_nobody_holds_are_looked_for_ever_more_rarely():
+    watched = []
+    owners.watching.append(watched.append)
+    try:
+        with Profiler():
+            for _ in range(300):
+                nn.ReLU()(torch.ones(1))
+    finally:
+        owners.watching.remove(watched.append)
+    assert len(watched) == owners.MOST_IN_VAIN + 5  # 16, 32, 64, 128, 256
+
+
+def test_C2_searching_is_none_of_the_programs_time(monkeypatch):
+    search, spent = owners.paths.living, []
+
+    def living(kind):
+        begun = time.perf_counter()
+        time.sleep(0.02)
+        found = search(kind)
+        spent.append(time.perf_counter() - begun)
+        return found
+
+    monkeypatch.setattr(owners.paths, "living", living)
+    with Profiler() as seen:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert len(spent) == 1 and seen.report()["totals"]["overhead_s"] >= spent[0]
