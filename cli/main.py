@@ -35,6 +35,8 @@ class Genie(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
+            if near := _nearest(cmd_name):
+                ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near}'?")
             return None
         command: click.Command = importlib.import_module(f"{__package__}.{cmd_name}").command
         return command
@@ -79,6 +81,12 @@ class Genie(click.Group):
             _complain(f"cannot write to standard output: {error.strerror}", "genie")
             code = 1
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _nearest(name: str) -> str | None:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), None)
 
 
 def _complain(message: str, where: str, more: str = "") -> None:

@@ -53,6 +53,17 @@ def test_C8_unknown_command():
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "nonesuch" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("profil", "profile"), ("Profile", "profile"), ("grahp", "graph"), ("device", "devices")]
+)
+def test_C8_an_unknown_command_names_the_nearest(typed, meant):
+    for more in ([], ["--help"], ["x.py"]):
+        result = genie(typed, *more)
+        assert result.exit_code == 2
+        assert result.stderr == f"genie: No such command '{typed}'. Did you mean '{meant}'? (see genie --help)\n"
+    assert "mean" not in genie("nonesuch").stderr
+
+
 def test_C8_version():
     result = genie("--version")
     assert result.exit_code == 0 and result.stdout.startswith("genie ") and "torch 2" in result.stdout
