@@ -8,7 +8,8 @@ queued, False when the first phase does not take such parameters (nothing has ha
 ``acl`` raises. Whatever is created is destroyed on every path.
 
 A first phase also declines where the chip, or what is installed, has no kernel for operands of these dtypes (561xxx).
-That is warned of once per operation and remembered: it is not asked again.
+Both are warned of once per operation and remembered, and it is not asked again: for such dtypes, or, of parameters that
+it does not take (161xxx), for the same call.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
@@ -65,6 +66,7 @@ cdef enum:
     NOT_HERE = 561000       # and the codes after it: what it has no kernel for
     NO_POINTER = 161001     # ACLNN_ERR_PARAM_NULLPTR
     NOT_TAKEN = 161002      # ACLNN_ERR_PARAM_INVALID
+    MOST_REFUSED = 1000     # calls that an operation remembers
     NOT_MADE = 561103       # ACLNN_ERR_INNER_NULLPTR
 
 cdef Makers _makers
@@ -79,6 +81,7 @@ cdef class _Operation:
     cdef bytes first_name, second_name
     cdef bytes parameters   # of the first phase, as `declare` was told
     cdef set declined       # dtypes of operands, as `_Call.types`, or None
+    cdef set refused        # calls, as `_alike`, or None
 
 
 cdef dict _operations = {}
@@ -179,31 +182,38 @@ cdef class _Call:
         if self.entered:
             leave()
 
-    cdef bint ready(self) except -1:
+    cdef bint ready(self, tuple arguments) except -1:
         """Right before the first phase: what has run since `enter` may have bound another context.
 
-        False where that has declined such operands before.
+        False where that has declined such operands, or refused such a call, before.
         """
-        if self.operation.declined is not None and self.types in self.operation.declined:
+        cdef _Operation operation = self.operation
+        if operation.declined is not None and self.types in operation.declined:
+            return False
+        if operation.refused is not None and _alike(operation.parameters, arguments) in operation.refused:
             return False
         stop(bind(self.unit))
         return True
 
-    cdef int decline(self, int code) except -1:
+    cdef int decline(self, int code, tuple arguments) except -1:
         """The first phase wants no such parameters, or there is no kernel for them."""
         cdef const char *text = acl.taken_text()
-        cdef bint told = self.operation.declined is not None
-        if code == NOT_TAKEN or code == NO_POINTER:
-            return 0  # other parameters may be taken
+        cdef _Operation operation = self.operation
+        cdef bint taken = code != NOT_TAKEN and code != NO_POINTER
+        cdef bint told = operation.declined is not None if taken else operation.refused is not None
+        if taken:
+            operation.declined = operation.declined or set()
+            operation.declined.add(self.types)
+        else:  # other parameters may be taken
+            if operation.refused is None or len(operation.refused) >= MOST_REFUSED:
+                operation.refused = set()
+            operation.refused.add(_alike(operation.parameters, arguments))
         if not told:
-            self.operation.declined = set()
-        self.operation.declined.add(self.types)
-        if not told:
-            name = self.operation.second_name.decode()
+            name = operation.second_name.decode()
+            why = "has no kernel for its operands" if taken else "does not take its parameters"
             detail = (<bytes>text).decode("utf-8", "replace").strip() if text != NULL else ""
-            warnings.warn(f"[{name}] runs through the CPU where the NPU has no kernel for its operands: "
-                          f"error {code} ({acl_names.error_name(code)})" + (f": {detail}" if detail else ""),
-                          RuntimeWarning)
+            warnings.warn(f"[{name}] runs through the CPU where the NPU {why}: error {code} "
+                          f"({acl_names.error_name(code)})" + (f": {detail}" if detail else ""), RuntimeWarning)
         return 0
 
     cdef int destroy(self) noexcept nogil:
@@ -221,7 +231,7 @@ cdef class _Call:
         self.listed = NULL
         return code
 
-    cdef bint end(self, int code, uint64_t size, Handle executor) except -1:
+    cdef bint end(self, int code, uint64_t size, Handle executor, tuple arguments) except -1:
         """What follows every first phase: `code` is what that returned. The call is over."""
         cdef Lane *lane = current_lane(self.unit)
         cdef Piece *piece = NULL
@@ -229,7 +239,7 @@ cdef class _Call:
         cdef const char *name = self.operation.second_name
         cdef Second second = self.operation.second
         if DECLINED <= code < DECLINED + 1000 or NOT_HERE <= code < NOT_HERE + 1000:
-            self.decline(code)
+            self.decline(code, arguments)
         else:
             acl.check(self.operation.first_name, code)
             with nogil:
@@ -335,6 +345,17 @@ cdef class _Call:
         return value
 
 
+cdef tuple _alike(bytes parameters, tuple arguments):
+    """What a first phase sees of a call, but where the tensors are."""
+    return tuple([_seen(each) if kind in b"TtNn" and each is not None
+                  else tuple([_seen(one) for one in each]) if kind == c'L' else (each, type(each))
+                  for kind, each in zip(parameters, arguments)])
+
+
+cdef tuple _seen(tuple description):
+    return (description[1], description[2], description[5])
+
+
 cdef int _destroy(Handle handle, char kind, bint silent) noexcept nogil:
     cdef int code
     cdef const char *name
@@ -395,9 +416,9 @@ def call(str name, int device, *arguments):
             w[words] = call.word(parameters[i], arguments[i])
             words += 1
     w[words], w[words + 1] = <int64_t>&size, <int64_t>&executor
-    if not call.ready():
+    if not call.ready(arguments):
         return False
     with nogil:
         code = (<First>call.operation.first)(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11],
                                              w[12], w[13], w[14], w[15], w[16], w[17], w[18], w[19], reals[0], reals[1])
-    return call.end(code, size, executor)
+    return call.end(code, size, executor, arguments)

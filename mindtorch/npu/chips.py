@@ -5,9 +5,10 @@ The families are those of torch_npu: names that are not known are taken for newe
 
 from __future__ import annotations
 
+import functools
 import re
 
-__all__ = ["computes_bfloat16", "saturates", "saves_variance"]
+__all__ = ["computes_bfloat16", "multiplies_float32", "saturates", "saves_variance"]
 
 # ``Ascend910B`` alone is of the first generation, ``Ascend910B1`` and so on are Atlas A2's.
 _FIRST_910 = r"910(Premium|Pro)?[AB](?!\d)"
@@ -19,6 +20,12 @@ _SAVING_VARIANCE = re.compile(r"Ascend910(B\d|_93)")
 def computes_bfloat16(name: str) -> bool:
     """Whether the chip computes in bfloat16: those of the first 910 generation, 310 and 310P do not."""
     return _WITHOUT_BFLOAT16.match(name) is None
+
+
+@functools.cache
+def multiplies_float32(name: str) -> bool:
+    """Whether its cube unit takes float32: that of the first 910 generation, 310 and 310P does not."""
+    return computes_bfloat16(name)  # the same units
 
 
 def saturates(name: str) -> bool:

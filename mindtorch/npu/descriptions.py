@@ -43,7 +43,6 @@ class Calls:
 
 
 Kernel = Callable[[Calls, tuple, dict], Any]
-KEEP_DTYPE = 0  # of the cube unit: it computes with the operands' dtype
 
 # Shapes and strides
 

@@ -1,8 +1,9 @@
 """ATen operations that one operator of the NPU's computes: a row says which, and what it takes.
 
 A row names the operator and its parameters in order, by the names that ATen's schema gives them: ``>0`` is the first
-result, ``=0`` the number 0, ``-`` nothing. After a colon, which dtypes a tensor may have: one and the same of float32,
-float16 and bfloat16 for all, unless said otherwise. Torch is asked once for each distinct call what results look like.
+result, ``cube`` how its unit treats float32, ``-`` nothing. After a colon, which dtypes a tensor may have: one and the
+same of float32, float16 and bfloat16 for all, unless said otherwise. Torch is asked once for each distinct call what
+results look like.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from .._ext import aclnn
 from ..engine.record.predict import quiet
 from ..ops import schema
+from . import cube
 from .descriptions import (
     DTYPES,
     FLOATS,
@@ -88,6 +90,10 @@ class KernelRow:
         results = self._results(named, tensors)
         if results is None:
             return NotImplemented
+        if "cube" in self._classes:
+            named["cube"] = cube.math_type(found[1])
+            if named["cube"] is None:
+                return NotImplemented
         if self._in_place:
             own = tensors["self"]
             if results[0][0] != own[1] or any(overlap(own, each) for each in tensors.values()):
@@ -115,7 +121,7 @@ class KernelRow:
         tensors: dict[str, Description] = {}
         common, numbers, ones = -1, [], []
         for (name, kind), letter in zip(self._words, self._letters, strict=True):
-            if letter not in "TtNn" or name[0] in ">=-":
+            if letter not in "TtNn" or name[0] in ">-":
                 continue
             value = named[name]
             if value is None and kind == "ones":
@@ -212,8 +218,6 @@ class KernelRow:
         """What a parameter of the operator is given."""
         if word == "-":
             return None
-        if word[0] == "=":
-            return int(word[1:])
         if word[0] == ">":
             return outs[int(word[1:])]
         value = named[word]
@@ -287,10 +291,10 @@ _TABLE = {
     "native_batch_norm_backward":
         "BatchNormBackward grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask "
         ">0 >1 >2",
-    "convolution": "Convolution input weight bias stride padding dilation transposed output_padding groups >0 =0",
+    "convolution": "Convolution input weight bias stride padding dilation transposed output_padding groups >0 cube",
     "convolution_backward":
         "ConvolutionBackward grad_output input weight bias_sizes stride padding dilation transposed output_padding "
-        "groups output_mask =0 >0 >1 >2",
+        "groups output_mask cube >0 >1 >2",
     "_adaptive_avg_pool2d": "AdaptiveAvgPool2d self output_size >0",
     "_adaptive_avg_pool2d_backward": "AdaptiveAvgPool2dBackward grad_output self >0",
 }  # fmt: skip

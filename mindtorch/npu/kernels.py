@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from .._ext import aclnn
+from . import cube
 from .descriptions import (
     DTYPES,
     FLOATS,
     INDICES,
-    KEEP_DTYPE,
     MAX_RANK,
     TORCH,
     WHOLE,
@@ -147,11 +147,12 @@ def _product(name: str, rank: int | None) -> Kernel:
             return NotImplemented
         if rank == 3 and one[0] != other[0]:
             return NotImplemented
-        if one[-1] != other[-2 if len(other) > 1 else 0] or not one[-1]:
+        mode = cube.math_type(described[0][5])
+        if one[-1] != other[-2 if len(other) > 1 else 0] or not one[-1] or mode is None:
             return NotImplemented
         sizes = batch + one[-2:-1] + (other[-1:] if len(other) > 1 else ())
         result, out = make(calls, sizes, described[0][5])
-        done = not math.prod(sizes) or aclnn.call(name, calls.device, *described, out, KEEP_DTYPE)
+        done = not math.prod(sizes) or aclnn.call(name, calls.device, *described, out, mode)
         return result if done else NotImplemented
 
     return kernel
@@ -167,12 +168,12 @@ def _addmm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     added, left, right = (each[1] for each in described)
     if len(left) != 2 or len(right) != 2 or left[1] != right[0] or not left[1] or len(added) > 2:
         return NotImplemented
-    sizes = (left[0], right[1])
-    if any(size not in (1, wanted) for size, wanted in zip(reversed(added), reversed(sizes))):
+    sizes, mode = (left[0], right[1]), cube.math_type(described[0][5])
+    if mode is None or any(size not in (1, wanted) for size, wanted in zip(reversed(added), reversed(sizes))):
         return NotImplemented
     result, out = make(calls, sizes, described[0][5])
     one, mat1, mat2 = described
-    done = not math.prod(sizes) or aclnn.call("Addmm", calls.device, one, mat1, mat2, beta, alpha, out, KEEP_DTYPE)
+    done = not math.prod(sizes) or aclnn.call("Addmm", calls.device, one, mat1, mat2, beta, alpha, out, mode)
     return result if done else NotImplemented
 
 

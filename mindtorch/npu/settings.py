@@ -1,7 +1,8 @@
 """Settings of torch_npu's that programs make (``torch.npu.set_compile_mode``, ``torch.npu.config`` …).
 
 They choose between ways to compute the same. There is one way here: kernels that CANN has compiled, on tensors in the
-plain format (ND), in full precision. So they are remembered, and answered, and change nothing.
+plain format (ND), in full precision. So they are remembered, and answered, and change nothing: but for
+``ACL_PRECISION_MODE`` on chips that have no products of float32 (`cube`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from ..base.errors import UnsupportedOperationError
+from . import cube
 from .api import is_bf16_supported
 
 __all__ = [
@@ -24,7 +26,7 @@ __all__ = [
 
 
 class CubeMathType(IntEnum):
-    """How matrix products of float32 may be computed; here always in float32."""
+    """How matrix products of float32 may be computed; here in float32 where the chip can."""
 
     KEEP_DTYPE = 0
     ALLOW_FP32_DOWN_PRECISION = 1
@@ -58,6 +60,7 @@ def set_option(option: dict[str, Any]) -> None:
         if value not in _VALUES.get(name, (value,)):
             raise ValueError(f"[set_option] {name}: expected one of {', '.join(_VALUES[name])}, got {value!r}")
     _options.update(given)
+    cube.must_keep(_options.get("ACL_PRECISION_MODE") == "must_keep_origin_dtype")
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:

@@ -14,7 +14,7 @@ And how unkind it is, as devices are; ``GENIE_TEST_NPU_UNKIND=1`` is all of thes
 ``GENIE_TEST_NPU_KEEP_TEXT`` (1: the text of an error stays until it is asked for),
 ``GENIE_TEST_NPU_COUNT`` (1: devices can be counted before ``aclInit``), ``GENIE_TEST_NPU_EVENTS`` and
 ``GENIE_TEST_NPU_STREAMS`` (how many a device has, 1023 and 512; 0: any number). Not among them:
-``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives), ``GENIE_TEST_NPU_CHIP`` (the chip's name),
+``GENIE_TEST_NPU_DECLINE`` (what every operator's first phase gives), ``GENIE_TEST_NPU_CHIP`` (Ascend910B1),
 ``GENIE_TEST_NPU_RUNTIME`` (its version as ``aclsysGetVersionNum`` counts, 90200000 for 9.2.0; 0: it does not know;
 unset: 9.2.0, or 9.1.0 where streams do not wait for other devices' events), ``GENIE_TEST_NPU_STAYS_BROKEN``
 (1: a device on which work failed runs nothing more).

@@ -309,17 +309,31 @@ def test_N5_an_operator_that_is_not_here_is_staged_and_not_asked_again(in_npu_pr
     assert counted == "5 None"
 
 
-def test_N5_what_an_operator_does_not_take_is_asked_again_and_not_warned_of(in_npu_program):
+@pytest.mark.parametrize("code", [161001, 161002])
+def test_N5_a_call_that_an_operator_does_not_take_is_warned_of_and_not_asked_again(in_npu_program, code):
+    """Other sizes, strides, dtypes and numbers may be taken, and are asked for; a fault in between is none of it."""
     said = in_npu_program(
         DECLINING
         + """
         for _ in range(3):
             assert (x + x).tolist() == [0, 2, 4, 6]
-    print(calls(), len(said))
+        asked = [calls()]
+        for other in (lambda: x[:2] + x[:2], lambda: x[::2] + x[::2], lambda: x.half() + x.half(),
+                      lambda: torch.add(x, x, alpha=3), lambda: torch.add(x, x, alpha=3.0)):
+            for _ in range(2):
+                other()
+            asked.append(calls())
+    print(asked, len([each for each in said if "[aclnnAdd]" in str(each.message)]))
+    print(*{str(each.message) for each in said if "[aclnnAdd]" in str(each.message)})
         """,
-        GENIE_TEST_NPU_DECLINE="161002",
+        GENIE_TEST_NPU_DECLINE=str(code),
+    ).splitlines()
+    name = {161001: "ACLNN_ERR_PARAM_NULLPTR", 161002: "ACLNN_ERR_PARAM_INVALID"}[code]
+    warned = (
+        f"[aclnnAdd] runs through the CPU where the NPU does not take its parameters: error {code} ({name}): "
+        "aclnnAddGetWorkspaceSize: aclnnAdd is not on this chip"
     )
-    assert said == "3 0\n"
+    assert said == ["[1, 2, 3, 4, 5, 6] 1", warned]
 
 
 def test_N5_a_fault_in_a_first_phase_is_raised(in_npu_program):

@@ -122,11 +122,19 @@ static void insert_one(tensor *t, int at) {
     t->rank++;
 }
 
+int check_cube(struct plan *plan, int type, int mode) {
+    plan->number = mode;
+    if (mode < 0 || mode > 3) return fail(NN_PARAM, "cubeMathType %d", mode);
+    if (!float_cube && (type == BF16 || (type == F32 && mode != 1 && mode != 2)))
+        return fail(NN_PARAM, "the cube unit of %s does not take type %d in cubeMathType %d", chip, type, mode);
+    return OK;
+}
+
 static int plan_matmul(struct plan *plan, int mode) {
     int code = check_types(plan, 1);
+    code = code ? code : check_cube(plan, plan->tensors[1].type, mode);
     if (code) return code;
     tensor *out = &plan->tensors[0], *left = &plan->tensors[1], *right = &plan->tensors[2];
-    if (mode < 0 || mode > 3) return fail(NN_PARAM, "cubeMathType %d", mode);
     if (!left->rank || !right->rank || left->rank == MAX_DIMS || right->rank == MAX_DIMS)
         return fail(NN_PARAM, "ranks %d and %d", left->rank, right->rank);
     int row = left->rank == 1, column = right->rank == 1;
@@ -143,7 +151,6 @@ static int plan_matmul(struct plan *plan, int mode) {
     tensor batch = *out, a = *left, b = *right;
     batch.rank -= 2, a.rank -= 2, b.rank -= 2;
     code = check_broadcast(&a, &batch);
-    plan->number = mode;
     plan->workspace = 512;
     return code ? code : check_broadcast(&b, &batch);
 }

@@ -222,7 +222,8 @@ static int get_geometry(struct plan *plan, int rank, const void *const *arrays) 
 static int check_convolution(struct plan *plan, const tensor *in, const tensor *weight, const tensor *out, int transposed,
                              int64_t groups, int mode) {
     const int64_t *n = plan->numbers;
-    if (mode < 0 || mode > 3) return fail(NN_PARAM, "cubeMathType %d", mode);
+    int code = check_cube(plan, in->type, mode);
+    if (code) return code;
     if (!spatial_format(in) || !spatial_format(weight) || !spatial_format(out)) return fail(NN_PARAM, "a format");
     if (in->rank != weight->rank || in->rank != out->rank) return fail(NN_PARAM, "ranks");
     if (groups < 1 || in->sizes[1] != weight->sizes[transposed ? 0 : 1] * (transposed ? 1 : groups) ||

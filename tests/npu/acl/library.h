@@ -133,6 +133,7 @@ extern int counts_early;  /* devices can be counted before aclInit */
 extern int stays_broken;  /* work that failed on a stream that stops ends its whole context's work */
 extern int event_limit, stream_limit; /* of each device, default streams among them; 0: none */
 extern int events_alive[MAX_DEVICES];
+extern int float_cube; /* the chip multiplies float32 */
 extern int runtime; /* its version, as aclsysGetVersionNum counts; 0: it does not know */
 extern char chip[64];
 extern struct stream *streams;

@@ -240,7 +240,8 @@ static double *convolve(const struct plan *p, const tensor *const *sides, int ta
         }
         if (!inside) continue;
         int one = target == BIG ? SMALL : BIG, other = target == WEIGHT ? SMALL : WEIGHT;
-        sums[flat(&t[target], at[target])] += at_place(&t[one], at[one]) * at_place(&t[other], at[other]);
+        sums[flat(&t[target], at[target])] += shortened(at_place(&t[one], at[one]), p->number) *
+                                              shortened(at_place(&t[other], at[other]), p->number);
     }
     return sums;
 }

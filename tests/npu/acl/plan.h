@@ -9,6 +9,7 @@ int add_tensor(struct plan *plan, const void *handle, int optional, const char *
 int finish(struct plan *plan, int code, uint64_t *size, void **executor);
 int floating(int type);
 int check_types(const struct plan *plan, int computes);
+int check_cube(struct plan *plan, int type, int mode); /* the cube unit's */
 int check_broadcast(const tensor *in, const tensor *out);
 int same_shape(const tensor *one, const tensor *other);
 int check_result(const struct plan *plan);

@@ -1,6 +1,7 @@
 /* Initialization, errors, violations, injected faults, and the table of everything that callers hold. */
 #include "library.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
 int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
-int event_limit, stream_limit, runtime, events_alive[MAX_DEVICES];
+int event_limit, stream_limit, runtime, float_cube, events_alive[MAX_DEVICES];
 char chip[64];
 _Thread_local struct context *current;
 
@@ -50,6 +51,12 @@ static size_t setting(const char *name, size_t otherwise) {
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
+/* Not those of the first 910 generation, 310 and 310P. */
+static int has_float_cube(const char *name) {
+    if (!strncmp(name, "Ascend310", 9)) return name[9] == 'B';
+    return strncmp(name, "Ascend910", 9) || !strchr("ABP", name[9]) || (name[9] == 'B' && isdigit(name[10]));
+}
+
 static void configure(void) {
     if (!configured++) pthread_atfork(NULL, NULL, became_child);
     size_t count = setting("GENIE_TEST_NPU_DEVICES", 2);
@@ -67,7 +74,8 @@ static void configure(void) {
     event_limit = (int)setting("GENIE_TEST_NPU_EVENTS", unkind ? 1023 : 0);
     stream_limit = (int)setting("GENIE_TEST_NPU_STREAMS", unkind ? 512 : 0);
     const char *name = getenv("GENIE_TEST_NPU_CHIP"), *version = getenv("GENIE_TEST_NPU_RUNTIME");
-    snprintf(chip, sizeof chip, "%s", name ? name : unkind ? "Ascend310P3-GenieTest" : "Ascend910B1-GenieTest");
+    snprintf(chip, sizeof chip, "%s", name ? name : "Ascend910B1-GenieTest");
+    float_cube = has_float_cube(chip);
     runtime = version ? atoi(version) : foreign_waits ? 90200000 : 90100000; /* CANN's waits since 9.2, on some chips */
     const char *mode = getenv("GENIE_TEST_NPU_INIT");
     once_only = mode && !strcmp(mode, "once");
