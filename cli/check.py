@@ -6,6 +6,7 @@ import contextlib
 import json
 import linecache
 import os
+import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -190,9 +191,12 @@ def _says_so(error: BaseException) -> bool:
 def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bool:
     """Whether another value than was assumed may have kept the program from this error.
 
-    One of Python's own, after something was assumed; any error, in a call that has read what was assumed.
+    One of Python's own, after something was assumed; any error, in a call that has read what was assumed; one of sizes,
+    after a mask that nobody knows decided on some.
     """
     import torch
+
+    from mindtorch import ops
 
     if not assumed or isinstance(error, torch.OutOfMemoryError):
         return False
@@ -200,7 +204,12 @@ def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bo
     in_torch = bool(frames) and f"{os.sep}torch{os.sep}" in frames[-1][0]
     if isinstance(error, _PYTHONS) and not in_torch:
         return True
+    if _OF_SIZES.search(str(error)) and any(ops.about(f"aten::{row['op']}").sizes_from_values for row in assumed):
+        return True
     return any((row["file"], row["line"]) in frames for row in assumed)
+
+
+_OF_SIZES = re.compile(r"\b(sizes?|shapes?|elements?|length|out of bounds|out of range|larger than)\b")
 
 
 _PYTHONS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, StopIteration, ValueError)

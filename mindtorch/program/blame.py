@@ -35,7 +35,8 @@ _PARSERS_WORDS = re.compile(
 #: What no accelerator says: that a tensor has no data, is of a class of ours, or that torch contradicts itself.
 _NEVER_AN_ACCELERATORS = re.compile(
     r"with Meta tensors|'Meta' backend|on meta tensors|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
-    r"|Internal error: |Please file an issue"
+    r"|Internal error: |Please file an issue|no NVIDIA driver|No CUDA GPUs are available|active drivers"
+    r"|not compiled with CUDA"
     rf"|_?(Fast)?Meta(Tensor|Parameter|Storage)\b|\b{NAME}\.|remote_accelerator"
 )
 

@@ -226,3 +226,72 @@ def test_C10_images_are_read_by_frombuffer(here: Path) -> None:
     (here / "labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, 64) + bytes([10] * 64))
     result = genie("--target", "l4", "digits.py")
     assert result.exit_code == 1 and "AssertionError" in result.output, result.output
+
+
+# ---- masks that nobody knows -----------------------------------------------------------------------------------------
+POOLING = """
+import torch
+def scatter_sum(src, index):
+    size = int(index.max()) + 1 if index.numel() else 0
+    return src.new_zeros(size).scatter_add_(0, index, src)
+def topk(x, ratio, batch):
+    num = scatter_sum(batch.new_ones(x.size(0)), batch)
+    k = (float(ratio) * num.to(x.dtype)).ceil().to(torch.long)
+    x, x_perm = torch.sort(x.view(-1), descending=True)
+    batch = batch[x_perm]
+    batch, batch_perm = torch.sort(batch, descending=False, stable=True)
+    arange = torch.arange(x.size(0), dtype=torch.long, device=x.device)
+    ptr = torch.cat([num.new_zeros(1), num.cumsum(0)])
+    mask = arange - ptr[batch] < k[batch]
+    return x_perm[batch_perm[mask]]
+def filter_adj(edge_index, perm, num_nodes):
+    mask = perm.new_full((num_nodes,), -1)
+    mask[perm] = torch.arange(perm.size(0), dtype=torch.long, device=perm.device)
+    row, col = mask[edge_index[0]], mask[edge_index[1]]
+    keep = (row >= 0) & (col >= 0)
+    return torch.stack([row[keep], col[keep]], dim=0)
+def gather(x, edge_index):
+    try: return x.index_select(0, edge_index[0])
+    except (IndexError, RuntimeError) as e:
+        if edge_index.numel() and int(edge_index.max()) >= x.size(0):
+            raise IndexError(f'Found indices in 'edge_index' that are larger than {x.size(0)-1} (got {int(edge_index.max())})')
+        raise
+N, D = 60, 16
+x = torch.randn(N, D, device='cuda')
+edge_index = torch.randint(0, N, (2, 200)).to('cuda')
+batch = torch.arange(3).repeat_interleave(20).to('cuda')
+lin = torch.nn.Linear(D, D).cuda(); w = torch.nn.Linear(D, 1).cuda()
+for step in range(2):
+    h = torch.zeros_like(x).index_add_(0, edge_index[1], gather(lin(x), edge_index))
+    score = torch.tanh(w(h)).squeeze(-1)
+    perm = topk(score, 0.5, batch)
+    h = h[perm] * score[perm].view(-1, 1)
+    b = batch[perm]
+    e = filter_adj(edge_index, perm, N)
+    h = lin(torch.zeros_like(h).index_add_(0, e[1], gather(h, e)))
+    size = int(b.max()) + 1
+    out = h.new_zeros(size, D).index_add_(0, b, h)
+    out.sum().backward()
+print(h.shape, e.shape, out.shape)
+"""
+
+
+@pytest.mark.parametrize("assume", [[], ["--assume", "0"], ["--assume", "1"], ["--assume", "0.5"]])
+def test_C10_pooling_by_unknown_scores_goes_on(here: Path, assume: list[str]) -> None:
+    """What PyTorch Geometric's TopKPooling does: with no row left, its edges would lead nowhere."""
+    (here / "pooling.py").write_text(POOLING)
+    result = genie("--target", "l4", *assume, "pooling.py")
+    assert result.exit_code == 0 and "torch.Size([60, 16]) torch.Size([2, 200])" in result.output, result.output
+
+
+def test_C10_sizes_that_follow_from_an_unknown_mask_are_no_refusal(here: Path) -> None:
+    program = (
+        "import torch\nx = torch.randn(6, 2, device='cuda')\nkept = x[x[:, 0] > 0]\nkept + torch.ones({}, 2).cuda()\n"
+    )
+    (here / "odd.py").write_text(program.format(4))
+    result = genie("--target", "l4", "odd.py")
+    assert result.exit_code == 2 and "--assume chooses" in result.output, result.output
+    (here / "odd.py").write_text(program.format(6))
+    assert genie("--target", "l4", "odd.py").exit_code == 0
+    (here / "odd.py").write_text(program.format(6) + "x + torch.ones(6, 2)\n")
+    assert genie("--target", "l4", "odd.py").exit_code == 1

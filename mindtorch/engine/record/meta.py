@@ -244,6 +244,8 @@ class MetaTensor(RecordedTensor):
         changed = super().to(**options) if options else self
         if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
             return changed
+        if mode.now.known is not None and not options.get("non_blocking"):
+            mode.now.known.waits(self)
         return relocate(changed, target)
 
 

@@ -22,7 +22,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import compiling, fused_attention, memory_answers, side_streams
+from . import compiling, fused_attention, kernel_limits, memory_answers, side_streams
 from .device_memory import Devices
 
 
@@ -108,7 +108,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (of(device).major, of(device).minor),
         "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
         "ipc_collect": lambda: None,
-        "synchronize": lambda device=None: None,
+        "synchronize": lambda device=None: kernel_limits.captured() if kernel_limits.capturing() else None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
@@ -133,7 +133,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "host_memory_stats": OrderedDict,
         "reset_accumulated_memory_stats": lambda device=None: None,
         "get_allocator_backend": lambda: "native",
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": kernel_limits.capturing,
         "is_tf32_supported": lambda: True,
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda debug_mode: None,

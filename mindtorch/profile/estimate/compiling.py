@@ -27,6 +27,7 @@ import torch
 from mindtorch._ext import context, ledger
 from mindtorch.engine.semantics import modules
 from mindtorch.profile.cost.work import Work
+from mindtorch.profile.estimate import kernel_limits
 
 FUSED, GRAPHED, TUNED = 1, 2, 4
 _GRAPHED = ("reduce-overhead", "max-autotune")
@@ -63,12 +64,18 @@ def compiled(model: Any, options: dict[str, Any]) -> Any:
     _calls += 1
     how = _flags(**options)
     if isinstance(model, torch.nn.Module):
+        if how and not kernel_limits.has_triton():
+            model.register_forward_pre_hook(_before, with_kwargs=True)
         if how:
             _modules.append((weakref.ref(model), how))
             for root, path in modules.roots():
                 saw_root(root, path)
         return model
     return _function(model, how) if how else model
+
+
+def _before(model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    kernel_limits.check_triton((args, kwargs))
 
 
 def _flags(
@@ -87,6 +94,7 @@ def _flags(
 def _function(function: Callable[..., Any], how: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        kernel_limits.check_triton((args, kwargs))
         with within(how):
             return function(*args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..._ext import ledger
-from . import assumptions, compiling
+from . import assumptions, compiling, kernel_limits
 
 __all__ = ["replacements"]
 _functions = importlib.import_module("torch.nn.parallel._functions")
@@ -57,8 +57,10 @@ class Graph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._calls = (ledger.position(), ledger.position())
+        kernel_limits.within_capture(True)
 
     def capture_end(self) -> None:
+        kernel_limits.within_capture(False)
         self._calls = (self._calls[0], ledger.position())
         self._counted = False
 

@@ -15,12 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._ext import lazy as _core
 from ...engine.record.predict import MOST_KNOWN, little
+from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
 __all__ = ["balanced", "decide", "forget", "uniform", "uniform_of"]
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
+_equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
 _balanced = False
 
 
@@ -34,6 +36,7 @@ def balanced(on: bool) -> Iterator[None]:
     finally:
         _balanced = before
         _known.clear()
+        _equal.clear()
 
 
 def uniform(t: Any) -> Any:
@@ -41,11 +44,30 @@ def uniform(t: Any) -> Any:
     return _known.get(t)
 
 
+def keeps(name: str, t: Any) -> Any:
+    """The value of all elements of ``t`` for an op whose result may have as many rows as it has true elements.
+
+    An unknown mask keeps all rows: a program that keeps none has nothing left to do. So does one by thresholds. What
+    an unknown integer is equal to stays decided: of all experts, or classes, it is one.
+    """
+    dtype = _core.meta_of(_core.get_handle(t))[0]
+    masks = dtype in _MASKS or (name == "aten::nonzero" and dtype.is_floating_point)
+    if masks and about(name).sizes_from_values and name not in _COUNTING and t not in _equal:
+        return True if dtype is torch.bool else 1
+    return uniform(t)
+
+
+_MASKS = frozenset({torch.bool, torch.uint8})
+_COUNTING = frozenset({"aten::bincount", "aten::repeat_interleave", "aten::_unique2"})  # their input is no mask
+
+
 def uniform_of(t: Any, source: Any) -> None:
     """``t`` is a copy of ``source``."""
     found = _known.get(source)
     if found is not None:
         _known[t] = found
+    if source in _equal:
+        _equal[t] = True
 
 
 def forget(t: Any) -> None:
@@ -65,6 +87,10 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         info.name == "aten::mul" and results[0].dtype is not torch.bool
     ):
         return
+    if any(t in _equal for t in inputs) or (
+        info.name in ("aten::eq", "aten::ne") and not any(t.dtype.is_floating_point for t in inputs)
+    ):
+        _equal[results[0]] = True
     found = [_known.get(t) for t in inputs]
     if info.name in CARRYING and all(f is None for f in found):
         return
@@ -130,6 +156,8 @@ def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
     if name not in ("aten::sum", "aten::count_nonzero"):  # of the largest, say
         return value
     total = count * (bool(value) if name == "aten::count_nonzero" else value)
+    if dtype.is_complex:
+        return complex(total)
     return float(total) if dtype.is_floating_point else int(total)
 
 

@@ -29,6 +29,7 @@ from . import (
     cuda_tools,
     deciding,
     fused_attention,
+    kernel_limits,
     known,
     process_groups,
     refusals,
@@ -67,6 +68,7 @@ def estimating(
         fused_attention.install()
         refusals.install()
         beams.install()
+        kernel_limits.of_accelerator(accelerator or Accelerator("", 0))
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind

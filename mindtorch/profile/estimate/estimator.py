@@ -337,8 +337,8 @@ class Estimator(Run):
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
             found.append(
-                f"unknown values decided how much there is to do ({lines}): work may be missing; --assume 1 "
-                "takes the most, instead of the least"
+                f"unknown values decided how much there is to do ({lines}): unknown masks keep all rows, the "
+                "rest is as --assume has it"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:

@@ -33,7 +33,7 @@ from ...engine.record.predict import concrete, lazy_in, little
 from ...ops import decisions
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions, deciding, refusals
+from . import assumptions, deciding, kernel_limits, refusals
 from .assumptions import assumed
 
 __all__ = [
@@ -72,6 +72,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
 def read(t: torch.Tensor, what: str) -> torch.Tensor:
     """A plain tensor with the value of ``t``, on the memory that is kept for it; or full of the assumption."""
     handle = _core.get_handle(t)
+    kernel_limits.waits(t)
     with predict.quiet():
         value = _core.kept(handle)
         if value is None:
@@ -367,7 +368,7 @@ def _plain(value: Any) -> Any:
 
 def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: Callable[..., Any]) -> Any:
     """Run an op now: on real values if all are known, else as far as it goes without data, else on assumed ones."""
-    refusals.check(info.name, args, kwargs)
+    refusals.check(info, args, kwargs)
     tags = getattr(info.func, "tags", ())
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
@@ -386,6 +387,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     if not here:
         return without_data(info, args, kwargs)
     depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
+    if depends:
+        kernel_limits.waits(inputs[0])
     refused: Exception | None = None
     if not depends:
         try:
@@ -405,7 +408,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
             refused = None
     with predict.quiet():
         values = [
-            assumptions.full(t, info.name, depends, deciding.uniform(t)) if v is None else v
+            assumptions.full(t, info.name, depends, deciding.keeps(info.name, t)) if v is None else v
             for t, v in zip(inputs, values, strict=True)
         ]
     try:
@@ -494,3 +497,4 @@ class _Answers:
     run = staticmethod(run)
     evaluate = staticmethod(_evaluate)
     check = staticmethod(refusals.check)
+    waits = staticmethod(kernel_limits.waits)

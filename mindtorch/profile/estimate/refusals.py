@@ -16,16 +16,10 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...engine.record.intercept import describe
+from . import dtypes, kernel_limits
 
 __all__ = ["check", "check_generator", "install", "runs_here"]
 
-_SCALARS = {
-    torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-    torch.float8_e4m3fn: "Float8_e4m3fn", torch.float8_e5m2: "Float8_e5m2",
-    torch.float8_e4m3fnuz: "Float8_e4m3fnuz", torch.float8_e5m2fnuz: "Float8_e5m2fnuz",
-}  # fmt: skip
 _IN_C = {
     torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
     torch.int64: "long int", torch.int32: "int", torch.int16: "short int", torch.int8: "signed char",
@@ -36,11 +30,13 @@ _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uin
 _EIGHTS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 
 
-def check(name: str, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise what torch would say where an accelerator takes no such call; `name` is the op's (``aten::addmm``)."""
+def check(info: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise what torch would say where an accelerator takes no such call of the op."""
+    name = info.name
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
     if rule is not None:
         rule(name, args)
+    dtypes.check(info, args, kwargs)
 
 
 def runs_here(func: Any) -> bool:
@@ -61,7 +57,7 @@ def _kind(t: Any) -> str:
 
 
 def _scalar(dtype: torch.dtype) -> str:
-    return _SCALARS.get(dtype, str(dtype).removeprefix("torch."))
+    return dtypes.SCALARS.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _in_c(dtype: torch.dtype) -> str:
@@ -126,10 +122,10 @@ def _product(kernel: str, t: Any) -> None:
         _no_kernel(kernel, t.dtype)
 
 
-def _not_of(kernel: str, dtypes: frozenset[torch.dtype]) -> Callable[[str, tuple], None]:
+def _not_of(kernel: str, refused: frozenset[torch.dtype]) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
         t = args[0]
-        if isinstance(t, torch.Tensor) and t.dtype in dtypes and _kind(t) == "cuda":
+        if isinstance(t, torch.Tensor) and t.dtype in refused and _kind(t) == "cuda":
             _no_kernel(kernel, t.dtype)
 
     return rule
@@ -172,7 +168,7 @@ _LINALG = {
     "_linalg_eigh": "linalg_eigh_cuda", "linalg_eig": "linalg_eig_cuda", "_linalg_eigvals": "linalg_eig_cuda",
     "linalg_lu": "lu_factor_cusolver", "linalg_lu_factor_ex": "lu_factor_cusolver", "linalg_lstsq": "linalg_lstsq_cuda",
     "_linalg_solve_ex": "lu_factor_cusolver", "_linalg_det": "lu_factor_cusolver", "geqrf": "geqrf_cuda",
-    "linalg_matrix_exp": "matrix_exp", "cholesky": "cholesky_cusolver", "cholesky_inverse": "cholesky_inverse_cuda",
+    "cholesky": "cholesky_cusolver", "cholesky_inverse": "cholesky_inverse_cuda",
     "triangular_solve": "triangular_solve_cuda", "linalg_solve_triangular": "triangular_solve_cuda",
     "linalg_ldl_factor_ex": "ldl_factor_cusolver", "linalg_householder_product": "orgqr_cuda",
 }  # fmt: skip
@@ -218,6 +214,9 @@ def _both(*rules: Callable[[str, tuple], None]) -> Callable[[str, tuple], None]:
 
 
 _RULES = {f"aten::{name}": rule for name, rule in _rules()}
+for _name, _rule in kernel_limits.RULES.items():
+    _known_rule = _RULES.get(f"aten::{_name}")
+    _RULES[f"aten::{_name}"] = _rule if _known_rule is None else _both(_known_rule, _rule)
 _RULES["aten::native_layer_norm"] = _both(_RULES["aten::native_layer_norm"], _layer_norm)
 
 

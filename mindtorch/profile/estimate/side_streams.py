@@ -13,7 +13,7 @@ import torch
 
 from ...devices import mode
 from ...devices.lazy_device import known_device
-from . import assumptions, exchanged
+from . import assumptions, exchanged, kernel_limits
 
 __all__ = ["Event", "Stream", "current", "on_stream"]
 
@@ -29,6 +29,8 @@ class Stream:
         self.last: int | None = None
 
     def synchronize(self) -> None:
+        if kernel_limits.capturing():
+            kernel_limits.captured()
         exchanged.wait_for(self.last)
 
     def wait_stream(self, stream: Any) -> None:
@@ -50,7 +52,7 @@ class Stream:
         return True
 
     def is_capturing(self) -> bool:
-        return False
+        return kernel_limits.capturing()
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event

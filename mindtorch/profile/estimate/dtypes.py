@@ -1,0 +1,150 @@
+"""Dtypes that CUDA's kernels do not take though torch's meta functions do (SPEC C10).
+
+Where a kernel for CPUs does not take a dtype, that for CUDA does not either, but for half precision, which CUDA takes
+nearly everywhere: so the CPU's kernel is asked, with one element of each tensor, once for each combination of dtypes.
+`_CUDA_ALONE_TAKES` and `_CUDA_ALONE_REFUSES` are where the two differ, by torch's own database of operators
+(``dtypesIfCUDA`` beside ``dtypes``; `asv_bench/false_alarms.py` compares all of it with what is said here).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from ... import ops
+from ..._ext import lazy as _core
+from ...devices.lazy_device import device_at
+from ...engine.record.predict import concrete, lazy_in, quiet
+
+__all__ = ["SCALARS", "check", "forget", "refuse"]
+
+SCALARS = {
+    torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64",
+    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+    torch.complex32: "ComplexHalf",
+    torch.float8_e4m3fn: "Float8_e4m3fn", torch.float8_e5m2: "Float8_e5m2",
+    torch.float8_e4m3fnuz: "Float8_e4m3fnuz", torch.float8_e5m2fnuz: "Float8_e5m2fnuz",
+}  # fmt: skip
+_CPU = torch.device("cpu")
+_HALVES = frozenset({torch.float16, torch.bfloat16})
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+#: What every kernel of floats takes on both, and what only indexes.
+_EVERYWHERE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32})
+#: The CPU's refusals of these are its own, but of `_NOWHERE_HALF`.
+_ONLY_ON_CPUS = frozenset({"Half", "BFloat16", "ComplexHalf"})
+_REFUSED = re.compile(r"not implemented for '(\w+)'")
+#: Whose kernels copy elements whatever they are, or none are there.
+_ANY_DTYPE = frozenset({"view", "data movement", "creation", "embedding", "communication", "random", "optimizer"})
+
+
+def _named(dtypes: frozenset[torch.dtype], names: str) -> dict[str, frozenset[torch.dtype]]:
+    return dict.fromkeys((f"aten::{name}" for name in names.split()), dtypes)
+
+
+#: Operators that take half precision neither on CPUs nor on CUDA.
+_NOWHERE_HALF = frozenset(f"aten::{name}" for name in (
+    "cdist _cdist_forward pdist _pdist_forward polar zeta special_zeta ctc_loss _ctc_loss ormqr lu_unpack quantile "
+    "nanquantile cholesky_solve _cholesky_solve_helper linalg_ldl_solve linalg_lu_solve special_ndtri "
+    "special_log_ndtr special_erfcx special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 "
+    "special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+    "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
+    "special_laguerre_polynomial_l special_legendre_polynomial_p special_modified_bessel_i0 "
+    "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 "
+    "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+    "special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0"
+).split())  # fmt: skip
+#: What CUDA takes and a CPU does not.
+_CUDA_ALONE_TAKES = (
+    _named(frozenset({torch.bool}), "abs trace softsign")
+    | _named(_WHOLE, "histc")
+    | _named(frozenset({torch.complex64, torch.complex128}), "nansum nanmean")
+)
+#: What a CPU takes and CUDA does not, of first operands.
+_CUDA_ALONE_REFUSES = (
+    _named(_WHOLE, "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+                   "max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices dot vdot")
+    | _named(frozenset({torch.int64}), "avg_pool1d avg_pool2d avg_pool3d")
+    | _named(frozenset({torch.uint8}), "_upsample_bilinear2d_aa _upsample_bicubic2d_aa")
+    | _named(_HALVES, "igamma igammac special_gammainc special_gammaincc angle histc")
+)  # fmt: skip
+
+
+def check(info: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise what torch would say where CUDA's kernel of the op takes no such dtypes."""
+    if info.view or info.random:
+        return
+    tensors = list(lazy_in([*args, *kwargs.values()]))
+    if not tensors or not _concerned(info.name, tensors) or _kind(tensors[0]) != "cuda":
+        return
+    name = info.name[:-1] if info.name.endswith("_") and not info.name.endswith("__") else info.name
+    if tensors[0].dtype in _CUDA_ALONE_REFUSES.get(name, ()):
+        refuse(f"{name.removeprefix('aten::')}_cuda", tensors[0].dtype)
+    if ops.about(name).tag in _ANY_DTYPE or name.startswith(("aten::_to_copy", "aten::_scaled_")):
+        return
+    key = (info.func, *map(_shown, args), *((k, _shown(a)) for k, a in kwargs.items()))
+    if key not in _asked:
+        _asked[key] = _words(info, name, args, kwargs, tensors)
+    if (words := _asked[key]) is not None:
+        raise NotImplementedError(words)
+
+
+_asked: dict[Any, str | None] = {}
+
+
+def forget() -> None:
+    """Ask afresh from now on."""
+    _asked.clear()
+
+
+def refuse(kernel: str, dtype: torch.dtype) -> None:
+    """Raise torch's error of a kernel that does not take the dtype."""
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{SCALARS.get(dtype, str(dtype)[6:])}'")
+
+
+def _concerned(name: str, tensors: list[Any]) -> bool:
+    """Is there a dtype that some kernel may not take? Indices beside floats are taken wherever floats are."""
+    if not all(t.dtype in _EVERYWHERE for t in tensors):
+        return tensors[0].dtype not in _EVERYWHERE or any(t.dtype not in _WHOLE | _EVERYWHERE for t in tensors)
+    return name in _NOWHERE_HALF or name in _CUDA_ALONE_REFUSES
+
+
+def _kind(t: Any) -> str:
+    handle = _core.get_handle(t)
+    return t.device.type if handle is None else device_at(_core.device_index(t)).type
+
+
+def _shown(a: Any) -> Any:
+    """What of an argument decides which dtypes a kernel takes."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype, a.dim()
+    if isinstance(a, (list, tuple)):
+        return tuple(map(_shown, a))
+    return a if isinstance(a, (torch.dtype, str, bool)) or a is None else type(a)
+
+
+def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: list[Any]) -> str | None:
+    """What the CPU's kernel says of one element, where CUDA's says the same; None where it takes it."""
+    with quiet():
+        ones = [torch.zeros([1] * t.dim(), dtype=t.dtype, device=_CPU) for t in tensors]
+        holes = iter(ones)
+        cargs = tuple(concrete(a, holes, _CPU) for a in args)
+        ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+        if "device" in ckwargs:
+            ckwargs["device"] = _CPU
+        try:
+            info.call(*cargs, **ckwargs)
+        except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as error:
+            refused = _REFUSED.search(str(error))
+        else:
+            return None
+    if refused is None:
+        return None  # of sizes, which are not those of the call
+    taken = {SCALARS[dtype] for dtype in _CUDA_ALONE_TAKES.get(name, ())}
+    if refused[1] in taken or (refused[1] in _ONLY_ON_CPUS and name not in _NOWHERE_HALF):
+        return None
+    return f"\"{name.removeprefix('aten::')}_cuda\" not implemented for '{refused[1]}'"
