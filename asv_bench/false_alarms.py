@@ -103,6 +103,8 @@ def told_of_dtypes(op: Any, most: int = 3) -> Iterator[tuple[torch.dtype, bool, 
         if dtype in _ASKS_FOR_A_GPU and dtype not in taken:
             continue
         for sample in itertools.islice(_samples(op, dtype), most):
+            if dtype in op.supported_dtypes("cpu") and not _on_the_cpu(op, sample, False):
+                continue
             refused = _estimated(op, sample, False)
             if refused is None or refused[0]:
                 yield dtype, dtype in taken, None if refused is None else refused[1]

@@ -254,7 +254,7 @@ def gather(x, edge_index):
     try: return x.index_select(0, edge_index[0])
     except (IndexError, RuntimeError) as e:
         if edge_index.numel() and int(edge_index.max()) >= x.size(0):
-            raise IndexError(f'Found indices in 'edge_index' that are larger than {x.size(0)-1} (got {int(edge_index.max())})')
+            raise IndexError(f'Found indices that are larger than {x.size(0) - 1} (got {int(edge_index.max())})')
         raise
 N, D = 60, 16
 x = torch.randn(N, D, device='cuda')

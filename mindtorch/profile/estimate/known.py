@@ -36,16 +36,7 @@ from ...ops.scratch_rules import rnn_workspace
 from . import assumptions, deciding, kernel_limits, refusals
 from .assumptions import assumed
 
-__all__ = [
-    "adopt",
-    "assumed",
-    "contents",
-    "create",
-    "knowing",
-    "move",
-    "read",
-    "run",
-]
+__all__ = ["adopt", "assumed", "contents", "create", "knowing", "move", "read", "run"]
 
 _CPU = torch.device("cpu")
 _EMPTY = frozenset({"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"})
@@ -372,6 +363,9 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     tags = getattr(info.func, "tags", ())
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
+    depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
+    if depends:
+        kernel_limits.waits(inputs[0])
     values = [_core.kept(_core.get_handle(t)) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
@@ -386,9 +380,6 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
                 _core.lose(_core.get_handle(t))
     if not here:
         return without_data(info, args, kwargs)
-    depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
-    if depends:
-        kernel_limits.waits(inputs[0])
     refused: Exception | None = None
     if not depends:
         try:
