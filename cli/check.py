@@ -15,6 +15,7 @@ import click
 from mindtorch.base import clusters
 from mindtorch.program.workload import DTYPES, Request
 
+from .apart import left_alone, writes_nothing
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .sizing import chosen_rank, runner
 
@@ -81,6 +82,7 @@ def command(
     request = Request(seq, batch, decode, train, dtype)
     program = parse_program(argument, script_args, inputs, request=request, as_module=as_module)
     accelerator, cluster = clusters.chosen(target_name, rank_text, None, None if program.is_model else argument)
+    writes_nothing()
     with claimed_stdout(as_json):
         target, outcome, estimator, lost = _run(program, str(accelerator), cluster, assume or 0.0, routing is not None)
     recording = estimator.recording()
@@ -92,11 +94,14 @@ def command(
         found = [_too_much(memory, peak)]
     if not found and lost:
         found = [_nothing_of(lost)]
+    apart = {"not_written": list(recording.not_written), "not_held_back": list(recording.not_held_back)}
     if as_json:
-        facts = {"target": target.key, "rank": rank, "peak_bytes": peak, "refused": found}
+        facts = {"target": target.key, "rank": rank, "peak_bytes": peak, "refused": found, **apart}
         click.echo(json.dumps(facts, indent=2))
     else:
         _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
+        for words in left_alone(apart):
+            click.echo(f"  {words}")
     if outcome.interrupted:
         return 130
     if not found:

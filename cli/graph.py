@@ -10,6 +10,7 @@ import click
 from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
 
+from .apart import left_alone, numbers_marked, writes_nothing
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -115,6 +116,8 @@ def command(
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    if device is not None:
+        writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
         outcome, graph = _record(program, steps, device)
         if outcome.error is not None and program.is_model:
@@ -145,18 +148,19 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     mindtorch._bootstrap(wait=device is None)
     from mindtorch.base.children import ChildWatch
     from mindtorch.graph import ComputationGraph, capture, stop
-    from mindtorch.profile.estimate import known
+    from mindtorch.profile.estimate import known, private_files
     from mindtorch.profile.estimate.estimating import estimating
     from mindtorch.profile.measure.collect import compiled_frames
     from mindtorch.profile.measure.loop import Loop
 
-    graph, assumed = ComputationGraph(), []
+    graph, assumed, apart = ComputationGraph(), [], []
     loop = None if program.is_model or steps is None else Loop(steps, lambda: len(graph), lambda: stop(graph))
     program.estimate = device is not None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_npu_for(device is not None))
         if device is not None:
             stack.enter_context(estimating())
+            stack.enter_context(numbers_marked())
         outcome = program.load()
         if outcome.error is None:
             children = stack.enter_context(ChildWatch()).found
@@ -179,6 +183,11 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
             assumed = known.assumed() if device is not None else []
+            apart = left_alone(
+                {"not_written": private_files.not_written(), "not_held_back": private_files.not_held_back()}
+            )
+    for words in apart:
+        click.echo(f"genie: {words}", err=True)
     if assumed:
         lines = ", ".join(f"{row['file']}:{row['line']}" for row in assumed[:3])
         click.echo(f"genie: values that nobody knows were taken for {assumed[0]['value']}: {lines}", err=True)

@@ -16,6 +16,7 @@ from mindtorch.profile.report.export import FORMATS
 from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
+from .apart import writes_nothing
 from .last_words import last_words, ran_anything
 from .merging import merge_ranks
 from .output import OutputFile, output_options
@@ -228,6 +229,8 @@ def command(
     if oom is not None and target_name is None:
         raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
 
+    if sized:
+        writes_nothing()
     with claimed_stdout(to_stdout):
         if sized:
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import report_cluster, report_header, report_memory, tree
+from .apart import left_alone, near
 from .render import Canvas, Text, clean, grade
 from .report_advice import alternatives
 from .units import amount, bytes_text, count, counted, number, percent, seconds
@@ -216,7 +216,7 @@ def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     canvas.sheet_head("line", columns)
     top = 25 if view.top is None else view.top
     for row in rows[:top]:
-        where = f"{_near(row['file'])}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
+        where = f"{near(row['file'])}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
         function = clean(row.get("function") or "")
         name = Text(clean(where))
         if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
@@ -231,20 +231,9 @@ def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
 
 
-def _near(path: str) -> str:
-    """Relative to the current directory where that is shorter."""
-    if not os.path.isabs(path):
-        return path
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):
-        return path
-    return relative if len(relative) < len(path) else path
-
-
 def _warnings(report: dict[str, Any], canvas: Canvas) -> None:
     uncounted = report.get("uncounted") or []
-    assumed, warnings = report.get("assumed") or [], report.get("warnings") or []
+    assumed, warnings = report.get("assumed") or [], [*left_alone(report), *(report.get("warnings") or [])]
     canvas.heading("Warnings" if uncounted or assumed or warnings else "Warnings: none")
     if uncounted:
         calls = sum(row.get("calls") or 0 for row in uncounted)

@@ -12,6 +12,7 @@ import click
 from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
+from .apart import numbers_marked
 from .program import torch_npu_for
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def runner(
             stack.enter_context(estimator)
             stack.enter_context(torch_npu_for(True, None if target is None else target.device))
             made = stack.enter_context(changed([name for name in changes if name not in AROUND]))
+            stack.enter_context(numbers_marked())
             outcome = program.run(steps or 1, before, estimator.stage if told else None)
         return outcome, estimator, made
 

@@ -222,6 +222,8 @@ def __dir__() -> list[str]:
 def _started_as_genie() -> bool:
     # The command imports torch itself, and only when a subcommand needs it. An executor's worker has no program.
     program = sys.argv[0] if sys.argv else ""
+    if program == "-m" and "-m" in sys.orig_argv[:-1]:
+        return sys.orig_argv[sys.orig_argv.index("-m") + 1] in (__name__, f"{__name__}.cli.main")
     name = os.path.basename(program).removesuffix(".exe")
     return name in ("genie", "genie-worker") or program.endswith(os.path.join("cli", "main.py"))
 

@@ -15,7 +15,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, lineage, npu_native,
+        executor, _check_executor_device, address, workers, lineage, npu_native, private_mounts,
     ):  # fmt: skip
         read()
 
@@ -42,6 +42,11 @@ def log_intercepts() -> bool:
 def enable_aten_impl() -> bool:
     """``GENIE_ENABLE_ATEN_IMPL`` (default 0): also register dispatcher kernels for creation calls."""
     return _flag("GENIE_ENABLE_ATEN_IMPL", False)
+
+
+def private_mounts() -> bool:
+    """``GENIE_PRIVATE_MOUNTS`` (default 1): an estimate by the command covers the disks where the kernel permits it."""
+    return _flag("GENIE_PRIVATE_MOUNTS", True)
 
 
 def npu_native() -> bool:

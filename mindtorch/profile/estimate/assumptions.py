@@ -16,7 +16,7 @@ from ...base import sourceline
 from ...base.errors import NoDataError, UsageError
 from ...engine.record import predict
 
-__all__ = ["MANY", "MOST_ASSUMED", "assumed", "begin", "full", "instead", "too_large", "value_of"]
+__all__ = ["MANY", "MOST_ASSUMED", "anything", "assumed", "begin", "full", "instead", "too_large", "value_of"]
 
 #: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
 MOST_ASSUMED = 1 << 24
@@ -43,6 +43,11 @@ def assumed() -> list[dict[str, Any]]:
     it was taken to be full of, and calls.
     """
     return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
+
+
+def anything() -> bool:
+    """Whether anything was assumed since `begin`."""
+    return bool(_assumed)
 
 
 def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None) -> torch.Tensor:

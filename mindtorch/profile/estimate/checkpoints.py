@@ -1,6 +1,7 @@
 """Checkpoints while estimating: of those read, names, shapes and dtypes, weights stay on the disk; none is written.
 
 What `torch.save` and safetensors were given is remembered instead: reading the same file, or buffer, gives it back.
+What was pickled is without data, too.
 """
 
 from __future__ import annotations
@@ -14,23 +15,22 @@ import sys
 import zipfile
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 
 from ..._ext import lazy as _core
 from ...devices import mode
 from ...devices.lazy_device import place_of
-from ...engine.record.meta import as_meta
+from ...engine.record.meta import MetaTensor, as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
 from . import known, saved
+from .private_files import actual
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what reads files."""
     found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
-    found += [(numpy, "save", _save_array), (numpy, "savetxt", _save_text), (numpy, "load", _load_arrays)]
-    found += [(numpy, name, _save_arrays) for name in ("savez", "savez_compressed")]
+    found.append((MetaTensor, "__reduce_ex__", _pickle))
     if importlib.util.find_spec("safetensors") is not None:
         writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
         original = importlib.import_module("safetensors").safe_open
@@ -41,7 +41,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
             if getattr(module, "__dict__", {}).get("safe_open") is original
         ]
         # Whatever name a program has for `save_file`, it ends here; what reads the elements of a tensor, too.
-        standing = {"serialize_file": _save_file, "serialize": _save_nothing, "_tobytes": _no_bytes}
+        standing = {
+            "serialize_file": _save_file, "serialize": _as_bytes, "_tobytes": _no_bytes,
+            "load": functools.partial(_from_bytes, writer.load),
+        }  # fmt: skip
         found += [(writer, name, instead) for name, instead in standing.items() if hasattr(writer, name)]
     return found
 
@@ -91,65 +94,28 @@ def _exchange(value: Any, exchange: Any, done: dict[int, Any]) -> Any:
     return done[id(value)][1]
 
 
-def _save_array(file: Any, arr: Any, *args: Any, **kwargs: Any) -> None:
-    saved.remember(_with_ending(file, ".npy"), numpy.array(arr))
-
-
-def _save_arrays(file: Any, *args: Any, **kwargs: Any) -> None:
-    named = {f"arr_{i}": a for i, a in enumerate(args)} | {k: a for k, a in kwargs.items() if k != "allow_pickle"}
-    saved.remember(_with_ending(file, ".npz"), _Arrays({name: numpy.array(a) for name, a in named.items()}))
-
-
-def _save_text(file: Any, *args: Any, **kwargs: Any) -> None:
-    saved.keep_away(file)
-
-
-def _with_ending(file: Any, ending: str) -> Any:
-    """As numpy, which appends it to names."""
-    if not isinstance(file, (str, os.PathLike)):
-        return file
-    name = os.fspath(file)
-    return name if name.endswith(ending) else name + ending
-
-
-class _Arrays(dict[str, Any]):
-    """What was saved with ``numpy.savez``, as it is loaded."""
-
-    @property
-    def files(self) -> list[str]:
-        return list(self)
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> _Arrays:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-_numpy_load = numpy.load
-
-
-@functools.wraps(_numpy_load)
-def _load_arrays(file: Any, *args: Any, **kwargs: Any) -> Any:
-    found = saved.found(file)
-    if isinstance(found, (numpy.ndarray, _Arrays)):
-        return copy.deepcopy(found)
-    return _numpy_load(file, *args, **kwargs)
-
-
-def _save_file(tensors: Any, filename: Any, metadata: Any = None, **kwargs: Any) -> None:
+def _sizes_by_name(tensors: Any, metadata: Any) -> _SavedTensors:
     """safetensors: by name, a dtype and a shape, in a dictionary or as attributes."""
     sizes = {}
     for name, spec in tensors.items():
         dtype, shape = (spec["dtype"], spec["shape"]) if isinstance(spec, dict) else (spec.dtype, spec.shape)
         sizes[name] = (_dtype_of(dtype), tuple(shape))
-    saved.remember(filename, _SavedTensors(sizes, metadata))
+    return _SavedTensors(sizes, metadata)
 
 
-def _save_nothing(tensors: Any, *args: Any, **kwargs: Any) -> bytes:
-    saved.keep_away("(a buffer)")
-    return b""
+def _save_file(tensors: Any, filename: Any, metadata: Any = None, **kwargs: Any) -> None:
+    saved.remember(filename, _sizes_by_name(tensors, metadata))
+
+
+def _as_bytes(tensors: Any, metadata: Any = None, **kwargs: Any) -> bytes:
+    return saved.written_as(_sizes_by_name(tensors, metadata))
+
+
+def _from_bytes(original: Any, data: bytes) -> Any:
+    known_tensors = saved.found(memoryview(data))
+    if not isinstance(known_tensors, _SavedTensors):
+        return original(data)
+    return _SavedFile(known_tensors, "cpu").get_tensors()
 
 
 def _no_bytes(*args: Any) -> bytes:
@@ -221,6 +187,34 @@ class _SavedSlice:
         return self._file.get_tensor(self._name)[at]
 
 
+# ---- pickles ---------------------------------------------------------------------------------------------------------
+_reduce = MetaTensor.__reduce_ex__
+
+
+def _pickle(self: MetaTensor, protocol: Any) -> Any:
+    function, args, *rest = _reduce(self, protocol)
+    handle = _core.get_handle(self)
+    value = None if handle is None else _core.kept(handle)
+    with torch._C.DisableTorchFunction():
+        numbers = None if value is None else value.tolist()
+    return _again, (str(self.device), numbers, function, args), *rest
+
+
+def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
+    """What was pickled: where it was, with the value that it had; torch's own meta tensor once the estimate is over."""
+    plain = function(*args)
+    if not mode.now.everywhere:
+        return plain
+    place = place_of(device)
+    if numbers is not None:
+        with torch._C.DisableTorchFunction():
+            value = torch.tensor(numbers, dtype=plain.dtype, device="cpu").view(plain.shape)
+        return known.adopt(value, place, computed=True)
+    made = as_meta(plain.detach(), place)
+    return torch.nn.Parameter(made, plain.requires_grad) if isinstance(plain, torch.nn.Parameter) else made
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 _torch_load = torch.load
 
 
@@ -232,6 +226,7 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     name = getattr(f, "name", None)
     if isinstance(name, str) and getattr(f, "mode", "") == "rb" and os.path.isfile(name) and not f.tell():
         f = name  # the file from its start
+    f = actual(f)
     # Mapped into memory, a file's weights are never read.
     mapped = isinstance(f, (str, os.PathLike)) and kwargs.get("mmap") is None and zipfile.is_zipfile(f)
     with torch._C.DisableTorchFunction():
@@ -274,9 +269,9 @@ def _opener(original: Any) -> Any:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
         if not mode.now.everywhere or framework not in FRAMEWORKS:
-            return original(filename, framework, device=device, **options)
+            return original(actual(filename), framework, device=device, **options)
         if isinstance(saved_tensors := saved.found(filename), _SavedTensors):
             return _SavedFile(saved_tensors, device)
-        return OpenedFile(original(filename, framework, device="cpu", **options), device)
+        return OpenedFile(original(actual(filename), framework, device="cpu", **options), device)
 
     return safe_open

@@ -37,9 +37,9 @@ from . import (
     scripted,
     several_devices,
     sparse_tensors,
-    written,
 )
 from .accelerator import Accelerator, answers, current_device, set_current
+from .private_files import private
 
 __all__ = ["estimating"]
 
@@ -84,17 +84,16 @@ def estimating(
         stack.enter_context(entered)
         stack.callback(set_current, 0)
         stack.enter_context(deciding.balanced(balanced))
-        stack.enter_context(saved.remembering())
+        stack.enter_context(private())
+        saved.forget()
         meta._emptied.clear()
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
             *checkpoints.replacements(),
-            *saved.replacements(),
             *fused_attention.replacements(),
             *autocast.replacements(),
             *cuda_tools.replacements(kind),
-            *written.replacements(),
             *scripted.replacements(),
             *sparse_tensors.replacements(),
             *several_devices.replacements(kind),

@@ -39,8 +39,8 @@ from mindtorch.profile.estimate import (
     known,
     nccl_memory,
     out_of_memory,
+    private_files,
     process_groups,
-    saved,
     sparse_tensors,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
@@ -100,7 +100,8 @@ class Estimator(Run):
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
-        self._unwritten: list[str] = []
+        self._not_written: list[str] = []
+        self._not_held_back: list[str] = []
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
@@ -148,7 +149,7 @@ class Estimator(Run):
         self.book.refresh()
         peak.say_roles()
         self._assumed = known.assumed()
-        self._unwritten = list(saved.unwritten)
+        self._not_written, self._not_held_back = private_files.not_written(), private_files.not_held_back()
         self._compiled = compiling.number()
         self._whole = sparse_tensors.counted_whole()
         for root, path in modules.roots():
@@ -327,6 +328,8 @@ class Estimator(Run):
             precision=self._precision,
             fused=self._fused,
             assumed=self._assumed,
+            not_written=self._not_written,
+            not_held_back=self._not_held_back,
             notes=self._warnings(),
             cluster=self._cluster_facts(),
         )
@@ -353,8 +356,6 @@ class Estimator(Run):
                 "though it moves fewer bytes and holds less (flex_attention: no scores)"
                 + ("; the time is that of fused kernels, of what was compiled" if self._fused else "")
             )
-        if self._unwritten:
-            found.append(f"not written, as there is nothing to put into them: {', '.join(self._unwritten[:5])}")
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from mindtorch.base.mounts import apart
 
 __all__ = ["MISSING", "at_hand", "forked", "kept", "received", "sent"]
 
@@ -30,22 +31,35 @@ _counts: dict[tuple[int, int], int] = {}
 def kept() -> Iterator[None]:
     """Within the block, what ranks send is kept for all that run in it."""
     global _folder
-    before, _folder = _folder, tempfile.mkdtemp(prefix="genie-ranks-")
-    try:
-        yield
-    finally:
-        shutil.rmtree(_folder, ignore_errors=True)
-        _folder = before
+    before = _folder
+    with _shared() as folder:
+        _folder = folder
+        try:
+            yield
+        finally:
+            _folder = before
+
+
+@contextmanager
+def _shared() -> Iterator[str]:
+    """A folder by a name that is of the disk itself, also where an estimate's process sees other files in its place."""
+    with tempfile.TemporaryDirectory(prefix="genie-ranks-", ignore_cleanup_errors=True) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        path = f"/dev/fd/{descriptor}"
+        try:
+            yield path if os.path.isdir(path) else folder
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
 def at_hand(run: Callable[[int], object]) -> Iterator[None]:
     """Within the block, ``run(rank)`` gets what another rank sends: it runs the program as that rank."""
     global _folder, _ask, _wanted
-    top = _folder is None
     before = _folder, _ask, dict(_counts)
-    if top:
-        _folder = tempfile.mkdtemp(prefix="genie-ranks-")
+    stack = contextlib.ExitStack()
+    if _folder is None:
+        _folder = stack.enter_context(_shared())
     _counts.clear()
     asking, answering = os.pipe(), os.pipe()
     sys.stdout.flush()
@@ -54,9 +68,13 @@ def at_hand(run: Callable[[int], object]) -> Iterator[None]:
     if pid == 0:
         os.close(asking[1])
         os.close(answering[0])
+        with contextlib.suppress(OSError):
+            apart()  # before this one covers its disks
+        os.write(answering[1], b"\n")
         _serve(asking[0], answering[1], run)
     os.close(asking[0])
     os.close(answering[1])
+    os.read(answering[0], 1)
     _ask = asking[1], answering[0]
     try:
         yield
@@ -65,8 +83,7 @@ def at_hand(run: Callable[[int], object]) -> Iterator[None]:
             os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        if top and _folder is not None:
-            shutil.rmtree(_folder, ignore_errors=True)
+        stack.close()
         _folder, _ask = before[:2]
         _counts.clear()
         _counts.update(before[2])

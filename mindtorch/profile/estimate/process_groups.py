@@ -301,7 +301,9 @@ def _save(state_dict: Any, *, checkpoint_id: Any = None, **options: Any) -> Any:
     for value in state_dict.values():
         if hasattr(value, "state_dict"):
             value.state_dict()
-    saved.keep_away(checkpoint_id or "(a checkpoint)")
+    if checkpoint_id is not None:
+        os.makedirs(checkpoint_id, exist_ok=True)
+        saved.remember(os.path.join(checkpoint_id, ".metadata"), None)
     return dist.checkpoint.metadata.Metadata(state_dict_metadata={})
 
 

@@ -1,6 +1,6 @@
 """TorchScript in an estimate: what is traced is run as it is, what is saved is remembered until the estimate ends.
 
-ONNX files are not written; what torch.export would give has no sizes that go on.
+ONNX files are of no content; what torch.export would give has no sizes that go on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from ...base.errors import UnsupportedOperationError
 from . import saved
+from .private_files import actual
 
 __all__ = ["replacements"]
 _torch_load = torch.jit.load
@@ -39,7 +40,7 @@ def _export(*args: Any, **options: Any) -> NoReturn:
 
 def _to_onnx(model: Any, args: Any = (), f: Any = None, *rest: Any, **options: Any) -> None:
     if f is not None:
-        saved.keep_away(f)
+        saved.remember(f, None)
 
 
 @dataclass
@@ -65,6 +66,6 @@ def _save(m: Any, f: Any, *args: Any, **options: Any) -> None:
 def _load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
     found = saved.found(f)
     if not isinstance(found, _Saved):
-        return _torch_load(f, map_location, *args, **options)
+        return _torch_load(actual(f), map_location, *args, **options)
     module = copy.deepcopy(found.module)
     return module if map_location is None else module.to(map_location)

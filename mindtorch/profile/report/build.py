@@ -104,6 +104,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "uncounted": uncounted,
         "unseen": _unseen(seen),
         "assumed": list(seen.assumed),
+        "not_written": list(seen.not_written),
+        "not_held_back": list(seen.not_held_back),
         "warnings": warnings(seen, uncounted, by_phase, macs, early_macs),
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,

@@ -145,6 +145,8 @@ class Recording:
     precision: Precision | None = None  # what the program allows of float32
     fused: frozenset[int] = frozenset()  # of an estimate: calls that are there in what was compiled
     assumed: Sequence[dict[str, Any]] = ()
+    not_written: Sequence[str] = ()  # by an estimated program: absolute paths
+    not_held_back: Sequence[str] = ()  # what it may have changed nevertheless
     notes: Sequence[str] = ()  # further warnings
     cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
     log: Log | None = None

@@ -1,0 +1,94 @@
+"""What the command adds to an estimate, which writes nothing: the best means for it, and words about it (SPEC C4)."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from .exits import ENDS_WITH_THE_COMMAND
+from .render import clean
+from .units import counted
+
+__all__ = ["left_alone", "near", "numbers_marked", "writes_nothing"]
+_MOST = 8  # files that are named
+
+
+def writes_nothing() -> None:
+    """To be called before torch, or anything else that starts threads, is imported.
+
+    The estimate sees to it while the program runs, wherever it is made. This lets it cover the disks, and sees to what
+    the program does when the process ends.
+    """
+    context = click.get_current_context()
+    if context.find_root().obj != ENDS_WITH_THE_COMMAND:
+        return
+    from mindtorch.base import mounts
+
+    mounts.own()
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)  # before what the program registers, which runs first
+
+    def again() -> None:
+        if (found := sys.modules.get("mindtorch.profile.estimate.private_files")) is not None:
+            stack.enter_context(found.private())
+
+    context.call_on_close(again)
+
+
+@contextlib.contextmanager
+def numbers_marked() -> Iterator[None]:
+    """When the program has read a value that nobody knows, say so before it prints anything more: once, on stderr."""
+    from mindtorch.profile.estimate import assumptions
+
+    stream = sys.stdout
+    original = stream.write
+
+    def write(text: str) -> int:
+        if assumptions.anything():
+            unmark()
+            click.echo("genie: numbers below were not computed", err=True)
+        return original(text)
+
+    def unmark() -> None:
+        if vars(stream).get("write") is write:
+            del stream.write
+
+    try:
+        stream.write = write  # type: ignore[method-assign]
+    except AttributeError:  # a stream of the caller's own that takes none
+        yield
+        return
+    try:
+        yield
+    finally:
+        unmark()
+
+
+def left_alone(report: Mapping[str, Any]) -> list[str]:
+    """Sentences about files that were not written, and about what could not be held back."""
+    words = []
+    if files := report.get("not_written") or []:
+        names = sorted((clean(near(file)) for file in files), key=lambda name: (os.path.isabs(name), name))
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        was = "was" if len(names) == 1 else "were"
+        words.append(f"{counted(len(names), 'file')} {was} not written: {', '.join(names[:_MOST])}{more}")
+    if rest := report.get("not_held_back") or []:
+        words.append(f"could not be held back: {'; '.join(map(clean, rest))}")
+    return words
+
+
+def near(path: str) -> str:
+    """Relative to the current directory where that is shorter."""
+    if not os.path.isabs(path):
+        return path
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+    return relative if len(relative) < len(path) else path

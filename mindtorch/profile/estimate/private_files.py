@@ -1,0 +1,133 @@
+"""`private()`: within it nothing that an estimated program writes reaches the disk; what it would have written.
+
+The program itself sees what it wrote, until the block ends. Where the process has mounts of its own
+(`mindtorch.base.mounts`), every disk is covered, so that this holds for C libraries and child processes, too. Elsewhere
+Python's functions are led to another folder (`redirected.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import ipaddress
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from ...base.mounts import Overlays, owned
+from .redirected import Redirected
+
+__all__ = ["actual", "not_held_back", "not_written", "private"]
+
+# Python's own caches, and scratch files whose names nobody chose.
+_OF_NO_INTEREST = re.compile(r"/(__pycache__|pymp-[^/]*|tmp[a-z0-9_]{8}|torchinductor_[^/]*)(/|$)|\.pyc(\.\d+)?$")
+# Libraries that write files without Python.
+_WRITERS = ("cv2", "h5py", "lmdb", "netCDF4", "pyarrow", "rasterio", "soundfile", "tables", "tensorflow")
+_now: Overlays | Redirected | None = None
+_asked = ""  # the host that was looked up last
+_hosts: set[str] = set()  # that the program connected to
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """For the length of the block. One within another is the outer one."""
+    global _now
+    if _now is not None:
+        yield
+        return
+    _hosts.clear()
+    _hook()
+    with ExitStack() as stack:
+        if owned():
+            with suppress(OSError):  # something that is needed cannot be covered
+                _now = stack.enter_context(Overlays())
+                stack.enter_context(_renames_across(_now))
+        if _now is None:
+            _now = stack.enter_context(Redirected())
+        try:
+            yield
+        finally:
+            _now = None
+
+
+@contextmanager
+def _renames_across(overlays: Overlays) -> Iterator[None]:
+    """Files of one disk can be renamed whatever covers them: the kernel refuses it from one overlay to another, and of
+    folders of the disk's own to who has no rights."""
+    originals = os.rename, os.replace
+
+    def standing(original: Any) -> Any:
+        @functools.wraps(original)
+        def rename(src: Any, dst: Any, **descriptors: Any) -> None:
+            try:
+                original(src, dst, **descriptors)
+            except OSError as error:
+                if error.errno != errno.EXDEV or descriptors or not overlays.same_disk(src, dst):
+                    raise
+                if os.path.isdir(src) and not os.path.islink(src):
+                    if os.path.lexists(dst):
+                        os.rmdir(dst)
+                    shutil.copytree(src, dst, symlinks=True)
+                    shutil.rmtree(src)
+                else:
+                    copied = f"{os.fspath(dst)}.genie-{os.getpid()}"
+                    shutil.copy2(src, copied, follow_symlinks=False)
+                    original(copied, dst)
+                    os.unlink(src)
+
+        return rename
+
+    os.rename, os.replace = map(standing, originals)
+    try:
+        yield
+    finally:
+        os.rename, os.replace = originals
+
+
+def not_written() -> list[str]:
+    """Of the program so far: absolute paths of what it would have written, made or removed; scratch files left out."""
+    found = () if _now is None else _now.changed()
+    return sorted({path for path in found if not _OF_NO_INTEREST.search(path)})
+
+
+def not_held_back() -> list[str]:
+    """What may have reached something outside."""
+    found = []
+    if isinstance(_now, Redirected):
+        if _now.children:
+            found.append(f"what child processes write ({', '.join(sorted(_now.children))})")
+        if writers := [name for name in _WRITERS if name in sys.modules]:
+            found.append(f"what is written without Python ({', '.join(writers)})")
+    if _hosts:
+        found.append(f"connections ({', '.join(sorted(_hosts))})")
+    return found
+
+
+def actual(path: Any) -> Any:
+    """Where C code finds the file that the program calls so."""
+    return _now.actual(path) if isinstance(_now, Redirected) and isinstance(path, (str, bytes, os.PathLike)) else path
+
+
+@functools.cache
+def _hook() -> None:
+    """Once a process: there is no way back."""
+    sys.addaudithook(_audited)
+
+
+def _audited(event: str, args: tuple[Any, ...]) -> None:
+    global _asked
+    if _now is None or not event.startswith("socket."):
+        return
+    if event == "socket.getaddrinfo":
+        _asked = str(args[0])
+    elif event == "socket.connect" and isinstance(args[1], tuple):
+        host = str(args[1][0])
+        with suppress(ValueError):
+            if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+                return
+        if host not in ("localhost", ""):
+            _hosts.add(_asked or host)

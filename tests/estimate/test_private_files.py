@@ -1,0 +1,266 @@
+"""C4: an estimate writes nothing. Whatever a program writes, renames or removes, the disk is as it was; C8."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import runpy
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mindtorch.profile.estimate import private_files
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
+
+WRITERS = Path(__file__).with_name("writers.py")
+GPU = Accelerator("Test GPU", 10**9)
+LONG_AGO = 1_500_000_000
+FILES = {
+    "log.txt": "old\n", "both.txt": "0123456789", "keep.txt": "keep", "a.txt": "a", "b.txt": "b", "mode.txt": "mode",
+    "times": "", "linked.txt": "linked", "mapped.bin": "0123", "metrics.csv": "0.1234", "state.json": "{}",
+    "fork.txt": "", "child.txt": "", "keep_c.txt": "keep", "c1.txt": "c1", "c3.txt": "c3", "model.pt": "last week's",
+    "folder/one.txt": "one", "folder/inner/two.txt": "two", "tree/leaf.txt": "leaf", "tree/branch/leaf.txt": "leaf",
+    "home/settings.ini": "kept", "tmp/somebody": "else's",
+}  # fmt: skip
+
+
+def lay_out(at: Path) -> None:
+    """A folder with all that the writers look for, with a home and a folder for temporary files in it."""
+    for name, text in FILES.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_text(text)
+    (at / "empty").mkdir()
+    (at / "link.txt").symlink_to("linked.txt")
+    torch.save({"w": torch.arange(3.0)}, at / "weights.pt")
+    with sqlite3.connect(at / "old.db") as base:
+        base.execute("create table t (a)")
+        base.execute("insert into t values (1)")
+    base.close()
+    (at / "mode.txt").chmod(0o640)
+    for path in sorted(at.rglob("*"), reverse=True):
+        os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    os.utime(at, (LONG_AGO, LONG_AGO))
+
+
+def snapshot(at: Path) -> dict[str, Any]:
+    """Every byte, mode and time stamp."""
+    found = {}
+    for path in (at, *at.rglob("*")):
+        state = path.lstat()
+        content: Any = None
+        if stat.S_ISREG(state.st_mode):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif stat.S_ISLNK(state.st_mode):
+            content = os.readlink(path)
+        facts = (state.st_mode, state.st_uid, state.st_gid, state.st_nlink, state.st_mtime_ns, state.st_ino, content)
+        found[str(path.relative_to(at))] = facts
+    return found
+
+
+def has_mounts() -> bool:
+    """Whether the kernel lends a process mounts of its own."""
+    program = "import sys; sys.argv = ['genie']; from mindtorch.base import mounts; sys.exit(not mounts.own())"
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "work"
+    lay_out(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    yield folder
+
+
+def genie(at: Path, *args: str, mounts: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(at / "tmp"), "GENIE_PRIVATE_MOUNTS": str(int(mounts))}
+    line = [sys.executable, "-m", "mindtorch.cli.main", *args]
+    return subprocess.run(line, env=environment, cwd=at, capture_output=True, text=True, check=False, timeout=240)
+
+
+def but_for_scratch(found: dict[str, Any]) -> dict[str, Any]:
+    """genie makes a folder where temporary files go, and removes it: so that folder has another time stamp."""
+    return {path: facts[:4] + facts[5:] if path == "tmp" else facts for path, facts in found.items()}
+
+
+#: What writers.py writes or removes, that the program's Python could see.
+NAMED = {
+    "metrics.csv", "log.txt", "both.txt", "plus.bin", "made.txt", "moved.md", "data.bin", "deep/er/empty", "keep.txt",
+    "a.txt", "x/y/here.txt", "soft", "hard", "linked.txt", "mode.txt", "times", "moved_copies/one.txt",
+    "archive.zip", "table.csv", "state.json", "umlaut.txt", "a.npy", "b.npz", "c.txt", "d.bin", "e.bin", "mapped.bin",
+    "new.db", "old.db", "plain.dbm.dat", "shelf.dat", "z.zip", "t.tar.gz", "g.gz", "unpacked/mode.txt",
+    "from_elsewhere", "model.pt", "checkpoints.pt", "best.pt", "pickled.pkl", "weights2.pt", "run.log",
+    "runs/events.out.tfevents.1",
+    "by_thread.txt", "by_fork.txt", "fork.txt", "generated.py", "home/settings.ini", "home/.cache/program/x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
+def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool) -> None:
+    """27 kinds of writers; the program reads what it wrote, and the report names it. The report itself is written."""
+    covered = mounts and has_mounts()
+    before = snapshot(at)
+    report = at.parent / "report.json"
+    line = ["profile", "--target", "h100", "--json", str(report), str(WRITERS), str(at), *(["all"] if covered else [])]
+    ran = genie(at, *line, mounts=mounts)
+    assert ran.returncode == 0, ran.stderr
+    assert "done: 25" in ran.stdout if covered else "done: 23" in ran.stdout
+    assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
+    found = json.loads(report.read_text())
+    named = {os.path.relpath(path, at) for path in found["not_written"]}
+    assert named >= NAMED
+    assert not any("__pycache__" in path or "genie" in path for path in named)
+    assert f"{len(found['not_written'])} files were not written: " in " ".join(ran.stdout.split())
+    if covered:
+        assert named >= {"by_c.txt", "keep_c.txt", "c2.txt", "c3.txt", "by_child.txt", "child.txt", "by_system"}
+        assert found["not_held_back"] == []
+
+
+def test_C8_check_and_graph_write_nothing(at: Path) -> None:
+    before = snapshot(at)
+    ran = genie(at, "check", "--target", "h100", "--json", str(WRITERS), str(at))
+    assert ran.returncode == 0, ran.stderr
+    assert {os.path.relpath(path, at) for path in json.loads(ran.stdout)["not_written"]} >= NAMED
+    drawn = genie(at, "graph", "--device", "meta", str(WRITERS), str(at))
+    assert drawn.returncode == 0 and "files were not written: " in drawn.stderr
+    assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
+
+
+def test_C4_an_estimate_within_a_program_writes_nothing(at: Path) -> None:
+    """Python's functions are led elsewhere, and are Python's own again afterwards."""
+    before, functions = snapshot(at), (open, os.open, os.rename, os.stat, os.listdir, sqlite3.connect)
+    module = runpy.run_path(str(WRITERS))
+    with estimating(GPU):
+        for writer in module["PYTHONS"]:
+            if writer.__name__ != "in_a_fork":  # torch's threads are running
+                writer(at)
+        named = {os.path.relpath(path, at) for path in private_files.not_written()}
+    assert snapshot(at) == before
+    assert named >= NAMED - {"by_fork.txt", "fork.txt"}
+    assert functions == (open, os.open, os.rename, os.stat, os.listdir, sqlite3.connect)
+    assert os.getcwd() == str(at)
+
+
+def test_C4_what_leads_past_the_functions_is_refused(at: Path) -> None:
+    import io
+
+    before = snapshot(at)
+    with estimating(GPU):
+        with pytest.raises(OSError, match="an estimate writes nothing"):
+            io.FileIO("keep.txt", "w")
+        with pytest.raises(OSError, match="an estimate writes nothing"):
+            sqlite3.Connection("old.db")
+        subprocess.run(["true"], check=True)
+        assert private_files.not_held_back() == ["what child processes write (true)"]
+    assert snapshot(at) == before
+    io.FileIO("keep.txt", "w").close()
+    assert (at / "keep.txt").read_bytes() == b""
+
+
+def test_C4_what_a_program_does_at_its_end_is_not_written(at: Path) -> None:
+    (at / "late.py").write_text(
+        "import atexit, os, torch\n"
+        "atexit.register(lambda: (open('late.txt', 'w').close(), os.remove('keep.txt')))\n"
+        "torch.ones(2) + 1\n"
+    )
+    before = snapshot(at)
+    for mounts in (True, False):
+        ran = genie(at, "profile", "--target", "h100", "late.py", mounts=mounts)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
+
+
+def test_C4_a_program_that_fails_leaves_nothing(at: Path) -> None:
+    before = snapshot(at)
+    with pytest.raises(ZeroDivisionError), estimating(GPU):
+        (at / "keep.txt").unlink()
+        torch.save(torch.zeros(3), at / "model.pt")
+        1 / 0
+    assert snapshot(at) == before
+
+
+def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path) -> None:
+    """On stderr: standard output is the program's own."""
+    (at / "prints.py").write_text(
+        "import torch\nprint('start', 1)\nloss = torch.nn.Linear(9, 9)(torch.ones(9, 9)).sum()\n"
+        "for _ in range(2):\n    print('loss', loss.item())\n"
+    )
+    (at / "silent.py").write_text(
+        "import torch\nprint('start', 1)\ntorch.nn.Linear(9, 9)(torch.ones(9, 9)).sum().item()\n"
+    )
+    mark = "genie: numbers below were not computed\n"
+    ran = genie(at, "check", "--target", "h100", "prints.py")
+    assert ran.stderr.count(mark) == 1 and ran.stdout.startswith("start 1\nloss 0.0\nloss 0.0\nprints.py: ")
+    ran = genie(at, "profile", "--target", "h100", "--json", "-", "prints.py")
+    assert ran.stderr == "start 1\n" + mark + "loss 0.0\nloss 0.0\n" and json.loads(ran.stdout)["mode"] == "estimate"
+    ran = genie(at, "check", "--target", "h100", "silent.py")
+    assert ran.stderr == "" and ran.stdout.startswith("start 1\nsilent.py: ")
+
+
+def test_C8_exit_codes_and_tracebacks_are_the_programs(at: Path) -> None:
+    (at / "fails.py").write_text("open('no/such/folder', 'w')\n")
+    plain = subprocess.run([sys.executable, "fails.py"], capture_output=True, text=True, check=False)
+    for mounts in (True, False):
+        ran = genie(at, "profile", "--target", "h100", "fails.py", mounts=mounts)
+        assert ran.returncode == 1 and ran.stderr.startswith(plain.stderr)
+    (at / "ends.py").write_text("import sys\nopen('keep.txt', 'w').close()\nsys.exit(7)\n")
+    ran = genie(at, "profile", "--target", "h100", "ends.py")
+    assert ran.returncode == 7 and (at / "keep.txt").read_text() == "keep"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_C4_a_user_without_rights_has_overlays_too(tmp_path: Path) -> None:
+    """In a user namespace: rights stay what they were, and files of one disk can be renamed."""
+    work = Path(tempfile.gettempdir(), f"genie-test-{os.getpid()}")  # nobody may go into pytest's folder
+    work.mkdir()
+    try:
+        lay_out(work)
+        (work / "readonly.txt").write_text("r")
+        (work / "readonly.txt").chmod(0o400)
+        for path in (work, *work.rglob("*")):
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+        before = snapshot(work)
+        program = f"""
+import os, sys
+from mindtorch.base import mounts
+from mindtorch.profile.estimate import private_files
+import ctypes
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1)  # who has changed the user may not write to its own /proc otherwise
+os.environ["HOME"] = {str(work / "home")!r}
+os.chdir({str(work)!r})
+if len(os.listdir("/proc/self/task")) > 1 or not mounts.own():
+    sys.exit(77)
+with private_files.private():
+    assert mounts.owned() and not isinstance(private_files._now, private_files.Redirected)
+    os.rename("folder", "folder2"); os.rename("tree", "home/tree"); os.remove("keep.txt")
+    assert os.listdir("home/tree/branch") == ["leaf.txt"] and not os.path.exists("tree")
+    os.system("echo x > by_child.txt")
+    assert open("by_child.txt").read() == "x\\n"
+    try:
+        open("readonly.txt", "w")
+    except PermissionError:
+        pass
+    else:
+        sys.exit("it had rights that it should not have")
+    names = {{os.path.relpath(path) for path in private_files.not_written()}}
+    assert names >= {{"folder2/one.txt", "home/tree/leaf.txt", "tree", "keep.txt", "by_child.txt"}}, names
+"""
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        if ran.returncode == 77:
+            pytest.skip("the kernel lends users no namespaces")
+        assert ran.returncode == 0, ran.stderr
+        assert snapshot(work) == before
+    finally:
+        shutil.rmtree(work)
