@@ -21,12 +21,13 @@ import warnings
 from mindtorch._ext cimport acl
 from mindtorch._ext import acl as acl_names
 from mindtorch._ext.allocator cimport Piece, give, take
-from mindtorch._ext.pool cimport Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
+from mindtorch._ext.pool cimport MAX_DEVICES, Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
 
 cdef extern from *:
     ctypedef unsigned char bint8 "_Bool"
 
 ctypedef void *Handle
+ctypedef int (*Option)(int option, int64_t value) noexcept nogil
 ctypedef int (*Second)(Handle workspace, uint64_t size, Handle executor, Handle stream) noexcept nogil
 # A first phase takes handles and numbers that fit into a word, up to two doubles, then where to put the size and the
 # executor. In the calling conventions of the processors that CANN runs on (x86-64 and AArch64, Linux) doubles have
@@ -67,7 +68,13 @@ cdef enum:
     NO_POINTER = 161001     # ACLNN_ERR_PARAM_NULLPTR
     NOT_TAKEN = 161002      # ACLNN_ERR_PARAM_INVALID
     MOST_REFUSED = 1000     # calls that an operation remembers
+    DETERMINISTIC = 0       # ACL_OPT_DETERMINISTIC
+    CANNOT = 2              # of `_determined`
     NOT_MADE = 561103       # ACLNN_ERR_INNER_NULLPTR
+
+cdef char _determined[MAX_DEVICES]      # what each device's context was told: 0, 1, or CANNOT
+cdef object _wants = None
+cdef object _varying = frozenset()
 
 cdef Makers _makers
 cdef bint _makers_found = False
@@ -78,6 +85,7 @@ cdef class _Operation:
     """Both functions of one operation; NULL where the library has not both. The names outlive all calls."""
     cdef void *first
     cdef Second second
+    cdef str name
     cdef bytes first_name, second_name
     cdef bytes parameters   # of the first phase, as `declare` was told
     cdef set declined       # dtypes of operands, as `_Call.types`, or None
@@ -99,6 +107,15 @@ def declare(dict parameters):
         if len(letters) - letters.count("d") + 2 > MAX_WORDS or letters.count("d") > MAX_REALS:
             raise ValueError(f"[aclnn{name}] expected at most {MAX_WORDS - 2} parameters and {MAX_REALS} doubles")
         _declared[name] = letters.encode()
+
+
+def determine(wants, varying):
+    """``wants()`` is whether results must be the same each time; ``varying``: operations for which CANN must be told.
+
+    It is, before the next first phase on a device. Where it cannot be, those operations are not taken.
+    """
+    global _wants, _varying
+    _wants, _varying = wants, frozenset(varying)
 
 
 cdef int _find_makers() except -1:
@@ -128,6 +145,7 @@ cdef _Operation _operation(str name):
     if operation is not None:
         return operation
     operation = _Operation()
+    operation.name = name
     operation.first_name = f"aclnn{name}GetWorkspaceSize".encode()
     operation.second_name = f"aclnn{name}".encode()
     operation.parameters = _declared.get(name)
@@ -193,7 +211,24 @@ cdef class _Call:
         if operation.refused is not None and _alike(operation.parameters, arguments) in operation.refused:
             return False
         stop(bind(self.unit))
-        return True
+        return _wants is None or self.determined(bool(_wants()))
+
+    cdef bint determined(self, bint wanted) except -1:
+        """Tell the context, which is bound; False where it cannot be told and the results may vary."""
+        cdef char *told = &_determined[self.unit.device]
+        cdef Option option
+        cdef int code = acl.ERROR_NOT_SUPPORTED
+        if told[0] != CANNOT and told[0] != wanted:
+            option = <Option>acl.find(b"aclrtCtxSetSysParamOpt")
+            if option != NULL:
+                code = option(DETERMINISTIC, wanted)
+            if code == acl.ERROR_NOT_SUPPORTED:
+                acl.dismiss(code)
+                told[0] = CANNOT
+            else:
+                acl.check(b"aclrtCtxSetSysParamOpt", code)
+                told[0] = wanted
+        return not wanted or told[0] != CANNOT or self.operation.name not in _varying
 
     cdef int decline(self, int code, tuple arguments) except -1:
         """The first phase wants no such parameters, or there is no kernel for them."""

@@ -44,8 +44,11 @@ from .descriptions import (
 )
 from .kernel_rows import ROWS
 from .layers import LAYERS
+from .operators import VARYING
 
 __all__ = ["DTYPES", "NATIVE", "Calls"]
+
+aclnn.determine(torch.are_deterministic_algorithms_enabled, VARYING)
 
 
 # Elementwise

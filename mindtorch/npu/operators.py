@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from mindtorch._ext import aclnn
 
-__all__ = ["MATH", "NN", "OPERATORS", "found"]
+__all__ = ["MATH", "NN", "OPERATORS", "VARYING", "found"]
 
 MATH = {
     "Abs": "TT", "Add": "TTST", "Addcdiv": "TTTST", "Addcmul": "TTTST", "Adds": "TSST", "All": "TAbT", "Any": "TAbT",
@@ -36,6 +36,13 @@ NN = {
     "SoftmaxBackward": "TTlT", "ThresholdBackward": "TTST",
 }  # fmt: skip
 OPERATORS = MATH | NN
+#: Those whose results are documented to vary from call to call unless ``ACL_OPT_DETERMINISTIC`` is set.
+VARYING = frozenset(
+    {
+        "AdaptiveAvgPool2dBackward", "Addmm", "BatchNorm", "BatchNormBackward", "ConvolutionBackward",
+        "EmbeddingDenseBackward", "LinalgVectorNorm", "MaxPool2dWithIndicesBackward", "NLLLoss",
+    }
+)  # fmt: skip
 aclnn.declare(OPERATORS)
 
 

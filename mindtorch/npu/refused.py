@@ -56,7 +56,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("disable_deterministic_with_backward", "enable_deterministic_with_backward", "set_deterministic_level"),
-        "which kernels are deterministic is not told by CANN's operators that are called",
+        "levels are not driven: torch.use_deterministic_algorithms is told to CANN's operators, forward and backward",
     ),
     "current_blas_handle": "CANN has no such handle",
     "memory_snapshot": "the allocator keeps no history",

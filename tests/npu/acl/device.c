@@ -183,6 +183,13 @@ API int aclrtDestroyContext(void *handle) {
     LEAVE_RELEASE(OK);
 }
 
+API int aclrtCtxSetSysParamOpt(int option, int64_t value) {
+    ENTER(IN_CONTEXT);
+    if (option || value < 0 || value > 3) return leave(misuse(RT_PARAM, "option %d, %lld", option, (long long)value));
+    current->deterministic = (int)value;
+    return leave(OK);
+}
+
 API int aclrtSetCurrentContext(void *handle) {
     ENTER(INITIALIZED);
     struct context *context = find_object(handle, CONTEXT, "context");

@@ -36,6 +36,7 @@ struct context {
     struct object base;
     struct stream *default_stream;
     int is_default;
+    int deterministic;
     int failed; /* what work on it failed with, where that is for good */
 };
 
@@ -144,6 +145,7 @@ extern _Thread_local struct context *current;
 enum { ANYTIME = 0, INITIALIZED = 1, IN_CONTEXT = 3 };
 int enter(struct site *site, int needs, int release, int *injected);
 int leave(int code);
+void count_call(struct site *site); /* with the lock */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int misuse(int code, const char *format, ...) __attribute__((format(printf, 2, 3))); /* fail() and violation() */

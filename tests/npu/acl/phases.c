@@ -74,6 +74,8 @@ int finish(struct plan *plan, int code, uint64_t *size, void **executor) {
         free_plan(plan);
         return leave(code);
     }
+    static struct site deterministic = {.name = "deterministic"}; /* how many first phases found it so */
+    if (current->deterministic) count_call(&deterministic);
     struct executor *made = new_object(EXECUTOR, sizeof *made, current->base.device);
     made->plan = plan;
     *size = plan->workspace;

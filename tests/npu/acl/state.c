@@ -174,18 +174,22 @@ static int injected_fault(struct site *site) {
     return OK;
 }
 
-int enter(struct site *site, int needs, int release, int *injected) {
-    function = site->name;
-    if (in_child) return fail(DRIVER, "the driver was opened by the parent process");
-    pthread_mutex_lock(&lock);
-    function = site->name;
-    if (!keeps_text) recent[0] = 0;
+void count_call(struct site *site) {
     if (!site->registered) {
         site->registered = 1;
         site->next = sites;
         sites = site;
     }
     site->calls++;
+}
+
+int enter(struct site *site, int needs, int release, int *injected) {
+    function = site->name;
+    if (in_child) return fail(DRIVER, "the driver was opened by the parent process");
+    pthread_mutex_lock(&lock);
+    function = site->name;
+    if (!keeps_text) recent[0] = 0;
+    count_call(site);
     int code = injected_fault(site);
     if (code && release) {
         *injected = code;
