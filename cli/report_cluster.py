@@ -37,6 +37,12 @@ def communication(report: dict[str, Any], canvas: Canvas) -> None:
                  seconds(row["exposed_s"]), seconds(row["overlapped_s"]), percent(row["exposed_s"], total)]  # fmt: skip
         where = f", {row['machines']} machines" if row["machines"] > 1 else ""
         canvas.sheet_row(Text(clean(row["kind"]) + where), cells, columns)
+    if facts["link_bytes_per_s"]:
+        speed = facts["link_bytes_per_s"] / 1e9
+        whose = (
+            f" is assumed, as of {facts['links_as']}: the target says nothing of it" if facts["links_assumed"] else ""
+        )
+        canvas.paragraph(f"within a machine: {speed:g} GB/s each way between accelerators{whose}", "dim")
     if facts["machines"] > 1 and facts["network_bytes_per_s"]:
         speed = 8 * facts["network_bytes_per_s"] / 1e9
         canvas.paragraph(

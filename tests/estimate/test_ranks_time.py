@@ -6,7 +6,11 @@ import pytest
 
 from mindtorch.base.clusters import Cluster, split_target
 from mindtorch.base.errors import UsageError
+from mindtorch.cli import report_cluster
+from mindtorch.cli.render import Canvas
+from mindtorch.profile.cost import targets
 from mindtorch.profile.cost.collectives import links_of, on_wire
+from mindtorch.profile.estimate import communication
 from mindtorch.profile.estimate.all_ranks import every_rank, layout, spans
 from mindtorch.profile.estimate.communication import rows, simulate
 from mindtorch.profile.estimate.exchanged import Call, Event
@@ -36,6 +40,37 @@ def test_C4_rates_of_large_messages_are_near_the_links() -> None:
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
             rate = on_wire(kind, 1 << 30, 8) / links_of(target).seconds(kind, 1 << 30, 8)
             assert 0.6 * link < rate < 1.1 * link, (target, kind, rate)
+
+
+@pytest.mark.parametrize("target", targets.known())
+def test_C10_every_target_has_its_own_links(target: str) -> None:
+    """And nothing is carried faster than by them, but for sums in NVLink's switches."""
+    links = links_of(target)
+    assert not links.assumed and links.link in (16e9, 32e9, 64e9, 150e9, 196e9, 300e9, 448e9, 450e9, 900e9)
+    sheet = targets.known()[target]
+    assert (links.link >= 100e9) == (sheet.device == "npu" or any(
+        word in sheet.name for word in ("SXM", "HGX", "MI300X")
+    )), sheet.name  # fmt: skip
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for ranks in (2, 4, 8):
+            rate = on_wire(kind, 1 << 30, ranks) / links.seconds(kind, 1 << 30, ranks)
+            assert rate < 1.1 * links.link, (kind, ranks)
+
+
+def test_C10_an_accelerator_without_links_is_said_to_have_others() -> None:
+    assert links_of("mine").assumed and links_of("h100-something").assumed and links_of("mine").link == 450e9
+    for told in (False, True):
+        canvas = Canvas(width=100, color=False)
+        facts = communication.facts(
+            [communication.Timed(0, Call("all_reduce", 1000, EIGHT), 1.0, 1.0)], Cluster(8),
+            links_of("mine" if told else "l4"), True,
+        )  # fmt: skip
+        report_cluster.communication({"cluster": facts, "totals": {"time_s": 2.0}}, canvas)
+        text = " ".join(canvas.text().split())
+        assert ("450 GB/s each way between accelerators is assumed, as of h100" in text) == told
+        assert ("within a machine: 32 GB/s each way between accelerators" in text) != told and (
+            "assumed" in text
+        ) == told
 
 
 def test_C4_between_machines_the_network_is_the_limit() -> None:

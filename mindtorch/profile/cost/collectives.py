@@ -23,6 +23,8 @@ __all__ = ["HOP_S", "POINT_TO_POINT", "Links", "links_of", "on_wire"]
 
 #: Seconds that a message to another machine takes, however short.
 HOP_S = 8e-6
+#: Whose links an accelerator is taken to have of which nothing is said.
+_INSTEAD = "h100"
 #: What is between two ranks.
 POINT_TO_POINT = ("send", "recv")
 #: kind → whose factors it has.
@@ -51,13 +53,15 @@ class Fitted:
 @dataclass(frozen=True)
 class Links:
     """How accelerators of one kind reach each other. link: bytes per second of each to the others of its machine, one
-    way, by data sheet; scale: of the rates that were fitted; measured: on which."""
+    way, by data sheet; scale: of the rates that were fitted; measured: on which; assumed: the links are that one's, as
+    nobody said which the accelerator has."""
 
     link: float
     fitted: Mapping[str, Fitted]
     scale: float
     network: float
     measured: str
+    assumed: bool = False
 
     def seconds(self, kind: str, nbytes: int, ranks: int, machines: int = 1) -> float:
         """What a collective of so many bytes takes among ``ranks``, equally many on each of the machines."""
@@ -99,13 +103,12 @@ def _known() -> dict[str, Any]:
 
 
 def links_of(target: str, interconnect: float | None = None) -> Links:
-    """Those of an accelerator, by its name as a target; one that is not known is taken for the nearest of its family,
-    else for an H100. interconnect: bytes per second of each to other machines."""
+    """Those of an accelerator, by its name as a target; one that is not known is taken for an H100. interconnect: bytes
+    per second of each to other machines."""
     known = _known()
-    name = target.lower()
-    key = name if name in known else max((k for k in known if name.startswith(k)), key=len, default="h100")
+    key = target if target in known else _INSTEAD
     own = known[key]
     base = known[own.get("as", key)]
     fitted = {kind: Fitted(**base[kind]) for kind in _FITTED}
     network = own["network"] if interconnect is None else interconnect
-    return Links(own["link"], fitted, own["link"] / base["link"], network, own.get("as", key))
+    return Links(own["link"], fitted, own["link"] / base["link"], network, own.get("as", key), key != target)

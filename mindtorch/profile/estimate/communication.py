@@ -113,6 +113,8 @@ def facts(timed: Sequence[Timed], cluster: Cluster, links: Links | None, grouped
         "machines": cluster.machines,
         "per_machine": cluster.per_machine,
         "network_bytes_per_s": None if links is None else links.network,
+        "link_bytes_per_s": None if links is None else links.link,
+        "links_assumed": links is not None and links.assumed,
         "links_as": None if links is None else links.measured,
         "communication_s": sum(each.seconds for each in timed),
         "exposed_s": sum(each.exposed for each in timed),

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..._ext import lazy as _core
 from ...devices.lazy_device import device_at
+from ..cost.driver import is_amd
 
 __all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "waits", "within_capture"]
 
@@ -24,7 +25,7 @@ _amd = False
 def of_accelerator(accelerator: Any) -> None:
     """Whose kernels they are from now on: those of an `Accelerator`."""
     global _name, _capability, _amd, _captures
-    _name, _capability, _amd, _captures = accelerator.name, accelerator.capability, "AMD" in accelerator.name, 0
+    _name, _capability, _amd, _captures = accelerator.name, accelerator.capability, is_amd(accelerator.capability), 0
 
 
 def _on_cuda(t: Any) -> bool:
