@@ -16,13 +16,14 @@ from libc.stdlib cimport calloc, free
 from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_OPTIMIZER,
-    add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_DATA, PHASE_OPTIMIZER,
+    add_transition_hook, current_module, current_phase, in_step, outermost_optimizer,
     remove_transition_hook,
 )
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
+from mindtorch._ext.location cimport current_chain, current_location
 from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
@@ -58,6 +59,8 @@ cdef class Collector:
     cdef EventLog log
     cdef readonly Labels labels
     cdef readonly Sampler sampler              # tells lines apart where no op runs
+    cdef dict waited                           # (what for, location) -> ns of rows in which a thread was seen waiting
+    cdef public bint lines                     # places are chains of lines: see location.pyx
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
@@ -109,7 +112,7 @@ cdef class Collector:
         self.log = EventLog(max_events)
         self.labels = Labels()
         self.sampler = Sampler(look)
-        self.order, self.ops, self.runs, self.threads = {}, {}, {}, {}
+        self.order, self.ops, self.runs, self.threads, self.waited = {}, {}, {}, {}, {}
         self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
         self.cap_modules = 256
         self.table = RowTable()
@@ -152,7 +155,7 @@ cdef class Collector:
         """What happens until `resume` is not the program's: another profile is made ready within this one."""
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
             self.enabled = False
         return here is not None
 
@@ -176,7 +179,7 @@ cdef class Collector:
             self.overhead += ns
             return
         if begun > here.last:
-            self.gap(here, begun, 0, current_module(), current_phase(), current_location())
+            self.gap(here, begun, 0, current_module(), current_phase(), self.at_line())
         self.ours(here, here.last)
 
     def join(self, at=0):
@@ -202,6 +205,9 @@ cdef class Collector:
             self.ident = 0
             self.recent = None
 
+    cdef inline uint32_t at_line(self) noexcept:
+        return current_chain() if self.lines else current_location()
+
     cdef Timeline here(self):
         """The timeline of the calling thread; None when it has none."""
         cdef unsigned long ident = PyThread_get_thread_ident()
@@ -221,7 +227,7 @@ cdef class Collector:
         if here is not None and here.in_op:
             here.last = mt_now()               # until now it was the op's
         elif here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
 
     def end_import(self):
         """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
@@ -237,7 +243,7 @@ cdef class Collector:
         """The calling thread begins or ends compiling a function."""
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
             here.compiling = begins
 
     def disable(self):
@@ -299,11 +305,23 @@ cdef class Collector:
             r.ns += part
             r.calls += 1
             left -= part
+            self.note_wait(here, i, part, phase)
         # What is left is shorter than the time between two looks; a line that was seen is more likely than one that was
         # not.
         r = self.table.row(0, module, here.look_place[here.look_last], phase)
         r.ns += left
         r.calls += 1
+        self.note_wait(here, here.look_last, left, phase)
+
+    cdef void note_wait(self, Timeline here, uint32_t i, uint64_t ns, uint32_t phase) noexcept:
+        """`ns` were spent as the thread was seen the i-th time; waiting for a DataLoader has a name already."""
+        if here.look_waits[i] == 0 or phase == PHASE_DATA:
+            return
+        try:
+            key = here.look_waits[i], here.look_place[i]
+            self.waited[key] = self.waited.get(key, 0) + ns
+        except MemoryError:
+            self.failed += 1
 
     def timelines(self):
         """(identity of the thread, Timeline) of those that may be at something that no hook sees."""
@@ -316,10 +334,15 @@ cdef class Collector:
                 found.append((ident, here))
         return found if self.enabled else []
 
-    def seen_at(self, Timeline here, place):
-        """The thread was seen at that line: a location id."""
+    def seen_at(self, Timeline here, place, waits=0):
+        """The thread was seen at that line: a location id. waits: a number for what it waited for, 0 for nothing."""
         if not here.in_op:
-            here.look(mt_now(), place)
+            here.look(mt_now(), place, waits)
+
+    def take_waits(self):
+        """{(what for, location): ns} of waiting seen since the last time; they are in rows, too."""
+        found, self.waited = self.waited, {}
+        return found
 
     def take_rows(self):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
@@ -333,7 +356,7 @@ cdef class Collector:
         cdef uint32_t i
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and <uint64_t> at > here.last:
-            self.gap(here, at, 0, current_module(), current_phase(), current_location())
+            self.gap(here, at, 0, current_module(), current_phase(), self.at_line())
         if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
             # It may be waiting since the start: that was another stage.
             self.gap(self.first, at, 0, 0, 0, self.first.place)
@@ -356,7 +379,7 @@ cdef class Collector:
         cdef Maker maker
         if here is None or here.in_op:
             return
-        maker = Maker(0, current_module(), current_location(), <uint8_t> phase)
+        maker = Maker(0, current_module(), self.at_line(), <uint8_t> phase)
         self.balance.track(tensor, &maker, here)
         self.balance.in_phase(phase)
 
@@ -389,7 +412,7 @@ cdef class Collector:
             self.first_op = t_in
             self.mark("op", t_in, 0)
         module = current_module()
-        location = current_location()
+        location = self.at_line()
         self.gap(here, t_in, self.cost_out, module, phase, location)
         if op.detaches and self.below_autograd is not None and not self.below_autograd():
             out = op.call(*args)               # a handle copied, as of results that autograd saves: none of a plain run
@@ -476,7 +499,7 @@ cdef class Collector:
         else:                                  # made by a creation function, or recorded before the start
             sig = runs.unseen
         if not here.in_op:
-            self.gap(here, start, 0, current_module(), current_phase(), current_location())
+            self.gap(here, start, 0, current_module(), current_phase(), self.at_line())
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
@@ -655,13 +678,13 @@ cdef class Collector:
             return
         if here.in_op:
             return
-        if kind == MODULE_ENTER and here.depth == 0:
+        if kind == MODULE_ENTER and here.depth == 0 and phase != PHASE_DATA:
             self.mark("enter", now, module)
             if not self.enabled:
                 return
         # A module that is left was at its last line; its caller's frame is the current one.
         self.gap(here, now, self.cost_module, current_module(), current_phase(),
-                 here.place if kind == MODULE_EXIT and here.place else current_location())
+                 here.place if kind == MODULE_EXIT and here.place else self.at_line())
         if phase == PHASE_BACKWARD and kind != PHASE_CHANGE and not self.labels.recompute(
                 here, kind == MODULE_ENTER, now, self.overhead):
             self.failed += 1

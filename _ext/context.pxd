@@ -12,7 +12,8 @@ cdef enum Phase:
     PHASE_OPTIMIZER = 3
     PHASE_PREFILL = 4
     PHASE_DECODE = 5
-    PHASE_COUNT = 6
+    PHASE_DATA = 6
+    PHASE_COUNT = 7
 
 cdef enum Transition:
     MODULE_ENTER = 0

@@ -136,7 +136,7 @@ cdef extern from *:
 if mt_setup() != 0:
     raise RuntimeError("[context] expected a free pthread key, got none")
 
-PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode")    # as the enum Phase
+PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode", "data")    # as the enum Phase
 
 cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
@@ -500,7 +500,8 @@ def enter_stage(phase):
         raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
     if _n_hooks:
         tell(PHASE_CHANGE, 0, <uint8_t> phase)
-    t.between = 0
+    if phase != PHASE_DATA and previous != PHASE_DATA:     # a batch that is loaded is no end of a loss
+        t.between = 0
     t.phase = <uint8_t> phase
     return previous
 

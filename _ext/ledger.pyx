@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_DATA, PHASE_OPTIMIZER,
     add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
     remove_transition_hook,
 )
@@ -438,7 +438,7 @@ cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) n
     if stopped:
         return
     if kind == MODULE_ENTER:
-        if depth == 0:
+        if depth == 0 and phase != PHASE_DATA:
             _mark("enter", module)
         depth += 1
         _note(0, module, 0, CALL_ENTERED + phase)

@@ -1,6 +1,6 @@
 """Source lines as small numbers: (code object, instruction) interned, line numbers decoded only when asked for."""
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 cdef extern from *:
@@ -71,6 +71,8 @@ cdef enum:
     CODE_CAP = 1 << 16                         # code objects kept alive at most; beyond, new lines read as unknown
     SKIP = 1 << 31                             # in code_slots: the library's own code
     SKIPPED = 0xFFFFFFFF
+    CHAIN_CAP = 1 << 20                        # chains; beyond, a place is all that is known
+    DEEPEST = 256                              # lines of a chain
 
 # Two arrays in order of arrival, each with an open-addressing table of indices (0 = empty; both count from 1).
 cdef PyObject **codes = <PyObject **> calloc(32, sizeof(PyObject *))    # owned: the address means this code for good
@@ -84,6 +86,9 @@ cdef uint32_t n_places = 1                     # 0 = unknown
 cdef uint32_t cap_places = 32
 cdef uint32_t place_mask = 63
 cdef tuple skip_prefixes = ()
+cdef uint32_t CHAIN = 0x80000000               # of a location id: the rest of it is the number of a chain
+cdef tuple installed = ()                      # folders of the standard library and of what is installed
+cdef uint8_t foreign[CODE_CAP]                 # by index of a code object: it is in none of the program's own files
 if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
     raise MemoryError
 
@@ -91,6 +96,14 @@ if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
 cdef bint skipped(PyObject *code) except -1:
     cdef object name = (<object> code).co_filename
     return name.startswith(skip_prefixes)
+
+
+cdef bint is_foreign(PyObject *code) noexcept:
+    cdef object name = (<object> code).co_filename
+    try:
+        return name.startswith(installed)
+    except MemoryError:
+        return True
 
 
 cdef inline uint32_t code_hash(PyObject *code) noexcept:
@@ -151,6 +164,7 @@ cdef uint32_t new_code(PyObject *code) noexcept:
         i = (i + 1) & code_mask
     incref(code)
     codes[n_codes] = code
+    foreign[n_codes] = is_foreign(code)
     code_slots[i] = n_codes | skip
     n_codes += 1
     return SKIPPED if skip else n_codes - 1
@@ -210,11 +224,140 @@ cdef uint32_t current_location() noexcept:
     return 0
 
 
-def configure(prefixes):
-    """Code whose file name starts with one of `prefixes` is never the user's. Forgets earlier decisions."""
-    global skip_prefixes
+# ---------------------------------------------------------------- chains: the line before, and a place called from it
+#
+# The lines of the program's own files that are being run, from the outermost to the innermost, and the place at which
+# `current_location` says that they are. It takes a walk over all frames: for a table of lines alone.
+
+cdef struct Chain:
+    uint32_t parent                            # 0: none
+    uint32_t place
+    uint32_t next                              # of the same hash; 0 ends the list
+
+cdef Chain *chains = NULL
+cdef uint32_t n_chains = 1, cap_chains = 0, chain_mask = 0
+cdef uint32_t *chain_heads = NULL
+
+
+cdef inline uint32_t chain_hash(uint32_t parent, uint32_t place) noexcept:
+    return place_hash((<uint64_t> parent << 32) | place)
+
+
+cdef uint32_t chain_of(uint32_t parent, uint32_t place) noexcept:
+    """Its number; 0 where there is no room for another."""
+    global n_chains
+    cdef uint32_t id = chain_heads[chain_hash(parent, place) & chain_mask] if n_chains > 1 else 0
+    cdef uint32_t *head
+    while id:
+        if chains[id].parent == parent and chains[id].place == place:
+            return id
+        id = chains[id].next
+    if n_chains >= cap_chains and not more_chains():
+        return 0
+    head = &chain_heads[chain_hash(parent, place) & chain_mask]
+    chains[n_chains].parent = parent
+    chains[n_chains].place = place
+    chains[n_chains].next = head[0]
+    head[0] = n_chains
+    n_chains += 1
+    return n_chains - 1
+
+
+cdef bint more_chains() noexcept:
+    global chains, chain_heads, cap_chains, chain_mask
+    cdef uint32_t cap = 2 * cap_chains if cap_chains else 1024, i
+    cdef uint32_t *head
+    cdef uint32_t *heads
+    cdef Chain *bigger
+    if cap > CHAIN_CAP:
+        return False
+    bigger = <Chain *> realloc(chains, cap * sizeof(Chain))
+    if bigger == NULL:
+        return False
+    chains = bigger
+    heads = <uint32_t *> calloc(cap, sizeof(uint32_t))
+    if heads == NULL:
+        return False
+    free(chain_heads)
+    chain_heads = heads
+    cap_chains = cap
+    chain_mask = cap - 1
+    for i in range(1, n_chains):
+        head = &chain_heads[chain_hash(chains[i].parent, chains[i].place) & chain_mask]
+        chains[i].next = head[0]
+        head[0] = i
+    return True
+
+
+cdef uint32_t joined(const uint32_t *lines, uint32_t n) noexcept:
+    """The location of a chain of `n` places, the innermost first."""
+    cdef uint32_t id = 0, i = n
+    while i > 0:
+        i -= 1
+        id = chain_of(id, lines[i])
+        if id == 0:
+            return lines[0]
+    return CHAIN | id if id else 0
+
+
+cdef uint32_t current_chain() noexcept:
+    cdef mt_frame *frame = mt_frame_now()
+    cdef uint32_t lines[DEEPEST]
+    cdef uint32_t n = 0, index
+    while frame != NULL:
+        index = code_index(mt_frame_code(frame))
+        if index != SKIPPED and (n == 0 or not foreign[index]) and n < DEEPEST:
+            lines[n] = intern_place(index, mt_frame_lasti(frame))
+            n += 1
+        frame = mt_frame_back(frame)
+    return joined(lines, n)
+
+
+def chain_at(frame):
+    """Location id of a frame (of Python's), with the lines that led there."""
+    cdef uint32_t lines[DEEPEST]
+    cdef uint32_t n = 0, index
+    while frame is not None and n < DEEPEST:
+        code = frame.f_code
+        index = code_index(<PyObject *> code)
+        if index != SKIPPED and (n == 0 or not foreign[index]):
+            lines[n] = intern_place(index, frame.f_lasti)
+            n += 1
+        frame = frame.f_back
+    return joined(lines, n)
+
+
+def chain(uint32_t id):
+    """Location ids of the places of a chain, the innermost first; of any other location, itself."""
+    cdef uint32_t at = id ^ CHAIN
+    if id < CHAIN:
+        return [id] if id else []
+    if at >= n_chains:
+        raise IndexError(f"[chain] expected a number below {n_chains}, got {at}")
+    found = []
+    while at:
+        found.append(chains[at].place)
+        at = chains[at].parent
+    return found
+
+
+def is_own(uint32_t id):
+    """Is the location in one of the program's own files?"""
+    if CHAIN < id < CHAIN + n_chains:
+        id = chains[id ^ CHAIN].place
+    return 0 < id < n_places and not foreign[places[id] >> 32]
+
+
+def configure(prefixes, folders=()):
+    """Code whose file name starts with one of `prefixes` is never the user's. Forgets earlier decisions.
+
+    `folders`: what is installed there is the user's choice, but not the user's own.
+    """
+    global skip_prefixes, installed
     cdef uint32_t i, index
-    skip_prefixes = tuple(prefixes)
+    skip_prefixes, installed = tuple(prefixes), tuple(folders)
+    for i in range(1, n_codes):
+        foreign[i] = is_foreign(codes[i])
     for i in range(code_mask + 1):
         index = code_slots[i] & ~SKIP
         if index:
@@ -233,6 +376,8 @@ def place(code, int lasti):
 
 def location(id):
     """(file name, line, function) of a location id; None for 0 (no user frame)."""
+    if CHAIN < id < CHAIN + n_chains:
+        id = chains[<uint32_t> id ^ CHAIN].place
     if not 0 <= id < n_places:
         raise IndexError(f"[location] expected an id below {n_places}, got {id}")
     if id == 0:
@@ -251,4 +396,4 @@ def location_count():
 
 def table_bytes():
     """Bytes held by the tables of this extension; code objects belong to the program."""
-    return cap_codes * sizeof(PyObject *) + cap_places * sizeof(uint64_t) + (code_mask + 1 + place_mask + 1) * 4
+    return cap_chains * (sizeof(Chain) + 4) + cap_codes * sizeof(PyObject *) + cap_places * sizeof(uint64_t) + (code_mask + 1 + place_mask + 1) * 4

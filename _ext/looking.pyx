@@ -13,7 +13,10 @@ import sysconfig
 
 import numpy as np
 
+from libc.stdint cimport uint64_t
+
 from mindtorch._ext import location
+from mindtorch._ext.clock cimport mt_now
 
 cdef extern from "Python.h":
     int PyGC_Disable() noexcept
@@ -26,14 +29,17 @@ cdef object current_frames = sys._current_frames
 cdef class Look:
     """`look` notes where each thread of a profile is; the sampler calls it, which holds Python's lock.
 
-    `skipped`: beginnings of the names of files that are never the program's own.
+    `skipped`: beginnings of the names of files that are never the program's own. `waits`: {(file, name) of a function
+    that waits: a number for what it waits for}; of several that call each other the greatest counts.
     """
     cdef public object collector               # a Collector, or None: nothing is noted
+    cdef dict waits
     cdef tuple skipped, installed
     cdef str library
     cdef dict own                              # file -> is it the program's?
 
-    def __init__(self, skipped):
+    def __init__(self, skipped, waits):
+        self.waits = waits
         self.skipped = (*skipped, os.path.dirname(np.__file__) + os.sep)
         self.library = sysconfig.get_path("stdlib") + os.sep
         self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
@@ -55,10 +61,16 @@ cdef class Look:
         frames = current_frames() if threads else {}
         for ident, timeline in threads:
             frame = frames.get(ident)
+            waits = 0
             while frame is not None and not self.is_own(frame.f_code.co_filename):
+                waits = max(waits, self.waits.get((frame.f_code.co_filename, frame.f_code.co_name), 0))
                 frame = frame.f_back
-            if frame is not None:
-                self.collector.seen_at(timeline, location.place(frame.f_code, frame.f_lasti))
+            if frame is not None and self.collector.lines:
+                self.collector.seen_at(timeline, location.chain_at(frame), waits)
+            elif frame is not None:
+                self.collector.seen_at(timeline, location.place(frame.f_code, frame.f_lasti), waits)
+            elif waits:                        # none of the program's own is left: it ends, and waits for its threads
+                self.collector.seen_at(timeline, 0, waits)
 
     cdef bint is_own(self, file) except -1:
         found = self.own.get(file)
@@ -66,3 +78,44 @@ cdef class Look:
             found = self.own[file] = not (file.startswith(self.skipped) or (
                 file.startswith(self.library) and not file.startswith(self.installed)))
         return found
+
+
+@cython.final
+cdef class HostLook:
+    """Of a program that is estimated: how long is it at something of its own, which nobody counts?
+
+    `look` is called again and again. Where from one look to the next `position()` stayed what it was, so that no op was
+    noted, and the thread was both times at something that is neither torch's nor ours nor an import, the time between
+    them was the program's own: numpy, an environment, sleeping. What lasts less than that is not seen.
+    """
+    cdef object position
+    cdef tuple skipped
+    cdef unsigned long thread
+    cdef uint64_t looked, before
+    cdef bint own
+    cdef readonly dict ns                      # by location, of the program's line
+
+    def __init__(self, position, skipped, thread):
+        self.position, self.skipped, self.thread = position, skipped, thread
+        self.ns = {}
+
+    def look(self):
+        cdef int collects = PyGC_Disable()
+        try:
+            self.note()
+        finally:
+            if collects:
+                PyGC_Enable()
+
+    cdef object note(self):
+        cdef uint64_t now = mt_now(), position = self.position()
+        cdef bint own
+        frame = current_frames().get(self.thread)
+        own = frame is not None and not frame.f_code.co_filename.startswith(self.skipped)
+        place = location.place(frame.f_code, frame.f_lasti) if own else 0
+        while frame is not None and own:
+            own = frame.f_code.co_name != "_find_and_load"
+            frame = frame.f_back
+        if own and self.own and position == self.before:
+            self.ns[place] = self.ns.get(place, 0) + now - self.looked
+        self.looked, self.before, self.own = now, position, own

@@ -56,6 +56,7 @@ cdef extern from *:
     }
     static inline int mt_alive(PyObject *wr) { return !mt_is_referent(wr, NULL) && !mt_is_referent(wr, Py_None); }
     static inline int mt_same_str(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     """
     PyObject *mt_child(PyObject *module, PyObject *modules_str, PyObject *name) noexcept
@@ -69,7 +70,7 @@ cdef extern from *:
     void PyErr_Clear() noexcept
     void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
     void Py_XDECREF(PyObject *p) noexcept
-    bint PyObject_TypeCheck(object ob, type kind) noexcept
+    bint mt_is_a(object ob, object kind) noexcept          # kind: a class
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -443,14 +444,16 @@ def forget():
     n_hints = 0
 
 
-def living(type kind):
+def living(kind):
     """The objects of that class that are alive, of those that Python's garbage collector follows and has not frozen.
 
     No Python code runs meanwhile, so that nobody can tell that all of them were referred to for a moment.
     """
     cdef list found = []
+    if not isinstance(kind, type):
+        raise TypeError(f"[living] expected a class, got {type(kind).__name__}")
     for thing in gc.get_objects():
-        if PyObject_TypeCheck(thing, kind):
+        if mt_is_a(thing, kind):
             found.append(thing)
     return found
 

@@ -89,6 +89,10 @@ cdef class Sampler:
         free(w)
         decref(self)
 
+    def free(self):
+        """Nobody says when an op runs: the program is looked at whatever it does."""
+        mt_beat(&self.beat, 0)
+
     @property
     def running(self):
         return self.thread != NULL

@@ -41,8 +41,9 @@ cdef class Timeline:                           # of one thread
     cdef uint32_t n_looks                      # since `last`
     cdef uint32_t look_place[LOOKS]
     cdef uint64_t look_ns[LOOKS]
+    cdef uint8_t look_waits[LOOKS]             # what for; 0: for nothing, it worked
 
-    cdef void look(self, uint64_t at, uint32_t place) noexcept
+    cdef void look(self, uint64_t at, uint32_t place, uint8_t waits) noexcept
 
 
 cdef class EventLog:

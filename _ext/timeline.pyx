@@ -1,6 +1,6 @@
 """How far each thread of a profile is accounted for, and its events, up to a limit: what a trace is made of."""
 cimport cython
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 
 from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CHANGE
@@ -20,19 +20,20 @@ RECORD, RUN, LABEL = EVENT_RECORD, EVENT_RUN, EVENT_LABEL
 cdef class Timeline:
     """Where the accounting of one thread is; the collector moves it."""
 
-    cdef void look(self, uint64_t at, uint32_t place) noexcept:
-        """The thread was seen at `place`: so the time since the last hook, or the last look, was spent there."""
+    cdef void look(self, uint64_t at, uint32_t place, uint8_t waits) noexcept:
+        """The thread was seen at `place`, waiting or not: so the time since the last hook, or the last look, was spent there."""
         cdef uint64_t since = self.looked if self.n_looks and self.looked > self.last else self.last
         cdef uint32_t i = 0
         if at <= since:
             return
-        while i < self.n_looks and self.look_place[i] != place:
+        while i < self.n_looks and (self.look_place[i] != place or self.look_waits[i] != waits):
             i += 1
         if i == LOOKS:
             i = LOOKS - 1
         elif i == self.n_looks:
             self.n_looks += 1
             self.look_place[i] = place
+            self.look_waits[i] = waits
             self.look_ns[i] = 0
         self.look_ns[i] += at - since
         self.looked = at

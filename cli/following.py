@@ -46,7 +46,7 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
         found.append(("--warmup 1", f"the first iteration took {seconds(first)}, most {usual}: the same without it"))
     if by != "op" and (totals.get("coverage") or 1.0) < 1:
         found.append(("--by op", "the ops that no FLOPs are counted for, among all others"))
-    computed = [row for row in ops if row.get("name") != "(python)"]
+    computed = [row for row in ops if not str(row.get("name")).startswith("(")]
     top: dict[str, Any] = max(computed, key=lambda row: row.get("self_s") or 0.0, default={})
     if by != "line" and time_s and (top.get("self_s") or 0.0) > _MUCH * time_s:
         name = clean(str(top["name"])).removeprefix("aten::")

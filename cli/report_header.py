@@ -13,7 +13,15 @@ __all__ = ["header"]
 
 _MODELS = 4  # named
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
-_WAITS = {"data_s": "waiting for a DataLoader", "recompute_s": "computing forward passes again in backward"}
+_WAITS = {
+    "data_s": "waiting for a DataLoader",
+    "recompute_s": "computing forward passes again in backward",
+    "children_s": "waiting for child processes",
+    "threads_s": "waiting for threads",
+    "network_s": "waiting for the network",
+}
+_SLOW = 0.1  # of what went into imports: a package that is named
+_SHOWN = 0.01  # of it: a wait that is
 
 
 def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
@@ -38,11 +46,11 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
             else f"{text} (--target predicts the time)"
         )
     elif wall is not None:
-        text += f" · whole run {seconds(wall)}"
+        text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
     waits = report.get("waits") or {}
     spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
-             for key, what in _WAITS.items() if waits.get(key)]  # fmt: skip
+             for key, what in _WAITS.items() if (waits.get(key) or 0.0) > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
     lazy = report.get("lazy")
@@ -54,11 +62,10 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("threads", _threads(threads)))
     if report.get("npu"):
         facts.append(("on NPUs", _on_npus(report["npu"])))
-    imports, construction = startup.get("import_s") or 0.0, startup.get("init_s") or 0.0
-    if (imports or construction) and not sized:
-        compiling = f", {seconds(startup['compile_s'])} compiling" if startup.get("compile_s") else ""
-        apart = f"{seconds(imports)} imports, {seconds(construction)} construction{compiling}, kept apart"
-        facts.append(("start-up", apart))
+    if not sized and (parts := _startup(startup)):
+        slow = _slow_imports(startup)
+        apart = ", ".join(f"{seconds(spent)} {what}{slow if what == 'imports' else ''}" for what, spent in parts)
+        facts.append(("start-up", f"{apart}, kept apart"))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
         times = steps.get("time_s")
@@ -122,6 +129,36 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
     if trainable is not None and trainable < (totals.get("params") or 0):
         text += f", trained: {number(trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
+
+
+def _startup(startup: dict[str, Any]) -> list[tuple[str, float]]:
+    """What went into starting up, and seconds of each, in the order in which it is told."""
+    waits = [(f"waiting for {clean(row['for'])}", row["self_s"]) for row in startup.get("waits") or []]
+    construction = (startup.get("init_s") or 0.0) - sum(spent for _, spent in waits)
+    parts = [("imports", startup.get("import_s") or 0.0), *waits, ("construction", construction)]
+    return [(what, spent) for what, spent in [*parts, ("compiling", startup.get("compile_s") or 0.0)] if spent > 0]
+
+
+def _slow_imports(startup: dict[str, Any]) -> str:
+    """The packages that most of the time of imports went into."""
+    most = _SLOW * (startup.get("import_s") or 0.0)
+    slow = [row for row in startup.get("imports") or [] if row["total_s"] > most][:3]
+    named = ", ".join(f"{clean(row['name'])} {seconds(row['total_s'])}" for row in slow)
+    return f" ({named})" if slow else ""
+
+
+def _mostly(report: dict[str, Any]) -> str:
+    """Where most of the run was, if that was not in what follows, or nothing of it is seen."""
+    totals, waits = report.get("totals") or {}, report.get("waits") or {}
+    wall, time_s = totals.get("wall_s") or 0.0, totals.get("time_s") or 0.0
+    parts = _startup(report.get("startup") or {})
+    if waits.get("children_s"):
+        parts.append(("waiting for child processes", waits["children_s"]))
+    what, spent = max(parts, key=lambda part: part[1], default=("", 0.0))
+    if 2 * spent > wall:
+        return f", most of it {what}"
+    apart = sum(spent for _, spent in parts)
+    return f", most of it start-up and waiting: {seconds(apart)}" if 2 * apart > wall > time_s else ""
 
 
 def _expected(totals: dict[str, Any]) -> str:

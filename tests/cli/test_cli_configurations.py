@@ -66,6 +66,39 @@ def test_C4_weights_on_the_cpu_are_told_of() -> None:
         assert any("4.0 MiB of the model's parameters are on the CPU" in note for note in notes) == told, notes
 
 
+MOVED = """
+import torch
+linear = torch.nn.LazyLinear(1024) if {lazy} else torch.nn.Linear(1024, 1024)
+if {before}:
+    linear(torch.ones(2, 1024))
+linear.to({device!r})
+for _ in range(3):
+    linear(torch.ones(2, 1024, device={device!r}))
+linear.cpu()
+"""
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_C4_where_weights_are_is_decided_when_they_are_used(before: bool, lazy: bool) -> None:
+    """Tried on the CPU, moved, used, and moved back to be saved."""
+    for device, told in (("cuda", False), ("cpu", True)):
+        Path("program.py").write_text(MOVED.format(before=before, device=device, lazy=lazy))
+        arguments = ["profile", "--target", "h100", "--json", f"{device}.json", "program.py"]
+        assert CliRunner().invoke(cli, arguments, prog_name="genie").exit_code == 0
+        notes = json.loads(Path(f"{device}.json").read_text())["warnings"]
+        assert any("parameters are on the CPU" in note for note in notes) == told, notes
+
+
+def test_C4_weights_that_would_be_shown_as_nothing_are_not_told_of() -> None:
+    Path("program.py").write_text(
+        "import torch\ntorch.nn.Linear(8, 8)(torch.ones(2, 8))\ntorch.ones(4, device='cuda')\n"
+    )
+    arguments = ["profile", "--target", "h100", "--json", "out.json", "program.py"]
+    assert CliRunner().invoke(cli, arguments, prog_name="genie").exit_code == 0
+    assert not [n for n in json.loads(Path("out.json").read_text())["warnings"] if "are on the CPU" in n]
+
+
 def test_C4_a_table_of_targets_is_not_called_cpu() -> None:
     """That one is measured: a mixture of both came of it."""
     sheet = 'name = "x"\nmemory_bytes = 1e9\nmemory_bandwidth = 1e12\n'

@@ -217,10 +217,12 @@ def test_L1_a_look_lets_nothing_else_run():
             seen.append(len(collections))
             return [(threading.get_ident(), None)]
 
-        def seen_at(self, timeline, place):
+        lines = False
+
+        def seen_at(self, timeline, place, waits):
             seen.append(len(collections))
 
-    look = looking.Look((__file__,))  # goes up to whoever calls the test
+    look = looking.Look((__file__,), {})  # goes up to whoever calls the test
     look.collector = Stub()
 
     def deep(n):

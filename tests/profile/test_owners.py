@@ -167,12 +167,10 @@ def test_C2_of_several_holders_the_outermost_of_most_modules_gives_the_name():
 
 def test_S12_modules_that_nobody_holds_are_looked_for_ever_more_rarely():
     watched = []
-    owners.watching.append(watched.append)
-    try:
-        with Profiler():
-            for _ in range(300):
-                nn.ReLU()(torch.ones(1))
-    finally:
+    with Profiler():
+        owners.watching.append(watched.append)
+        for _ in range(300):
+            nn.ReLU()(torch.ones(1))
         owners.watching.remove(watched.append)
     assert len(watched) == owners.MOST_IN_VAIN + 5  # 16, 32, 64, 128, 256
 
@@ -187,7 +185,8 @@ def test_C2_searching_is_none_of_the_programs_time(monkeypatch):
         spent.append(time.perf_counter() - begun)
         return found
 
-    monkeypatch.setattr(owners.paths, "living", living)
     with Profiler() as seen:
+        monkeypatch.setattr(owners.paths, "living", living)
         nn.Linear(2, 2)(torch.ones(1, 2))
+        monkeypatch.undo()
     assert len(spent) == 1 and seen.report()["totals"]["overhead_s"] >= spent[0]

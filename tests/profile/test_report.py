@@ -45,7 +45,7 @@ def matrix_macs(rows, inner, columns):
 def test_C2_nothing_is_counted_twice(record, Net):
     report, _ = record(lambda: train(Net, 3))
     assert json.loads(json.dumps(report)) == report
-    assert report["schema_version"] == 1 and report["mode"] == "measured"
+    assert report["schema_version"] == 2 and report["mode"] == "measured"
 
 
 def test_C3_mlp_flops_forward_and_backward_equal_closed_forms(record):

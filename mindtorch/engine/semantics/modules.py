@@ -91,6 +91,7 @@ def add_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
     """Call ``listener(model, path_id)`` for each model when it, or a module in it, is first called."""
     global _audience
     _audience += 1
+    owners.forget()
     _listeners.append(listener)
 
 

@@ -17,7 +17,7 @@ from mindtorch._ext import paths
 #: Called with the time (ns, on the clock of profiles) when a search began, once it is over.
 watching: list[Callable[[int], None]] = []
 
-#: So many searches for modules of one class that nobody held, and so many in all; from then on ever fewer.
+#: So many searches for modules of one class without parameters that nobody held, and so many in all; then ever fewer.
 MOST_IN_VAIN, MOST = 8, 64
 
 _in_vain: Counter[str] = Counter()  # by class: a loss function may be made anew in each step
@@ -25,7 +25,7 @@ _searches = 0
 
 
 def forget() -> None:
-    """What was met is met anew."""
+    """Search as at first."""
     global _searches
     _searches = 0
     _in_vain.clear()
@@ -43,9 +43,10 @@ def of(module: torch.nn.Module, known: Sequence[torch.nn.Module]) -> tuple[torch
             if candidate is module:
                 return model, path.split(".") if path else []
     name = type(module).__qualname__
-    _in_vain[name] += 1
-    if not _is_due(_in_vain[name], MOST_IN_VAIN):
-        return module, []
+    if next(module.parameters(), None) is None:
+        _in_vain[name] += 1
+        if not _is_due(_in_vain[name], MOST_IN_VAIN):
+            return module, []
     _searches += 1
     if not _is_due(_searches, MOST):
         return module, []

@@ -5,7 +5,9 @@
 - backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
 - optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
   count as such.
-- other: the rest (data preparation, sampling, ``zero_grad``).
+- data: while a DataLoader makes the next batch in this process, or waits for it; modules called there (a dataset's
+  transforms) are no calls of a model.
+- other: the rest (sampling, ``zero_grad``).
 - prefill, decode: what would be forward or other within ``stage("prefill")``: only the caller knows which it is.
 
 A step that raises has ended, too: torch calls no hook then, so its function for steps is wrapped.
@@ -25,18 +27,20 @@ from mindtorch._ext import context
 from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
+_torch_next: Callable[..., Any] | None = None
 _handles: list[RemovableHandle] = []
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
+_DATA = context.PHASES.index("data")
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
 
 def patch() -> None:
-    global _original
+    global _original, _torch_next
     _original = torch.autograd.graph._engine_run_backward
     context.set_run_backward(_run_backward)
     for place in _places:
@@ -46,6 +50,9 @@ def patch() -> None:
     torch.optim.Optimizer._patch_step_function = _hook_steps  # type: ignore[method-assign]
     for kind in _kinds(torch.optim.Optimizer):
         _wrap_step(kind)
+    _torch_next = getattr(_LOADERS, "__next__", None)
+    if _torch_next is not None:
+        _LOADERS.__next__ = functools.wraps(_torch_next)(_next)
     _handles.append(register_optimizer_step_pre_hook(_begin))
     _handles.append(register_optimizer_step_post_hook(_end))
 
@@ -63,6 +70,19 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(target, torch.Tensor) and isinstance(gradient, torch.Tensor) else gradient
         for target, gradient in zip(inputs, found, strict=True)
     )  # fmt: skip
+
+
+#: What torch's own iterators of DataLoaders, and those made from them, are. Without it data loading is phase "other".
+_LOADERS: Any = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+
+
+def _next(self: Any) -> Any:
+    """torch's own, in phase "data"."""
+    previous = context.enter_stage(_DATA)
+    try:
+        return _torch_next(self)  # type: ignore[misc]
+    finally:
+        context.enter_stage(previous)
 
 
 def before_backward(call: Callable[[], None]) -> None:
@@ -125,6 +145,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def unpatch() -> None:
     torch.autograd.Function.apply = _torch_apply  # type: ignore[method-assign]
+    if (
+        getattr(getattr(_LOADERS, "__next__", None), "__wrapped__", None) is _torch_next is not None
+    ):  # nor the program's
+        _LOADERS.__next__ = _torch_next
     for place in _places:
         if place._engine_run_backward is context.tracked_backward:  # type: ignore[attr-defined]
             place._engine_run_backward = _original  # type: ignore[attr-defined]

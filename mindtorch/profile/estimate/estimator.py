@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parameter import is_lazy
 
 from mindtorch import ops
 from mindtorch._ext import context, ledger
@@ -47,6 +46,7 @@ from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
+from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
@@ -106,7 +106,7 @@ class Estimator(Run):
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._whole = False  # gradients that the program has sparse
-        self._on_host: dict[int, int] = {}  # by model that was called: bytes of its parameters on the CPU
+        self._on_host = OnHost()
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -121,6 +121,7 @@ class Estimator(Run):
         self.children = stack.enter_context(ChildWatch()).found
         semantics.install()
         stack.callback(semantics.uninstall)
+        stack.enter_context(self.registered)
         for listener in (self._saw_root, compiling.saw_root):
             modules.add_listener(listener)
             stack.callback(modules.remove_listener, listener)
@@ -147,13 +148,12 @@ class Estimator(Run):
         """Read the ledger while the calls that it names are still known."""
         self._stopped = time.perf_counter_ns()
         self.book.refresh()
-        peak.say_roles()
+        self.registered.look()
+        peak.say_roles(self.registered)
         self._assumed = known.assumed()
         self._not_written, self._not_held_back = private_files.not_written(), private_files.not_held_back()
         self._compiled = compiling.number()
         self._whole = sparse_tensors.counted_whole()
-        for root, path in modules.roots():
-            self._on_host[path] = _on_host(root)  # it may have moved since it was first called
         self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
@@ -213,7 +213,7 @@ class Estimator(Run):
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         super()._saw_root(root, path)
-        self._on_host[path] = _on_host(root)
+        self._on_host.saw(root, path)
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
@@ -222,8 +222,10 @@ class Estimator(Run):
 
     def _on_mark(self, kind: str, at: int, which: int) -> None:
         self._marks.append((kind, at))
+        if kind == "enter":
+            self._on_host.called(which)
         if kind == "backward end":
-            peak.say_roles()
+            peak.say_roles(self.registered)
         elif not self._announced:
             self._follow(kind, at, which)
 
@@ -359,17 +361,10 @@ class Estimator(Run):
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
-        if self._accelerator is not None and (left := sum(self._on_host.values())):
-            words = "" if self._on_accelerator() else ": nothing of it is on the accelerator, whose times are told"
-            found.append(f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}")
+        if self._accelerator is not None and (note := self._on_host.note(self._on_accelerator())):
+            found.append(note)
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
             found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
         return found
-
-
-def _on_host(root: torch.nn.Module) -> int:
-    """Bytes of the model's parameters that are on the CPU."""
-    made = (p for p in root.parameters() if not is_lazy(p))  # those of lazy modules come with their first call
-    return sum(p.numel() * p.element_size() for p in made if p.device.type == "cpu")

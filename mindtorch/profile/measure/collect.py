@@ -18,6 +18,7 @@ import re
 import threading
 import time
 import weakref
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -44,7 +45,7 @@ from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.measure import peak
+from mindtorch.profile.measure import peak, waiting
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
@@ -116,7 +117,7 @@ class Profiler(Run):
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
         synchronize = _Wait() if cuda_present() else None
-        look = Look(skipped_prefixes())
+        look = Look(skipped_prefixes(), waiting.functions())
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
         self._shapes = shapes
@@ -154,6 +155,7 @@ class Profiler(Run):
         self._frames = compiled_frames()
         semantics.install()
         peak.listening.append(collector.balance.mark)
+        self.registered.__enter__()
         owners.watching.append(collector.aside)
         modules.add_listener(self._saw_root)
         phases.add_listener(self._saw_optimizer)
@@ -167,11 +169,13 @@ class Profiler(Run):
         local.add_op_observer(collector.ran)
         self._recorded = values.tape.n_recorded
         collector.start(begun)
+        collector.end_import()  # torch, before this
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(self._compiling)
         self._profiler_watch = ProfilerWatch()
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
+        self._watch.found["torch"] = collector.imported
         collector.__enter__()
         self._child_watch = ChildWatch().__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
@@ -196,7 +200,9 @@ class Profiler(Run):
         modules.remove_listener(self._saw_root)
         owners.watching.remove(self.collector.aside)
         phases.remove_listener(self._saw_optimizer)
-        peak.say_roles()
+        self.registered.__exit__(kind, error, trace)
+        self.registered.look()
+        peak.say_roles(self.registered)
         self.collector.balance.close()
         peak.listening.remove(self.collector.balance.mark)
         semantics.uninstall()
@@ -234,6 +240,7 @@ class Profiler(Run):
             stopped=collector.stopped,
             frozen=self.frozen_ns,
             imported_ns=collector.imported,
+            imports=self._watch.found,
             compiled_ns=collector.compiled,
             step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), self._away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
@@ -277,11 +284,12 @@ class Profiler(Run):
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
+        waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)
         if known is None:
             if stage != "rest":
                 self.peaks, self.phase_peaks = peaks, phase_peaks
-            self.stages[stage] = Stage(rows, overhead, entries, most, places, labels)
+            self.stages[stage] = Stage(rows, overhead, entries, most, places, labels, waits)
             return
         if stage == max(self.stages, key=STAGES.index):  # peaks are those of the stage that is reported
             self.peaks = {path: max(peaks.get(path, 0), self.peaks.get(path, 0)) for path in {**self.peaks, **peaks}}
@@ -293,6 +301,7 @@ class Profiler(Run):
             max(known.peak_bytes, most),
             known.places.plus(places),
             {**known.labels, **{n: known.labels[n].plus(x) if n in known.labels else x for n, x in labels.items()}},
+            known.waits + waits,
         )
 
     def _run_pending(self, now: int) -> int:
@@ -311,7 +320,7 @@ class Profiler(Run):
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
             if kind == "backward end":
-                peak.say_roles()
+                peak.say_roles(self.registered)
             elif kind == "op":
                 if self._stage == "import":
                     self._end_part(now)

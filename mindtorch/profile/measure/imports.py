@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -18,12 +20,13 @@ from mindtorch.patch.late import find_elsewhere
 class ImportWatch:
     """A finder, first on ``sys.meta_path``, that calls ``begin()`` and ``end()`` around the loading of a module.
 
-    Modules that a module imports in turn are part of it.
+    Modules that a module imports in turn are part of it. found: nanoseconds by package, what it imported included.
     """
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
-        self._loading: set[int] = set()  # identities of threads
+        self.found: Counter[str] = Counter()
+        self._loading: dict[int, list[str]] = {}  # by identity of a thread: packages, from the outermost
 
     def __enter__(self) -> ImportWatch:
         sys.meta_path.insert(0, self)
@@ -36,15 +39,17 @@ class ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, its loader timed; None while a module is being loaded already."""
-        if threading.get_ident() in self._loading:
+        """What the other finders find, its loader timed; None while a module of its package is being loaded."""
+        package = name.partition(".")[0]
+        if package in self._loading.get(threading.get_ident(), ()):
             return None
         spec: ModuleSpec | None = find_elsewhere(self, name, path, target)
         if spec is not None:
-            self._time(spec.loader)
+            # A lazy loader loads nothing until the module is used, and then by the one that it holds.
+            self._time(getattr(spec.loader, "loader", spec.loader), package)
         return spec
 
-    def _time(self, loader: Any) -> None:
+    def _time(self, loader: Any, package: str) -> None:
         attributes = getattr(loader, "__dict__", None)
         # Loaders of built-in modules are classes; one that several modules share may be timed already.
         if attributes is None or isinstance(loader, type) or "exec_module" in attributes:
@@ -56,14 +61,20 @@ class ImportWatch:
         def timed(module: ModuleType) -> None:
             attributes.pop("exec_module", None)
             thread = threading.get_ident()
-            if thread in self._loading:
+            within = self._loading.setdefault(thread, [])
+            if package in within:
                 return load(module)
-            self._loading.add(thread)
-            self._begin()
+            if not within:
+                self._begin()
+            within.append(package)
+            begun = time.perf_counter_ns()
             try:
                 load(module)
             finally:
-                self._end()
-                self._loading.discard(thread)
+                self.found[package] += time.perf_counter_ns() - begun
+                within.pop()
+                if not within:
+                    del self._loading[thread]
+                    self._end()
 
         attributes["exec_module"] = timed

@@ -1,19 +1,23 @@
 """What the peak of a run is made of: the same table for what was measured and for what was only sized.
 
-A storage's category is what the program said or shows that it is for (a parameter or buffer of a module that was
+A storage's category is what the program said or shows that it is for (any parameter, a buffer of a module that was
 called, held by `.grad`, a cache), else where it was made, and whether it outlived that stretch of the program (see
 _ext/stretches.pxd).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
-from mindtorch._ext import context, ledger, timeline
+from mindtorch._ext import context, ledger, paths, timeline
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.balance import Balance, HeldStorage
 from mindtorch._ext.collect import Collector
@@ -34,7 +38,9 @@ GATHERED, EXCHANGED = 8, 9  # of one rank of several: other ranks' shards; buffe
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
 POINTS = 400  # of a timeline
-_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = map(context.PHASES.index, ("other", "forward", "backward", "optimizer"))
+_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER, _DATA = map(
+    context.PHASES.index, ("other", "forward", "backward", "optimizer", "data")
+)
 
 #: What is told by `say`, of profiles that measure.
 listening: list[Callable[[torch.Tensor, int], None]] = []
@@ -67,8 +73,45 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Role]:
     return [(state, OPTIMIZER_STATE), (parameters, PARAMETERS), (_gradients(parameters), GRADIENTS)]
 
 
-def say_roles() -> None:
-    """What the models and optimizers hold that ran and are alive: again, as much of it is made in the first step."""
+class Registered:
+    """The parameters that modules are given within the block, and those that there are at `look`: a module that is
+    never called has parameters, too, and so has a program that does without modules."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def __enter__(self) -> Registered:
+        self.look()
+        self._handle = register_module_parameter_registration_hook(self._saw)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.remove()
+
+    def _saw(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, torch.nn.Parameter) and not is_lazy(parameter):
+            key = id(parameter)
+            self._refs[key] = weakref.ref(parameter, lambda _: self._refs.pop(key, None))
+
+    def look(self) -> None:
+        for parameter in paths.living(torch.nn.Parameter):
+            self._saw(_NOBODY, "", parameter)
+
+    def roles(self) -> list[Role]:
+        alive = [parameter for ref in list(self._refs.values()) if (parameter := ref()) is not None]
+        return [(alive, PARAMETERS), (_gradients(alive), GRADIENTS)]
+
+
+_NOBODY = torch.nn.Module()
+
+
+def say_roles(registered: Registered) -> None:
+    """What the models and optimizers hold that ran and are alive, and all parameters: again, as much of it is made in
+    the first step."""
+    for held, what in registered.roles():
+        say(held, what)
     for roles in (*map(of_optimizer, phases.optimizers()), *(of_model(root) for root, _ in modules.roots())):
         for held, what in roles:
             say(held, what)
@@ -88,6 +131,7 @@ def categories(blocks: Any, trains: bool) -> Any:
     found = blocks["mark"].copy()
     unknown, phase, outlived = found == 0, blocks["phase"], blocks["outlived"] != 0
     found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS_AND_OTHER  # whatever it made itself
+    found[unknown & (phase == _DATA)] = INPUTS_AND_OTHER
     for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept

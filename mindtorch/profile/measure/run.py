@@ -31,6 +31,7 @@ class Run:
         self.book = ModelBook()
         self.iterations = Iterations()
         self.marks = self.iterations.ends
+        self.registered = peak.Registered()
         self.stages: dict[str, Stage] = {}
         self.peaks: dict[int, int] = {}
         self.phase_peaks: list[int] = [0] * len(context.PHASES)
@@ -59,7 +60,7 @@ class Run:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        self._take(peak.of_model(root))
+        self._take([*self.registered.roles(), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._take(peak.of_optimizer(optimizer))

@@ -1,8 +1,8 @@
 """The report: one plain dict of seconds, bytes and FLOPs, in which nothing is counted twice.
 
-Every nanosecond between start and stop is in exactly one of: start-up (also imports and compiling in the middle of the
-run), warm-up, interception (`overhead_s`), and the rows of `ops` (equally: of `modules`, of `phases`), whose self times
-sum to `totals.time_s`.
+Every nanosecond between start and stop is in exactly one of: start-up (imports and compiling, also in the middle of the
+run, and what came before the first call of a model; some of that was waiting: `startup.waits`), warm-up, interception
+(`overhead_s`), and the rows of `ops` (equally: of `modules`, of `phases`), whose self times sum to `totals.time_s`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,16 +31,19 @@ from mindtorch.profile.report.warn import warnings
 
 #: Of the dict and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New keys
 #: do not raise it; names of ops, modules, phases and categories are values.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
+_IMPORTS = 10  # packages named
+_WAITED = {"children": "child processes", "threads": "threads", "network": "the network"}
 _DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 
 
 def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     """Sum up a run that has ended. `facts` replace or add top-level entries, as ``command=[...], exit_code=1``."""
     main = seen.reached
-    stage, tables = seen.stages[main], _tables(seen)
+    stage = seen.stages[main]
+    tables, waits = _tables(seen)
     every = tables[main]
     rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(seen)
     forecast = None
@@ -53,8 +56,9 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)
     uncounted = _uncounted(seen, op_rows)
     missing = sum(entry["calls"] for entry in uncounted)
-    before = [tables[name] for name in ("import", "init") if name != main and name in tables]
-    early = [row for table in before for row in grouped(table, SIG) if row.sig]
+    early_stages = [name for name in ("import", "init") if name != main and name in tables]
+    early_waits = sum((waits[name] for name in early_stages), Counter())
+    early = [row for name in early_stages for row in grouped(tables[name], SIG) if row.sig]
     macs, early_macs = (sum(_cost(seen, row)[1] for row in found) for found in (op_rows, early))
     time_ns = sum(row.ns for row in rows)
     spent = time_ns + stage.overhead_ns
@@ -74,9 +78,11 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "model": seen.parameters.models[0] if seen.parameters.models else None,
         "models": seen.parameters.models,
         "startup": {
-            "import_s": _seconds(tables, "import", main) + seen.imported_ns / 1e9,
+            "import_s": seen.imported_ns / 1e9,
+            "imports": _imports(seen),
             "compile_s": seen.compiled_ns / 1e9,
-            "init_s": _seconds(tables, "init", main),
+            "init_s": sum(_seconds(tables, name, main) for name in early_stages),
+            "waits": [{"for": what, "self_s": ns / 1e9} for what, ns in early_waits.most_common()],
             "ops": sum(row.calls for row in early),
             "macs": early_macs,
         },
@@ -96,10 +102,10 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "steps": _steps(seen, _seconds(tables, "warmup", main), share),
         "phases": _phases(seen, by_phase, forecast),
         "modules": module_rows(seen, every, forecast, share),
-        "ops": _ops(seen, rows, forecast),
+        "ops": _ops(seen, rows, forecast, waits[main]),
         "memory": seen.memory,
         "labels": labels,
-        "waits": _waits(seen, labels),
+        "waits": _waits(seen, labels, waits[main]),
         "lines": _lines(seen, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
         "unseen": _unseen(seen),
@@ -125,17 +131,22 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     return report
 
 
-def _tables(seen: Recording) -> dict[str, Any]:
-    """The table of rows of each stage."""
+def _tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[str]]]:
+    """Of each stage, the table of rows, and ns of waiting by what was waited for."""
     tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
-    first = "warmup" if "warmup" in tables else "main"
+    waits: dict[str, Counter[str]] = {name: Counter() for name in tables}
+    first, moved = "warmup" if "warmup" in tables else "main", np.zeros(0, int)
     if not seen.announced and seen.reached in ("warmup", "main") and "init" in tables:
         # What a line does before the first call of a model, and does again later, is the loop's: its first batch.
         lines = np.unique(np.concatenate([tables[name][:, LOCATION] for name in ("warmup", "main") if name in tables]))
-        again = np.isin(tables["init"][:, LOCATION], lines[lines != 0])
+        moved = lines[lines != 0]
+        again = np.isin(tables["init"][:, LOCATION], moved)
         tables[first] = np.concatenate([tables["init"][again], tables[first]])
         tables["init"] = tables["init"][~again]
-    return tables
+    for name, stage in seen.stages.items():
+        for (what, line), ns in stage.waits.items():
+            waits[first if name == "init" and line in moved else name][what] += ns
+    return tables, waits
 
 
 def _op(seen: Recording, row: Row) -> Any:
@@ -183,19 +194,24 @@ def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list
             **values(PHASES, found[phase], forecast is not None),
             "peak_bytes": seen.phase_peaks[phase],
         }
-        for name in ("prefill", "decode", "forward", "backward", "optimizer", "other")  # as they come
+        for name in ("data", "prefill", "decode", "forward", "backward", "optimizer", "other")  # as they come
         if (phase := context.PHASES.index(name)) in found
     ]
 
 
-def _ops(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
-    """By op name, longest first, with the time between ops as "(python)"."""
+def _ops(seen: Recording, rows: list[Row], forecast: Forecast | None, waits: Counter[str]) -> list[dict[str, Any]]:
+    """By op name, longest first, with the time between ops as "(python)", but for what was spent waiting."""
 
     def kind(row: Row) -> tuple[str, str]:
         op = seen.ops[row.sig]
         return ("(python)", "python") if op is None else (op.name, op.category)
 
     found = sums(seen, rows, forecast, kind)
+    between = found.get(("(python)", "python"), Sums())
+    for what, ns in waits.items():
+        waited = min(ns, between.ns)
+        between.ns, between.python_ns = between.ns - waited, between.python_ns - waited
+        found[f"(waiting for {what})", "waiting"] = Sums(ns=waited, python_ns=waited)
     return [
         {"name": name, "category": category, **values(OPS, of, forecast is not None)}
         for (name, category), of in sorted(found.items(), key=_longest)
@@ -244,13 +260,20 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["total_s"])
 
 
-def _waits(seen: Recording, labels: list[dict[str, Any]]) -> dict[str, float]:
+def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str]) -> dict[str, float]:
     """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward."""
     return {
         "data_s": sum(row["total_s"] for row in labels if row["name"].startswith(_DATA)),
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
         "compile_s": seen.compiled_ns / 1e9,
+        **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},
     }
+
+
+def _imports(seen: Recording) -> list[dict[str, Any]]:
+    """The packages that took longest to import, with what they imported in turn: an entry may be part of another."""
+    slowest = sorted(seen.imports.items(), key=lambda item: -item[1])[:_IMPORTS]
+    return [{"name": name, "total_s": ns / 1e9} for name, ns in slowest if ns]
 
 
 def _uncounted(seen: Recording, op_rows: list[Row]) -> list[dict[str, Any]]:

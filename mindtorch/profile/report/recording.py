@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -61,6 +62,8 @@ class Stage:
     peak_bytes: int  # the most bytes live
     places: Places
     labels: dict[str, Label] = field(default_factory=dict)
+    # ns of its rows between ops, by what was waited for, and the line
+    waits: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
 class Parameters(NamedTuple):
@@ -125,7 +128,8 @@ class Recording:
     started: int
     stopped: int
     frozen: int  # when nothing more was recorded, as asked
-    imported_ns: int = 0  # in the middle of the run
+    imported_ns: int = 0
+    imports: Mapping[str, int] = field(default_factory=dict)  # ns by package, what it imported included
     compiled_ns: int = 0
     step_ns: Sequence[int] = ()  # of the iterations reported, recording included
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, likewise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,10 @@ def module_rows(
     rows: the table of them. total = self + children, by path. peak_bytes: the most bytes live, in all of the program,
     while the module or one inside it ran. share: of the time of a call, what is the program's own.
     """
-    entries, names, parameters = seen.stages[seen.reached].entries, seen.names, seen.parameters
+    entries, names, parameters = Counter(seen.stages[seen.reached].entries), seen.names, seen.parameters
+    first_batch = seen.reached == "main" and not seen.warmup  # what came before is the loop's, too: see `build`
+    if first_batch and "init" in seen.stages:
+        entries.update(seen.stages["init"].entries)
     own = {**_own(seen, rows, forecast), "params": parameters.own, "trainable": parameters.own_trainable}
     calls = seen.call_ns
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))

@@ -1,0 +1,50 @@
+"""Which models does a program call on the CPU that is estimated on an accelerator? It may have forgotten them there."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from mindtorch._ext import context
+
+_FEW = 8  # calls that are all looked at; of later ones ever fewer
+_LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB
+
+
+class OnHost:
+    """Bytes of the parameters on the CPU, of each model as it is called: one that was moved before or after is not.
+
+    A model that was once called elsewhere is where it should be.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}  # by path; bytes
+        self._calls: Counter[int] = Counter()
+
+    def saw(self, model: torch.nn.Module, path: int) -> None:
+        self._models[path] = (weakref.ref(model), _bytes(model))
+
+    def called(self, path: int) -> None:
+        """A module of that path is called while none runs."""
+        ref, left = self._models.get(root := context.path_root(path), (None, 0))
+        self._calls[root] += 1
+        often = self._calls[root]
+        if left and (often <= _FEW or often & (often - 1) == 0) and ref is not None and (model := ref()) is not None:
+            self._models[root] = (ref, _bytes(model))
+
+    def note(self, on_accelerator: bool) -> str:
+        """What the report says, if anything; on_accelerator: whether the program holds something there."""
+        left = sum(size for _, size in self._models.values())
+        if left < _LEAST:
+            return ""
+        words = "" if on_accelerator else ": nothing of it is on the accelerator, whose times are told"
+        return f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}"
+
+
+def _bytes(model: torch.nn.Module) -> int:
+    """Those of lazy modules, which come with their first call, count as one byte each until then."""
+    sizes = (1 if is_lazy(p) else p.numel() * p.element_size() * (p.device.type == "cpu") for p in model.parameters())
+    return sum(sizes)

@@ -1,0 +1,99 @@
+"""What runs while a DataLoader makes a batch is data loading: no step of a model, no forward pass."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
+
+
+class Normalize(nn.Module):
+    def forward(self, x):
+        return (x - 0.5) / 0.25
+
+
+class Images(Dataset):
+    def __init__(self):
+        self.transform = nn.Sequential(Normalize(), nn.Identity())
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return self.transform(torch.full((8,), float(i)))
+
+
+def report_of(kind, program):
+    with kind() as seen:
+        program()
+    return seen.report()
+
+
+both = pytest.mark.parametrize("kind", [Profiler, Estimator])
+
+
+@both
+@pytest.mark.parametrize("train", [False, True])
+def test_C2_a_transform_that_is_a_module_makes_no_steps(kind, train):
+    def program():
+        model = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.set_grad_enabled(train):
+            for batch in DataLoader(Images(), batch_size=32):
+                loss = model(batch).sum()
+                if train:
+                    loss.backward()
+                    optimizer.step()
+
+    report = report_of(kind, program)
+    assert report["steps"]["count"] == 2
+    phases = {row["name"]: row for row in report["phases"]}
+    assert phases["data"]["ops"] >= 3 * 64 and phases["forward"]["ops"] < 20
+    assert sum(row["time_s"] for row in report["phases"]) == pytest.approx(report["totals"]["time_s"])
+    rows = {row["path"]: row for row in report["modules"]}
+    assert rows["Sequential"]["calls"] == 64 and rows["Sequential"]["forward_s"] == 0
+    assert [model["name"] for model in report["models"]] == ["Linear"]
+
+
+@both
+def test_C2_warm_up_is_counted_in_batches(kind):
+    def program():
+        model = nn.Linear(8, 2)
+        with torch.no_grad():
+            for batch in DataLoader(Images(), batch_size=8):
+                model(batch)
+
+    with kind(warmup=3) as seen:
+        program()
+    report = seen.report()
+    rows = {row["path"]: row["calls"] for row in report["modules"]}
+    assert report["steps"]["count"] == 8 and rows["Linear"] == 5
+
+
+@both
+def test_C2_a_batch_between_the_model_and_its_loss_ends_no_forward_pass(kind):
+    def program():
+        batches = iter(DataLoader(Images(), batch_size=8))
+        y = nn.Linear(8, 8)(next(batches))
+        target = next(batches)
+        (y - target).square().mean().backward()
+
+    phases = {row["name"]: row["ops"] for row in report_of(kind, program)["phases"]}
+    assert phases["forward"] >= 4
+
+
+def test_L12_loaders_are_torchs_own_afterwards_and_errors_come_through():
+    from torch.utils.data import dataloader
+
+    class Broken(Images):
+        def __getitem__(self, i):
+            raise KeyError(i)
+
+    before = dataloader._BaseDataLoaderIter.__next__
+    with Profiler() as seen, pytest.raises(KeyError):
+        assert hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+        next(iter(DataLoader(Broken())))
+    assert dataloader._BaseDataLoaderIter.__next__ is before
+    assert not [row for row in seen.report()["phases"] if row["name"] == "data" and row["ops"]]

@@ -1,0 +1,85 @@
+"""Any nn.Parameter is a parameter at the peak, also of a module that nobody calls, or of none."""
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
+
+KIB = 1024
+
+
+def measured(program):
+    with Profiler() as seen:
+        program()
+    return seen.report()["memory"]["categories"]
+
+
+def estimated(program):
+    with Estimator() as seen:
+        program()
+    return seen.report()["memory"]["categories"]
+
+
+def never_called():
+    unused = nn.Linear(256, 16, bias=False)  # 16 KiB
+    nn.Linear(16, 16, bias=False)(torch.ones(1, 16))
+    return unused.weight.shape
+
+
+def made_after_the_first_call():
+    nn.Linear(16, 16, bias=False)(torch.ones(1, 16))
+    unused = nn.Linear(256, 16, bias=False)
+    torch.ones(1, requires_grad=True).sum().backward()
+    return unused.weight.shape
+
+
+def of_no_module():
+    weight = nn.Parameter(torch.ones(256, 16))
+    x = torch.ones(1, 256) @ weight
+    x.sum().backward()
+    assert weight.grad is not None
+
+
+KEPT = []
+
+
+def of_no_module_and_kept():
+    KEPT[:] = [nn.Parameter(torch.ones(256, 16))]
+
+
+def changed_in_place():
+    """Moved, as .to() does: another storage."""
+    model = nn.Linear(256, 16, bias=False)
+    model.weight.data = model.weight.data.clone()
+    nn.Linear(16, 16, bias=False)(torch.ones(1, 16))
+
+
+@pytest.mark.parametrize("run", [measured, estimated])
+@pytest.mark.parametrize("program", [never_called, made_after_the_first_call, of_no_module_and_kept, changed_in_place])
+def test_C2_parameters_that_no_called_module_has_are_parameters(program, run):
+    found = run(program)
+    assert found["parameters"] >= 16 * KIB, found
+    assert found.get("inputs and other", 0) < 4 * KIB and found.get("activations", 0) < 4 * KIB, found
+
+
+@pytest.mark.parametrize("run", [measured, estimated])
+def test_C2_a_parameter_of_no_module_is_one_that_a_backward_pass_looks_at(run):
+    KEPT.clear()
+
+    def program():
+        KEPT[:] = [nn.Parameter(torch.ones(256, 16))]
+        (torch.ones(1, 256) @ KEPT[0]).sum().backward()
+
+    found = run(program)
+    assert (found["parameters"], found["gradients"]) == (16 * KIB, 16 * KIB), found
+
+
+def test_C2_the_hook_for_parameters_is_gone_afterwards():
+    hooks = nn.modules.module._global_parameter_registration_hooks
+    before = dict(hooks)
+    for profile in (Profiler, Estimator):
+        with profile():
+            assert len(hooks) == len(before) + 1
+        assert dict(hooks) == before

@@ -1,0 +1,129 @@
+"""What a program waits for has rows of its own: child processes, threads; imports are named, wherever they happen."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.measure import waiting
+from mindtorch.profile.measure.imports import ImportWatch
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(0.3)"]
+WAITS = 0.1  # of 0.3 s: what is seen begins with the second look
+
+
+def own(report, what):
+    return next((row["self_s"] for row in report["ops"] if row["name"] == f"(waiting for {what})"), 0.0)
+
+
+def from_a_thread():
+    def rest():
+        subprocess.run(SLEEP, check=True)
+
+    thread = threading.Thread(target=rest)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("wait", [
+    lambda: subprocess.run(SLEEP, check=True),
+    lambda: subprocess.Popen(SLEEP, stdout=subprocess.PIPE).communicate(),
+    lambda: __import__("os").system(" ".join([SLEEP[0], "-c", "'import time; time.sleep(0.3)'"])),
+    from_a_thread,
+])  # fmt: skip
+def test_C2_waiting_for_a_child_process_is_a_row_of_its_own(wait):
+    with Profiler() as seen:
+        torch.ones(1)
+        subprocess.run(SLEEP, check=True)  # at a line of its own: what the loop does again would be its first batch
+        model = nn.Linear(2, 2)
+        model(torch.ones(1, 2))
+        wait()
+    report = seen.report()
+    assert report["waits"]["children_s"] == own(report, "child processes") >= WAITS
+    early = {row["for"]: row["self_s"] for row in report["startup"]["waits"]}
+    assert report["startup"]["init_s"] >= early["child processes"] >= WAITS
+    assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(report["totals"]["time_s"])
+    assert sum(row["self_s"] for row in report["lines"]) == pytest.approx(report["totals"]["time_s"])
+
+
+def test_C2_waiting_for_a_thread_that_nobody_sees_at_work():
+    gate = threading.Event()
+    with Profiler() as seen:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        gate.wait(0.3)
+    report = seen.report()
+    assert report["waits"]["threads_s"] == own(report, "threads") >= WAITS
+    assert not report["waits"]["children_s"] and not report["waits"]["network_s"]
+
+
+def test_C2_the_functions_that_wait_are_there():
+    """A name that the standard library no longer has would be a wait that nobody sees."""
+    for file, name in waiting.functions():
+        assert f"def {name}(" in Path(file).read_text() or name in GONE, (file, name)
+
+
+#: In some releases only.
+GONE = {"_wait_for_tstate_lock"}
+
+
+def test_C2_imports_are_named_wherever_they_happen(tmp_path, monkeypatch):
+    (tmp_path / "outer_pkg").mkdir()
+    (tmp_path / "outer_pkg" / "__init__.py").write_text("import inner_pkg.part\nimport outer_pkg.own\n")
+    (tmp_path / "outer_pkg" / "own.py").write_text("")
+    (tmp_path / "inner_pkg").mkdir()
+    (tmp_path / "inner_pkg" / "__init__.py").write_text("")
+    (tmp_path / "inner_pkg" / "part.py").write_text("import time\ntime.sleep(0.05)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Profiler() as seen:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        import outer_pkg  # noqa: F401  # of the temporary folder
+    for name in [name for name in sys.modules if name.startswith(("outer_pkg", "inner_pkg"))]:
+        del sys.modules[name]
+    report = seen.report()
+    found = {row["name"]: row["total_s"] for row in report["startup"]["imports"]}
+    assert (
+        report["startup"]["import_s"] >= found["outer_pkg"] * 0.99 and found["outer_pkg"] > found["inner_pkg"] >= 0.05
+    )
+    assert [row["total_s"] for row in report["startup"]["imports"]] == sorted(found.values(), reverse=True)
+
+
+def test_C2_a_lazy_import_is_timed_when_it_happens(tmp_path, monkeypatch):
+    import importlib.util
+
+    (tmp_path / "late_pkg.py").write_text("import time\ntime.sleep(0.02)\nvalue = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    calls = []
+    with ImportWatch(lambda: calls.append("begin"), lambda: calls.append("end")) as watch:
+        spec = importlib.util.find_spec("late_pkg")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert calls == []
+        assert module.value == 3
+    assert calls == ["begin", "end"] and watch.found["late_pkg"] >= 0.02e9
+
+
+def test_C8_an_import_that_fails_leaves_nothing_open(tmp_path, monkeypatch):
+    (tmp_path / "bad_pkg.py").write_text("import also_bad_pkg\n")
+    (tmp_path / "also_bad_pkg.py").write_text("raise OSError('sick')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    calls = []
+    with ImportWatch(lambda: calls.append("begin"), lambda: calls.append("end")) as watch:
+        for _ in range(2):
+            with pytest.raises(OSError, match="sick"):
+                import bad_pkg  # noqa: F401
+    assert calls == ["begin", "end"] * 2 and not watch._loading
+
+
+def test_C2_time_before_the_first_op_is_no_import():
+    with Profiler() as seen:
+        time.sleep(0.1)
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    startup = seen.report()["startup"]
+    assert startup["init_s"] >= 0.1 > startup["import_s"]
