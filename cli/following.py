@@ -32,13 +32,20 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
     time_s = totals.get("time_s") or 0.0
     ops = report.get("ops") or []
     measured = report.get("mode") == "measured"
-    python = next((row.get("self_s") or 0.0 for row in ops if row.get("name") == "(python)"), 0.0)
+    python, launch = (
+        next((row.get("self_s") or 0.0 for row in ops if row.get("name") == name), 0.0)
+        for name in ("(python)", "(launch)")
+    )
     found = []
     if by != "line" and time_s and (waits.get("data_s") or 0.0) > _MUCH * time_s:
         share = _share(waits["data_s"], time_s)
         found.append(("--by line", f"{share} of the time the model waits for data: which lines make it"))
     elif by != "line" and time_s and python > _MUCH * time_s:
         found.append(("--by line", f"{_share(python, time_s)} of the time is Python's, between ops: on which lines"))
+    elif by != "line" and time_s and launch > _MUCH * time_s:
+        found.append(
+            ("--by line", f"{_share(launch, time_s)} of the time the device waits for launches: of which lines")
+        )
     spread = steps.get("time_s") or {}
     first = steps.get("first_s") or 0.0
     if measured and not steps.get("warmup") and spread and first > 2 * spread["median"]:

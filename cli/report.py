@@ -179,7 +179,6 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
         name = clean(row.get("name") or "").removeprefix("aten::")
         if name == "(python)":
             name = "(Python and recording)" if report.get("lazy") else "(Python, between ops)"
-            name = "(waiting for the host)" if report.get("mode") == "estimate" else name
         if name.startswith("("):
             row = {**row, "calls": None}
         canvas.sheet_row(Text(name), _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))

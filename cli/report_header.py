@@ -74,7 +74,11 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         facts.append(("steps", f"{steps['count']}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
-    text = f"{work(flops, 'FLOP')} ({work(totals.get('macs'), 'MAC')})"
+    macs = work(totals.get("macs"), "MAC")
+    products = totals.get("product_flops")
+    text = f"{work(flops, 'FLOP')} ({macs})"
+    if flops and products is not None:
+        text = f"{work(flops, 'FLOP')} of all ops, products alone {work(products, 'FLOP')} ({macs})"
     if flops and time_s:
         text += f" · {work(flops / time_s, 'FLOP/s')}"
     facts.append(("work", text))

@@ -74,7 +74,7 @@ def test_C1_training_script_with_its_own_options(here):
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("argv ['--lr', '0.1', '--help']\ntrained\n")
     report = json.loads((here / "out.json").read_text())
-    assert report["schema_version"] == 1 and report["mode"] == "measured" and report["device"] == "cpu"
+    assert report["schema_version"] == 2 and report["mode"] == "measured" and report["device"] == "cpu"
     assert report["command"] == ["train.py", "--lr", "0.1", "--help"]
     assert report["exit_code"] == 0 and report["interrupted"] is False
     assert {"forward", "backward", "optimizer"} <= {row["name"] for row in report["phases"]}

@@ -105,9 +105,9 @@ def test_C4_device_and_host_run_side_by_side() -> None:
     found = estimate(small)
     assert found["totals"]["about_s"] == pytest.approx(host, rel=0.02)
     assert found["totals"]["bound_s"] < host / 100  # a CUDA graph launches at once
-    assert any(row["name"] == "(python)" and row["self_s"] > 0 for row in found["ops"])
+    assert any(row["name"] == "(launch)" and row["self_s"] > 0 for row in found["ops"])
     found = estimate(large)
-    assert not any(row["name"] == "(python)" for row in found["ops"])
+    assert not any(row["name"] == "(launch)" for row in found["ops"])
     assert found["totals"]["about_s"] == pytest.approx(1000 * 2 * (4 << 28) / 2.039e12, rel=0.3)
 
 

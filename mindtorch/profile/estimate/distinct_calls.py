@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from mindtorch.profile.estimate import communication, exchanged, known
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.rows import NS, PHASE, as_table, exact
+from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact
 
 __all__ = ["DistinctCalls", "call_of"]
 
@@ -121,29 +122,52 @@ class DistinctCalls:
         return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
 
     def waits(self, rows: Any, calls: Any, forecast: Forecast | None, how: Any) -> list[tuple[int, ...]]:
-        """Rows of the time in which the device waits for the host: a phase takes the longer of the two."""
+        """Rows of the time in which the device waits for the host: a phase takes the longer of the two.
+
+        They are those of the modules and lines whose ops the host takes longer to launch than the device to run, each
+        by as much.
+        """
         if forecast is None or forecast.target.model is not None:
             return []
         found: list[tuple[int, ...]] = []
-        signatures = self._numbers(calls)
+        signatures, host = self._numbers(calls), np.zeros(len(calls))
         phases = calls["phase"] & (ledger.ENTERED - 1)
         for phase in np.unique(phases).tolist():
-            mine, host = phases == phase, 0.0
-            for flag in (0,) if how is None else np.unique(how[mine]).tolist():
-                if flag & GRAPHED:
-                    continue
-                made = signatures[mine if how is None else mine & (how == flag)]
-                times = np.bincount(made, minlength=len(self.works))
-                each = [forecast.host(n, phase, bool(flag & FUSED)) if times[n] else 0.0 for n in range(len(times))]
-                host += float(np.dot(times, each))
-            wait = int(host * 1e9 - int(rows[rows[:, PHASE] == phase][:, NS].sum()))
+            for flag in (0,) if how is None else np.unique(how).tolist():
+                if not flag & GRAPHED:
+                    mine = phases == phase if how is None else (phases == phase) & (how == flag)
+                    made = set(np.unique(signatures[mine]).tolist())
+                    each = [forecast.host(n, phase, bool(flag & FUSED)) if n in made else 0.0
+                            for n in range(len(self.works))]  # fmt: skip
+                    host[mine] = np.array(each)[signatures[mine]]
+            there, busy = calls[phases == phase], rows[rows[:, PHASE] == phase]
+            wait = int(float(host[phases == phase].sum()) * 1e9 - int(busy[:, NS].sum()))
             if wait > 0:
-                found.append((0, 0, 0, int(phase), 1, wait, 0))
+                found += _shared(wait, phase, there, host[phases == phase], busy)
         return found
 
     def _numbers(self, calls: Any) -> Any:
         own, which = np.unique(calls["sig"], return_inverse=True)
         return np.array([self.number(sig) for sig in own.tolist()], int)[which]
+
+
+def _shared(wait: int, phase: int, calls: Any, host: Any, busy: Any) -> list[tuple[int, ...]]:
+    """Rows that sum to `wait` ns, by module and line. host: seconds of each of the calls; busy: the device's rows."""
+    ahead: dict[tuple[int, int], float] = defaultdict(float)
+    places, which = np.unique(np.stack([calls["module"], calls["location"]], 1), axis=0, return_inverse=True)
+    for (module, line), seconds in zip(places.tolist(), np.bincount(which.ravel(), host).tolist(), strict=True):
+        ahead[module, line] += seconds * 1e9
+    for module, line, ns in busy[:, [MODULE, LOCATION, NS]].tolist():
+        ahead[module, line] -= ns
+    shares = {place: ns for place, ns in ahead.items() if ns > 0}
+    whole, told, passed = sum(shares.values()), 0, 0.0
+    found = []
+    for (module, line), ns in shares.items():  # by what was told so far, so that nothing is lost to rounding
+        passed += ns
+        until = min(round(wait * passed / whole), wait)
+        found.append((0, module, line, phase, 1, until - told, 0))
+        told = until
+    return [row for row in found if row[NS]]
 
 
 def _bookkeeping(name: str) -> Op:

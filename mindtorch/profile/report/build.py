@@ -90,6 +90,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "ops": sum(row.calls for row in op_rows),
             "flops": sum(_cost(seen, row)[0] for row in op_rows),
             "macs": macs,
+            "product_flops": 2 * macs,
             "params": seen.parameters.total,
             "trainable_params": seen.parameters.trainable,
             "peak_bytes": stage.peak_bytes,
@@ -200,14 +201,18 @@ def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list
 
 
 def _ops(seen: Recording, rows: list[Row], forecast: Forecast | None, waits: Counter[str]) -> list[dict[str, Any]]:
-    """By op name, longest first, with the time between ops as "(python)", but for what was spent waiting."""
+    """By op name, longest first, with the time between ops as "(python)", but for what was spent waiting.
+
+    In an estimate it is "(launch)": the device waits for the host, whose time this is.
+    """
+    own = ("(launch)", "launch") if seen.mode == "estimate" else ("(python)", "python")
 
     def kind(row: Row) -> tuple[str, str]:
         op = seen.ops[row.sig]
-        return ("(python)", "python") if op is None else (op.name, op.category)
+        return own if op is None else (op.name, op.category)
 
     found = sums(seen, rows, forecast, kind)
-    between = found.get(("(python)", "python"), Sums())
+    between = found.get(own, Sums())
     for what, ns in waits.items():
         waited = min(ns, between.ns)
         between.ns, between.python_ns = between.ns - waited, between.python_ns - waited
