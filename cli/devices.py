@@ -39,7 +39,12 @@ def command(name: str | None, as_json: bool) -> int:
         except RuntimeError as error:
             raise UsageError(str(error)) from error
         found = [probe.describe(asked.type, asked.index)]
-    answer = {"schema_version": 1, "versions": probe.versions(), "devices": found}
+    answer = {
+        "schema_version": 1,
+        "versions": probe.versions(),
+        "torch_lost": probe.torch_lost(),
+        "devices": found,
+    }
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:

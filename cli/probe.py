@@ -7,14 +7,16 @@ import importlib.util
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from mindtorch.base import config, hardware
 from mindtorch.base.errors import UsageError
+from mindtorch.base.torch_names import RELEASES
 from mindtorch.devices.names import DEVICE_TYPES, device
 
-__all__ = ["DEVICE_TYPES", "describe", "versions"]
+__all__ = ["DEVICE_TYPES", "describe", "torch_lost", "versions"]
 
 
 def versions() -> dict[str, str | None]:
@@ -24,6 +26,22 @@ def versions() -> dict[str, str | None]:
         "torch": hardware.package_version("torch"),
         "python": platform.python_version(),
     }
+
+
+def torch_lost() -> dict[str, str]:
+    """What the installed torch does not have of what mindtorch relies on -> what that costs.
+
+    The tests prove that the releases in `torch_facts.RELEASES` have it all; others are asked, which imports torch.
+    """
+    if not hardware.has_module("torch"):
+        return {}
+    release = ".".join((hardware.package_version("torch") or "").split("+")[0].split(".")[:2])
+    if release in RELEASES and "torch" not in sys.modules:
+        return {}
+    from mindtorch.base import torch_facts
+
+    torch_facts.check()
+    return dict(torch_facts.lost)
 
 
 def describe(kind: str, index: int | None = None) -> dict[str, Any]:

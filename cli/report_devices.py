@@ -15,6 +15,8 @@ def render_devices(answer: dict[str, Any], canvas: Canvas) -> str:
     """One block per device type: usable or not, the facts, and for the others the reason and the way out."""
     versions = ", ".join(f"{name} {value or 'not installed'}" for name, value in answer["versions"].items())
     canvas.paragraph(versions, "dim", "")
+    for name, cost in answer["torch_lost"].items():
+        canvas.paragraph(f"this torch has no {name}: {cost}", "", "  slower: ")
     for row in answer["devices"]:
         name = row["type"] if row["index"] is None else f"{row['type']}:{row['index']}"
         usable = row["available"]

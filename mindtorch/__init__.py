@@ -128,8 +128,10 @@ def _bootstrap(wait: bool = False) -> None:
     if _ready:
         return
     _ready = True
+    from .base import config, torch_facts
+
+    torch_facts.check()  # before anything else of ours looks at torch
     from . import graph
-    from .base import config
     from .engine import semantics
     from .engine.execute import tensors, values
     from .engine.semantics import phases

@@ -1,13 +1,99 @@
-"""What differs between the releases of torch that mindtorch works with, in one place."""
+"""What mindtorch relies on in torch beyond its documented interface, and what differs between its releases.
+
+`torch_names.FACTS` lists names inside torch, what is done where a release has one no more, and what that costs. `check`
+runs when mindtorch is imported, before anything else of it looks at torch: a name that is missing gets the slower way
+in its place (`slower_ways.py`), in torch itself, where nothing of torch's asks for it any more. So there is one build,
+and no other file asks which release it is. What was lost is in ``lost``, which ``genie devices`` and
+``mindtorch.stats()["torch_lost"]`` show.
+
+`tests/test_torch_facts.py` takes away each of them in turn.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import types
 from typing import Any
 
 import torch
 
-#: Releases that the whole suite passes with.
-RELEASES = ("2.12", "2.13", "2.14", "2.15")
+from .torch_names import FACTS, RELEASES
+
+#: By these, what is made within a dispatch is known to be a view. Together, or not at all.
+VIEW_KEYS = frozenset(
+    f"torch._C.{name}"
+    for name in ("_ForceDispatchKeyGuard", "_dispatch_tls_local_exclude_set", "_dispatch_tls_local_include_set")
+)
+_checked = False
+lost: dict[str, str] = {}  # what the installed torch does not have -> what that costs
+
+
+def release() -> str:
+    """Of the installed torch: ``2.13``; of one that is not released yet the whole version."""
+    version = str(torch.__version__)
+    number = version.partition("+")[0]
+    return number.rpartition(".")[0] if number.replace(".", "").isdigit() else version
+
+
+def known() -> bool:
+    """Is it one that the whole suite was run with?"""
+    return release() in RELEASES
+
+
+def check() -> None:
+    """Put a slower way in the place of what the installed torch does not have. Once, before the rest is imported."""
+    global _checked
+    if _checked:
+        return
+    _checked = True
+    proving = not known()
+    for fact in FACTS:
+        owner, name = _owner(fact.name)
+        found = getattr(owner, name, _MISSING)
+        if found is _MISSING:
+            from .slower_ways import way  # which the releases that are known need nothing of
+
+            setattr(owner, name, way(fact.way))
+            lost[fact.name] = fact.lost
+        elif proving and not fact.proves(found):
+            lost[fact.name] = f"it is not what it was; {fact.lost}"
+
+
+def summary() -> str:
+    """One sentence about what was lost; empty where nothing was."""
+    if not lost:
+        return ""
+    count = len(lost)
+    names = f"{count} name{'s' * (count > 1)} that mindtorch relies on"
+    return f"torch {torch.__version__} lacks {names}, and slower ways stand in: genie devices lists them"
+
+
+_MISSING = object()
+
+
+def _owner(dotted: str) -> tuple[Any, str]:
+    """What holds a name, and the name; modules that torch does not have are made, empty."""
+    path, _, name = dotted.rpartition(".")
+    found: Any = torch
+    parts = path.split(".")
+    for i, part in enumerate(parts[1:], 2):
+        below = getattr(found, part, _MISSING)
+        if below is _MISSING or (isinstance(found, types.ModuleType) and f"{found.__name__}.{part}" in sys.modules):
+            below = _module(".".join(parts[:i]), found, part)
+        found = below
+    return found, name
+
+
+def _module(dotted: str, parent: Any, part: str) -> Any:
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        made = types.ModuleType(dotted, "What mindtorch puts in the place of a module that torch has no more.")
+        sys.modules[dotted] = made
+        setattr(parent, part, made)
+        lost[dotted] = "the module is gone: see its names"
+        return made
 
 
 def data_pointers() -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..._ext import context as _context
 from ..._ext import intercept as _intercept
+from ...base import torch_facts
 from ..record import eager
 from . import triggers, values
 
@@ -47,7 +48,8 @@ def stats() -> dict[str, Any]:
     → calls on NPU tensors that the NPU ran itself / that went through the CPU). Current state: ``ops_pending``,
     ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
-    ``record_bytes`` (size of one record).
+    ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release does not have
+    → what that costs; empty on releases that mindtorch knows).
     """
     now = _totals()
     out = {k: v - _zero.get(k, 0) for k, v in now.items()}
@@ -62,6 +64,7 @@ def stats() -> dict[str, Any]:
         bytes_held=held,
         bytes_per_op=held / c["pending"] if c["pending"] else 0.0,
         record_bytes=c["record_bytes"],
+        torch_lost=dict(torch_facts.lost),
     )
     return out
 

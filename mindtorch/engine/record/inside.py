@@ -41,7 +41,7 @@ _BATCHED = torch._C._parse_dispatch_key("Batched")
 
 def in_older_vmap(t: torch.Tensor) -> bool:
     """Is this a batch of gradients (``is_grads_batched=True``), which is taken for one of them?"""
-    return torch._C._dispatch_keys(t).has(_BATCHED)
+    return _BATCHED is not None and torch._C._dispatch_keys(t).has(_BATCHED)
 
 
 def below_older_vmap(move: Move, t: torch.Tensor) -> Any:

@@ -19,6 +19,7 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import shapes as _shapes
 from ..._ext.signals import by_signal_handler
+from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
 from ...base.warned import Caught, say
 from ...devices import mode
@@ -381,6 +382,8 @@ def multiplies_inside(name: str) -> bool:
 def knowing_views() -> Any:
     """Inside ``__torch_dispatch__``, as outside: what is made in the block as a view is known to be one, and requires
     grad where its base does."""
+    if torch_facts.VIEW_KEYS & torch_facts.lost.keys():
+        return nullcontext()
     excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 

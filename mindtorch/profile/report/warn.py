@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindtorch._ext import context
+from mindtorch.base import torch_facts
 from mindtorch.base.words import counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
@@ -70,6 +71,8 @@ def warnings(
             f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
             "their FLOPs are counted, their time is not"
         )
+    if torch_facts.lost:
+        found.append(torch_facts.summary())
     if main in ("init", "import"):
         found.append("no nn.Module was called; everything after the first op is reported")
     if seen.mark_error is not None:
