@@ -10,6 +10,8 @@ import torch
 
 from .flop_rules import Args, Kwargs, is_tensor
 
+SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
 
 class Call(NamedTuple):
     """``results = op(*args, **kwargs)``: its tensors, and the arguments that it writes into."""
@@ -31,8 +33,16 @@ def strides(tensor: Any) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+def stored(matrix: Any) -> int:
+    """Numbers that a sparse tensor stores, beside its indices."""
+    values = matrix._values() if matrix.layout is torch.sparse_coo else matrix.values()
+    return math.prod(values.shape)
+
+
 def distinct(tensor: Any) -> int:
     """Elements in memory: one for each place that its indices reach."""
+    if getattr(tensor, "layout", torch.strided) in SPARSE:
+        return stored(tensor)
     shape, steps = tuple(tensor.shape), strides(tensor)
     if 0 in shape:
         return 0
@@ -41,7 +51,7 @@ def distinct(tensor: Any) -> int:
 
 
 def size(tensor: Any) -> int:
-    """Bytes of its distinct elements."""
+    """Bytes of its distinct elements; of a sparse tensor, of what it stores, without its indices."""
     return distinct(tensor) * int(tensor.dtype.itemsize)
 
 

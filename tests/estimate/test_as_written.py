@@ -120,12 +120,6 @@ def test_C4_scripted_and_traced_modules_are_saved_and_loaded(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_C4_a_sparse_matrix_is_not_taken_for_a_strided_one() -> None:
-    """Of a graph of a million nodes that would be terabytes."""
-    with estimating(Accelerator("Test GPU", 80 * 10**9)), pytest.raises(UnsupportedOperationError, match="no sparse"):
-        torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (2, 2))
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
 def test_C4_sparse_gradients_are_counted_whole(optimizer: type) -> None:
     """They were of no rows, and the second step of an optimizer failed with a page of dispatch keys."""

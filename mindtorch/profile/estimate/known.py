@@ -33,7 +33,7 @@ from ...engine.record.predict import concrete, lazy_in, little
 from ...ops import decisions
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions, deciding, kernel_limits, refusals
+from . import assumptions, deciding, kernel_limits, refusals, sparse_tensors
 from .assumptions import assumed
 
 __all__ = ["adopt", "assumed", "contents", "create", "knowing", "move", "read", "run"]
@@ -361,6 +361,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     """Run an op now: on real values if all are known, else as far as it goes without data, else on assumed ones."""
     refusals.check(info, args, kwargs)
     tags = getattr(info.func, "tags", ())
+    if (made := sparse_tensors.product(info, args, inputs)) is not NotImplemented:
+        return made
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
     depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
@@ -464,7 +466,7 @@ def _handed_out(item: Any, place: int, same: dict[int, Any], roots: dict[int, An
         if id(item) in same:
             return same[id(item)]
         if item.layout is not torch.strided or item.is_quantized or item.is_nested:
-            return item  # stays torch's own
+            return sparse_tensors.labelled(item, place)  # stays torch's own
         base = roots.get(item.untyped_storage()._cdata)
         if base is not None and not item.is_meta:
             return _core.hold(item, place, base, False)
