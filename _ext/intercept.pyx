@@ -19,7 +19,7 @@ from .intern cimport (
 )
 from .interpreter cimport METHOD_WRAPPER, mt_get
 from .keys cimport (
-    MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, others_first, room, start,
+    MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, give_way, others_first, room, start,
 )
 from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
 from .ledger cimport (
@@ -561,10 +561,7 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     if stopped or K.n == 0 or (sid and tape.interner.sigs[sid].n_out == 0):
         return NOT_RECORDED
     here(&since)
-    if types is None:
-        out = func(*args)
-    else:
-        out = below(func, types, args, kwargs) if kwargs else below(func, types, args)
+    out = func(*args) if types is None else below(func, types, args, kwargs) if kwargs else below(func, types, args)
     h = handle_of(out)
     if h is not None and not has_kept(h.slot):
         meta = h.meta
@@ -608,6 +605,7 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     global n_whole
     cdef OpInfo info = _info_of(func, False)
+    cdef bint mixed
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
@@ -626,14 +624,15 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
                 n_whole += 1
                 return out
     elif info.kind == KIND_HANDLER:
-        out = info.handler(args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
+        if (out := info.handler(args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
-    if any_foreign(args, <dict>kwargs):
+    mixed = any_foreign(args, <dict>kwargs)
+    if (out := give_way(func, args, kwargs)) is not NotImplemented:
+        return out
+    if mixed:
         mixed_devices(info, args, kwargs)      # below Python, CPU operands are not told apart
     if info.kind == KIND_RECORD and info.whole and not apart:
-        out = run_whole(info, args, {} if kwargs is None else kwargs)
-        if out is not NotImplemented:
+        if (out := run_whole(info, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
     # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
     return below(func, types, args, kwargs) if kwargs else below(func, types, args)
@@ -676,8 +675,7 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
                     note_name(NAME_DETACH)     # the program's own; what autograd saves is no op of a plain run
                 return out
     if info.kind == KIND_RECORD:
-        if kwargs is not None and not kwargs:
-            kwargs = None
+        kwargs = kwargs or None
         out = _record(info, args, <dict>kwargs, True)
         if out is NOT_RECORDED:
             lifted = lift(info, args, kwargs)

@@ -18,6 +18,7 @@ cdef struct Key:
     int device             # their place (MetaS.device); NO_PLACE without tensors
     bint uncertain         # some tensor may require grad
     uint32_t serial        # of the key: another number, another key
+    bint strangers         # any_foreign has seen what is neither a tensor nor a constant
 
 cdef Key *current_key() noexcept
 cdef int room(size_t extra) except -1
@@ -29,4 +30,5 @@ cdef bint any_foreign(tuple args, dict kwargs) noexcept
 # Classes of the program's that have a say in calls: see keys.pyx.
 cdef object NOBODY
 cdef bint asks_first(PyObject *ty) except -1
+cdef object give_way(object func, tuple args, object kwargs)
 cdef object others_first(object func, object types, tuple args, object kwargs)

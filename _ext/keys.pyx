@@ -295,47 +295,60 @@ cdef PyObject *_interned_name(PyObject *name) except NULL:
 
 
 cdef bint foreign(PyObject *o, int depth) noexcept:
-    """Is the argument, or anything in it, a tensor that is not ours?"""
+    """Is the argument, or anything in it, a tensor that is not ours? K.strangers: is anything no tensor, nor plain?"""
     cdef PyObject *ty = type_of(o)
     cdef Py_ssize_t k
+    cdef bint found = False
     if ty == fast_type or ty == dataless_type or depth > MAX_DEPTH:
+        return False
+    if ty == LONG or ty == FLOAT or ty == BOOL or o == <PyObject *>None:
         return False
     if ty == TUPLE:
         for k in range(PyTuple_GET_SIZE(<object>o)):
-            if foreign(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1):
-                return True
-        return False
+            found |= foreign(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1)
+        return found
     if ty == LIST:
         for k in range(PyList_GET_SIZE(<object>o)):
-            if foreign(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1):
-                return True
-        return False
-    return is_subtype(ty, tensor_type) and not is_subtype(ty, base_type)
+            found |= foreign(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
+        return found
+    if is_subtype(ty, tensor_type):
+        return not is_subtype(ty, base_type)
+    if ty != dtype_type and ty != device_type and ty != UNICODE:
+        K.strangers = True
+    return False
 
 
 cdef bint any_foreign(tuple args, dict kwargs) noexcept:
     cdef Py_ssize_t pos = 0
     cdef PyObject *name
     cdef PyObject *value
-    if foreign(<PyObject *>args, 0):
-        return True
+    cdef bint found
+    K.strangers = False
+    found = foreign(<PyObject *>args, 0)
     if kwargs is not None:
         while PyDict_Next(kwargs, &pos, &name, &value):
-            if foreign(value, 0):
-                return True
-    return False
+            found |= foreign(value, 0)
+    return found
 
 
 # ---- classes of the program that have a say in calls ----------------------------------------------------------------
 cdef object NOBODY = object()
 cdef bint asking = False              # is there a class of ours whose own __torch_function__ comes first?
-cdef object ask_other = None
+cdef object ask_other = None, ask_strangers = None
 
 
-def set_others(ask):
-    """Let `ask(cls, func, types, args, kwargs)` call the __torch_function__ of a class that is not ours."""
-    global ask_other
-    ask_other = ask
+def set_others(ask, strangers):
+    """Let `ask(cls, func, types, args, kwargs)` call the __torch_function__ of a class that is not ours.
+
+    `strangers(func, args, kwargs)`: the same of operands that are no tensors, of which torch has not told.
+    """
+    global ask_other, ask_strangers
+    ask_other, ask_strangers = ask, strangers
+
+
+cdef object give_way(object func, tuple args, object kwargs):
+    """After any_foreign: what strangers make of a call that torch has asked nobody else about; or NotImplemented."""
+    return ask_strangers(func, args, {} if kwargs is None else kwargs) if K.strangers else NotImplemented
 
 
 def class_asks_first():

@@ -312,7 +312,7 @@ def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: 
     """Let classes and modes of the program have their say first; `original` is torch's own `method`."""
     kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
     if isinstance(device, mindtorch_device) or kind in (tensors.DEVICE_TYPE, "npu"):  # which it may not know
-        return handle_torch_function(method, (self,), self, *args, **kwargs)
+        return handle_torch_function(method, (self, *args, *kwargs.values()), self, *args, **kwargs)
     return original(self, *args, **kwargs)  # asks them, once it has read the arguments: it refuses wrong ones
 
 
@@ -321,7 +321,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
     lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
-    if classes.has_own_function(self):
+    if classes.has_own_function(self, (*args, *kwargs.values())):
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
     if npu_moves.names_npu(target):
         return npu_moves.to(self, args, kwargs)
@@ -401,7 +401,7 @@ def _new_hook(name: str) -> Any:
         device = kwargs.get("device")
         if type(device) is int and _numbers_ours():
             kwargs["device"] = device = of_number(device)
-        if classes.has_own_function(self):
+        if classes.has_own_function(self, (*args, *kwargs.values())):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_ours(self)
         if device is not None and inside.hides(self) and not tensors.is_ours(device):

@@ -165,12 +165,15 @@ def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: A
 
 @functools.wraps(_torch_has_function)
 def _has_torch_function(relevant_args: Any) -> bool:
-    # nn.TransformerEncoderLayer and nn.MultiheadAttention ask this before they take the fused path that eager takes.
+    # nn.TransformerEncoderLayer and nn.MultiheadAttention ask this before they take the fused path that eager takes:
+    # our classes have a __torch_function__, which plain tensors in their place would not have.
     if not _torch_has_function(relevant_args):
         return False
-    return not all(
-        _core.get_handle(a) is not None for a in relevant_args if type(a) not in _PLAIN and isinstance(a, torch.Tensor)
-    ) or bool(torch._C._len_torch_function_stack())
+    if torch._C._len_torch_function_stack() or not isinstance(relevant_args, (tuple, list)):
+        return True
+    return any(_torch_has_function((a,)) and not _is_ordinary(a) for a in relevant_args)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+def _is_ordinary(a: Any) -> bool:
+    """Would the program have a plain tensor here, without us?"""
+    return isinstance(a, torch.Tensor) and _core.get_handle(a) is not None and not getattr(type(a), "_routed", False)

@@ -291,6 +291,44 @@ for call in SECTIONS["subclass"]:
     Sub.calls.clear()
     fact(f"subclass {call}", lambda call=call: (type(eval(call)).__name__, list(Sub.calls)))
 
+
+class Duck:
+    """No tensor, and asked about every call that it is an argument of."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        name = torch.overrides.resolve_name(func) or getattr(func, "__qualname__", type(func).__name__)
+        return name, types, [type(a).__name__ for a in args], sorted(kwargs or {})
+
+
+def of_ducks(func, stand_in, first):
+    """What ``func`` makes of ducks, as many as it wants, behind ``first``."""
+    parameters = inspect.signature(stand_in).parameters.values()
+    wanted = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    torch.manual_seed(7)
+    return func(*first, *(Duck() for _ in range(max(wanted - len(first), 1))))
+
+
+def known_by_name(func):
+    return torch.overrides.resolve_name(func) or func.__qualname__
+
+
+asked = collections.Counter()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for func, stand_in in torch.overrides.get_testing_overrides().items():
+        name = f"{known_by_name(func)} {getattr(func, '__name__', '')}"
+        if "_cdata" in name:
+            continue  # an address
+        asked[name] += 1  # the getters of some attributes have one name
+        for what, first in (("alone", ()), ("behind a tensor", (x.clone(),)), ("behind a list", ([x.clone()],))):
+            fact(
+                f"ducks {what}: {name} {asked[name]}",
+                lambda func=func, stand_in=stand_in, first=first: of_ducks(func, stand_in, first),
+            )
+    fact("torch._assert(Duck())", lambda: torch._assert(Duck(), "not so"))
+    fact("symbolic trace of an assertion", lambda: torch.fx.symbolic_trace(lambda x: torch._assert(x, "m")).code)
+
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "behaviour.py")) as source:
     exec(compile(source.read(), source.name, "exec"))
 with open(sys.argv[1], "w") as out:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -179,25 +180,58 @@ def _base_of(t: Any) -> Any:
 def _function_of(plain: Any) -> Callable[..., Any]:
     def __torch_function__(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         # The class asks whether it knows the others: it knows them as the program does.
-        others: list[Any] = [plain_class(t) for t in types]
-        known = tuple(t for t in others if t is not torch.Tensor and t.__torch_function__ is not _disabled)
         with _Underneath():
-            return plain.__torch_function__(func, known, args, kwargs or {})
+            return plain.__torch_function__(func, _as_known(func, types), args, kwargs or {})
 
     return __torch_function__
 
 
+def _as_known(func: Any, types: Any) -> tuple[Any, ...]:
+    """The classes of a call that torch would tell of without us: those of the program, and of functions that are
+    written in Python its own, too."""
+    known: dict[Any, None] = dict.fromkeys(plain_class(t) for t in types)
+    in_python = isinstance(func, FunctionType)
+    return tuple(t for t in known if t.__torch_function__ is not _disabled and (in_python or t is not torch.Tensor))
+
+
 def ask_other(cls: Any, func: Any, types: Any, args: tuple, kwargs: Any) -> Any:
-    """What a class that is not ours makes of a call with tensors of ours: it meets them as it meets torch's own."""
-    if getattr(cls, "_is_mindtorchs", False) or not issubclass(cls, torch.Tensor):
+    """What a class that is not ours makes of a call with tensors of ours: it meets them as it meets torch's own.
+
+    It need not be a class of tensors: who has a ``__torch_function__`` is asked. None of ours has a say here.
+    """
+    if getattr(cls, "_is_mindtorchs", False):
         return NotImplemented
-    others: list[Any] = [plain_class(t) for t in types]
-    known = tuple(t for t in others if t is not torch.Tensor and t.__torch_function__ is not _disabled)
     with _Underneath():
-        return cls.__torch_function__(func, known, args, kwargs or {})
+        return cls.__torch_function__(func, _as_known(func, types), args, kwargs or {})
 
 
-_keys.set_others(ask_other)
+def ask_strangers(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What operands make of a call that are no tensors, and that torch does not know to have a say in it: it would ask
+    them within the call, for want of a plain tensor's ``__torch_function__``. NotImplemented: there are none."""
+    if func is torch.Tensor.__contains__ or getattr(func, "__name__", "") in ("__set__", "__delete__"):
+        return NotImplemented  # there is nobody to give the answer to
+    types = strangers((*args, *kwargs.values()))
+    if func is torch.Tensor.__eq__:
+        func = torch.Tensor.eq  # as torch asks about it
+    for cls in types:
+        out = ask_other(cls, func, types, args, kwargs)
+        if out is not NotImplemented:
+            return out
+    return NotImplemented
+
+
+def strangers(items: Any) -> dict[type, None]:
+    """The classes among ``items`` that are no tensors' and have a ``__torch_function__``."""
+    found: dict[type, None] = {}
+    for a in items:
+        if isinstance(a, (tuple, list)):
+            found |= strangers(a)
+        elif not isinstance(a, torch.Tensor) and hasattr(type(a), "__torch_function__"):
+            found[type(a)] = None
+    return found
+
+
+_keys.set_others(ask_other, ask_strangers)
 _KEPT = frozenset({  # what is ours whatever the class says
     "__torch_function__", "__torch_dispatch__", "__deepcopy__", "__copy__", "__reduce_ex__", "__hash__", "__class__",
     "as_subclass", "__new__", "__init__", "__getattribute__", "__setattr__", "__init_subclass__", "__subclasshook__",
@@ -251,14 +285,14 @@ def _asking(theirs: Any, ours: Any) -> Any:
     return method
 
 
-def has_own_function(t: Any) -> bool:
-    """Has the program a say in this tensor's calls, by its class or by a mode?"""
+def has_own_function(t: Any, given: tuple = ()) -> bool:
+    """Has the program a say in this tensor's calls, by its class, by a mode or by what else the call is ``given``?"""
     if torch._C._len_torch_function_stack() and not torch._C._is_torch_function_all_disabled():
         return True
     if not torch._C._is_torch_function_enabled():
         return False
     cls = type(t)
-    return getattr(cls, "_routed", False) or not (
+    return bool(strangers(given)) or getattr(cls, "_routed", False) or not (
         cls.__torch_function__ is _disabled or cls is torch.Tensor or _core.get_handle(t) is not None
     )
 
