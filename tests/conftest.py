@@ -49,6 +49,9 @@ _CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "compl
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
+    parser.addoption(
+        "--torch-facts", choices=("slice", "full"), default="slice", help="names to rename in torch (test_torch_facts)"
+    )
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="the number of the first of them, which decides it")
     parser.addoption("--faults", type=int, default=4, help="ends of workers of a cluster (tests/cluster)")

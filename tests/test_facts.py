@@ -19,6 +19,7 @@ GENIE = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry
 LOADED = {
     "name utils._device": "the module of torch's default device, loaded to be hooked",
     "loaded": "the same",
+    "name nested._internal": "a module of torch's that it does not load by itself since 2.14",
 }
 NAMES = {
     **LOADED,
@@ -50,6 +51,10 @@ MEASURING = {
     "name autograd._engine_run_backward": "phases: where backward begins and ends",
     "name graph._engine_run_backward": "the same",
     "code Function.apply": "the same",
+    "name Function.apply": "the same",
+    "Double.apply.__qualname__": "the same",
+    'torch.zeros(2, names=("a",))': "torch 2.12, the last with names, refuses them under any dispatch mode",
+    'functions torch.zeros(2, names=("a",))': "the same",
     "sorted(set(torch.jit._builtins*": "torch notes the names of operators that a dispatch mode has seen",
     "code Module.__call__": "module paths",
     "code Optimizer._patch_step_function": "phases: where a step that raises ends",

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.base import torch_facts
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -52,7 +53,7 @@ def test_L1_storages_elsewhere_are_made_as_before() -> None:
 @pytest.mark.only_on("local", reason="what is elsewhere has no address here")
 def test_L6_pointers_are_those_of_the_computed_value() -> None:
     x = made()
-    pointers = {x.data_ptr(), torch.Tensor.data_ptr(x), x.const_data_ptr()}  # type: ignore[attr-defined]
+    pointers = {x.data_ptr(), torch.Tensor.data_ptr(x), *(f(x) for f in torch_facts.data_pointers())}
     assert len(pointers) == 1
     assert list((ctypes.c_float * 6).from_address(pointers.pop())) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert torch.Tensor.untyped_storage(x).nbytes() == x.untyped_storage().nbytes() == 24

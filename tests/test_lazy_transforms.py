@@ -56,6 +56,17 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def forward(*calls: Callable[[], object]) -> list[object]:
+    """What calls in forward mode give, or that torch refuses them: attention's kernel has no formula since 2.14."""
+    found: list[object] = []
+    for call in calls:
+        try:
+            found.append(call())
+        except NotImplementedError:
+            found.append("refused")
+    return found
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_L7_transforms(name: str, same_as_eager: Same) -> None:
     f = FUNCTIONS[name]
@@ -66,14 +77,14 @@ def test_L7_transforms(name: str, same_as_eager: Same) -> None:
     def program(d: str) -> object:
         x, t, batch = randn(d, 3, 4), randn(d, 4, 3).T, randn(d, 5, 3, 4)
         out, pull = vjp(f, x)
-        along = linearize(f, x)[1]
         w = batch.clone().requires_grad_()
         vmap(f)(w).sum().backward()
         return (
             vmap(f)(batch), vmap(f, in_dims=2)(randn(d, 3, 4, 5)), vmap(vmap(f))(randn(d, 2, 2, 3, 4)), w.grad,
-            grad(total)(x), grad_and_value(total)(x), vmap(grad(total))(batch), hessian(total)(x), jvp(f, (x,), (t,)),
-            out, pull(torch.ones_like(out)), jacrev(f)(x), jacfwd(f)(x), along(t),
-            vmap(lambda a, b: jvp(f, (a,), (b,)))(batch, batch),
+            grad(total)(x), grad_and_value(total)(x), vmap(grad(total))(batch),
+            out, pull(torch.ones_like(out)), jacrev(f)(x),
+            *forward(lambda: hessian(total)(x), lambda: jvp(f, (x,), (t,)), lambda: jacfwd(f)(x),
+                     lambda: linearize(f, x)[1](t), lambda: vmap(lambda a, b: jvp(f, (a,), (b,)))(batch, batch)),
         )  # fmt: skip
 
     same_as_eager(program)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .torch_names import FACTS, RELEASES
+from .torch_names import FACTS, RELEASES, SOME_HAVE
 
 #: By these, what is made within a dispatch is known to be a view. Together, or not at all.
 VIEW_KEYS = frozenset(
@@ -60,6 +60,11 @@ def check() -> None:
             lost[fact.name] = f"it is not what it was; {fact.lost}"
 
 
+def absent_ops() -> set[str]:
+    """Of the op table's, those that the installed torch does not have, where that is known."""
+    return {name for name, having in SOME_HAVE.items() if known() and release() not in having}
+
+
 def summary() -> str:
     """One sentence about what was lost; empty where nothing was."""
     if not lost:
@@ -96,10 +101,43 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
         return made
 
 
+def break_at_compiled_methods(package: str) -> None:
+    """Let Dynamo end its graph at operators whose methods are the package's compiled ones, and run them as they are.
+
+    It does so by itself before torch 2.15, which fails at them ("Cannot trace Cython function __add__").
+    """
+    from torch._dynamo import exc
+    from torch._dynamo.variables import user_defined
+
+    original = getattr(user_defined, "is_cython_function", None)
+    looks_up = getattr(user_defined.UserDefinedObjectVariable, "_maybe_lookup_method", None)
+    if original is None or looks_up is None:
+        return
+
+    def is_cython_function(found: Any) -> bool:
+        if not original(found):
+            return False
+        if sys._getframe(1).f_code is looks_up.__code__ and str(found.__module__).startswith(package):
+            exc.unimplemented(
+                gb_type="operator of a recorded tensor",
+                context=str(found),
+                explanation="The call is recorded as it is, between the graphs.",
+                hints=[],
+            )
+        return True
+
+    user_defined.is_cython_function = is_cython_function
+
+
 def data_pointers() -> list[Any]:
     """The methods that give a tensor's address. ``const_data_ptr`` came with torch 2.13."""
     base: Any = torch._C.TensorBase
     return [getattr(base, name) for name in ("data_ptr", "const_data_ptr") if hasattr(base, name)]
+
+
+def one_hot_asks_once() -> bool:
+    """Does ``one_hot`` find the least and the greatest class by one op, as since torch 2.13?"""
+    return release() != RELEASES[0]
 
 
 def cross_entropy_options() -> Any:

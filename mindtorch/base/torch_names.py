@@ -14,6 +14,14 @@ from typing import Any, NamedTuple
 RELEASES = ("2.12", "2.13", "2.14", "2.15")
 
 
+#: Ops in mindtorch's table that not all of these have -> the releases that do.
+SOME_HAVE = {
+    "aten::_foreach_mm": RELEASES[1:],
+    "aten::cholesky": RELEASES[:2],
+    "aten::qr": RELEASES[:2],
+}
+
+
 class Fact(NamedTuple):
     """A name inside torch."""
 

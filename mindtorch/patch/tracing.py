@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..base import NAME
+from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
 from ..npu.tensor import is_npu
 from . import attention
@@ -90,6 +90,7 @@ def _tell_dynamo() -> None:
     from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
 
     trace_rules.add(NAME)  # else it compiles our own Python code, which runs inside the program's calls
+    torch_facts.break_at_compiled_methods(NAME)
 
 
 _stand_ins = [

@@ -176,7 +176,7 @@ class Double(torch.autograd.Function):
 def doubled():
     a = torch.ones(2, requires_grad=True)
     Double.apply(a).sum().backward()
-    return a.grad, Double.apply(a).grad_fn.name(), Double.apply.__qualname__
+    return a.grad, Double.apply(a).grad_fn.name()
 
 
 def warned():

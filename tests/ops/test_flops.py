@@ -214,10 +214,10 @@ def test_C3_attention_counted_on_every_backend(heads_kv, causal):
 
 
 def test_C3_attention_cpu_kernel_that_torch_misses():
-    """torch's counter sees nothing of the CPU attention kernels; we count them as on meta."""
+    """torch's counter sees nothing of the CPU attention kernels before 2.15; we count them as on meta."""
     q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
     ours, theirs = both(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward())
-    assert theirs == 0
+    assert theirs in (0, ours.matrix)
     assert ours.matrix == 2 * 2 * 3 * 5 * 5 * (8 + 8) + 2 * 2 * 3 * 5 * 5 * 5 * 8
     assert not ours.uncounted
 

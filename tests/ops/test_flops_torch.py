@@ -50,7 +50,7 @@ class Pairs(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", REACHING)
 def test_C3_equals_torch_counter_over_its_operator_database(name):
-    pairs = Pairs()
+    pairs, refused = Pairs(), 0
     for entry in (found for found in op_db if found.name == name and found.variant_test_name == ""):
         for sample in itertools.islice(entry.sample_inputs("meta", torch.float32, requires_grad=True), SAMPLES):
             call = (sample.input, sample.args, sample.kwargs)
@@ -62,9 +62,9 @@ def test_C3_equals_torch_counter_over_its_operator_database(name):
                     if results and inputs:
                         seeds = [torch.empty_like(t) for t in results]
                         torch.autograd.grad(results, inputs, seeds, allow_unused=True)
-            except (RuntimeError, NotImplementedError):  # meta has no such kernel; what was reached before is compared
-                continue
-    assert pairs.found
+            except (RuntimeError, NotImplementedError) as error:  # no kernel on meta; what came before is compared
+                refused += "now removed" in str(error)
+    assert pairs.found or refused  # the database still has what some releases have no more
     assert [pair for pair in pairs.found if pair[1] != pair[2]] == []
 
 

@@ -313,10 +313,10 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
         if classes == 0 or classes < -1 or not index.numel():
             return NotImplemented
         if classes == -1:
-            least, greatest = index.aminmax()
+            least, greatest = index.aminmax() if torch_facts.one_hot_asks_once() else (index.min(), None)
             if least.item() < 0:
                 raise RuntimeError("Class values must be non-negative.")
-            classes = int(greatest.item()) + 1
+            classes = int((index.max() if greatest is None else greatest).item()) + 1
     elif mode.now.known is None:
         return NotImplemented
     elif index.numel():
