@@ -33,7 +33,7 @@ def release() -> str:
     """Of the installed torch: ``2.13``; of one that is not released yet the whole version."""
     version = str(torch.__version__)
     number = version.partition("+")[0]
-    return number.rpartition(".")[0] if number.replace(".", "").isdigit() else version
+    return number.rpartition(".")[0] if number.replace(".", "").isdigit() else number
 
 
 def known() -> bool:

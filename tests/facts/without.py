@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import io
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import traceback
 import types
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -77,7 +79,7 @@ def rename(dotted: str) -> None:
         if module is not owner:
             setattr(module, new, vars(module)[name])  # imported from there
     for found in gc.get_objects():
-        if isinstance(found, types.FunctionType) and (found.__module__ or "").startswith("torch"):
+        if type(found) is types.FunctionType and str(found.__module__).startswith("torch"):
             found.__code__ = _renamed(found.__code__, name, new)
 
 
@@ -128,14 +130,11 @@ def devices() -> dict[str, Any]:
     return {"lost": found["torch_lost"], "text": command("devices", "cpu")}
 
 
-def in_child(name: str, function: Any) -> dict[str, Any]:
-    """What the function gives in a child process whose torch lacks the name."""
+def in_child(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the function gives in a child process."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            if name != "-":
-                rename(name)
-                torch.__version__ = type(torch.__version__)("2.99.0")
             found = function()
         except BaseException:
             found = {"failed": traceback.format_exc()[-3000:]}
@@ -150,10 +149,16 @@ def in_child(name: str, function: Any) -> dict[str, Any]:
     return found
 
 
+def without(name: str) -> dict[str, Any]:
+    """What is seen where torch has the name no more."""
+    if name != "-":
+        rename(name)
+        torch.__version__ = type(torch.__version__)("2.99.0")
+    return {step.__name__: in_child(step) for step in (record, profile, devices)}
+
+
 if __name__ == "__main__":
     EAGER = program("cpu")
-    results = {
-        name: {step.__name__: in_child(name, step) for step in (record, profile, devices)} for name in sys.argv[2:]
-    }
+    results = {name: in_child(functools.partial(without, name)) for name in sys.argv[2:]}
     with open(sys.argv[1], "w") as file:
         json.dump(results, file)

@@ -1,0 +1,67 @@
+"""The command that tries torch releases and Pythons (docs/CHECKS.md), without installing anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests import releases  # noqa: E402
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_L1_a_python_is_found_by_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = releases.interpreter(HERE)
+    assert found is not None
+    said = subprocess.run([found, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True)
+    assert said.stdout.strip() == str(sys.version_info[:2])
+    pyenv = tmp_path / "versions" / "9.9.1" / "bin" / "python"
+    pyenv.parent.mkdir(parents=True)
+    pyenv.touch()
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert releases.interpreter("9.9") == str(pyenv)
+    assert releases.interpreter("9.8") is None
+
+
+def test_L1_a_pair_that_cannot_be_tried_says_why(tmp_path: Path) -> None:
+    row = releases.attempt("2.15", "9.8", releases.options([]), tmp_path)
+    assert row[:4] == ("2.15", "9.8", 0, 0) and row.why == "no Python 9.8 here"
+    assert [line.split() for line in releases.table([row])][1][:4] == ["2.15", "9.8", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    "said, counted",
+    [
+        ("3 failed, 41 passed, 1 skipped, 2 errors in 7.0s", (41, 5)),
+        ("1 error in 0.1s", (0, 1)),
+        ("ends", (0, 0)),
+        ("12 passed in 1s", (12, 0)),
+    ],
+)
+def test_L1_results_are_those_of_pytests_last_line(said: str, counted: tuple[int, int]) -> None:
+    text = f"FAILED tests/test_a.py::test_x[1] - no\nERROR tests/b/test_c.py::test_y\n{said}\n"
+    assert releases.counts(text) == counted
+    assert releases.failures(text) == ["test_a.py::test_x[1]", "test_c.py::test_y"]
+
+
+def test_L1_the_smoke_test_passes_here_and_fails_where_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert releases.smoke(sys.executable, tmp_path) == (6, 0, "")
+    monkeypatch.setattr(releases, "SMOKE", "print('imported')\nraise SystemExit('no torch')")
+    assert releases.smoke(sys.executable, tmp_path) == (0, 1, f"{Path(sys.executable).name} -c: no torch")
+
+
+def test_L1_the_tree_is_copied_without_what_git_ignores(tmp_path: Path) -> None:
+    inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], cwd=ROOT, capture_output=True)
+    if inside.returncode:  # continuous integration runs on a copy
+        with pytest.raises(subprocess.CalledProcessError):
+            releases.copy_tree(tmp_path)
+        return
+    releases.copy_tree(tmp_path)
+    assert (tmp_path / "pyproject.toml").is_file() and not list(tmp_path.rglob("*.so"))
