@@ -59,8 +59,9 @@ def _flushes_denormal(*_args: Any) -> bool:
 
 _smallest_normal = sys.float_info.min
 
-#: Every such function of torch 2.13. Not here: what torch looks at when an operation is called, before it is recorded
-#: (grad mode, autocast, the choice of attention, anomaly mode, ``torch.backends.mha``, ``opt_einsum``).
+#: Every such function of torch 2.12 to 2.15; each release has most of them. Not here: what torch looks at when an
+#: operation is called, before it is recorded (grad mode, autocast, the choice of attention, anomaly mode,
+#: ``torch.backends.mha``, ``opt_einsum``).
 TABLE = (
     Setting("_set_default_dtype", _default_dtype, lambda d: d, shapes=True),
     Setting("_set_default_tensor_type", _default_dtype, lambda t: t.dtype, shapes=True),
@@ -86,7 +87,7 @@ TABLE = (
     _plain("_set_math_sdp_allow_fp16_bf16_reduction"),
     *(
         Setting(f"_set_sdp_use_{kind}", cuda=True)
-        for kind in ("flash", "math", "mem_efficient", "cudnn", "overrideable", "fa3")
+        for kind in ("flash", "math", "mem_efficient", "cudnn", "overrideable", "fa3", "fa4")
     ),
     Setting("_set_sdp_priority_order", cuda=True),
     *(_plain(f"_set_cudnn_{name}", cuda=True) for name in ("enabled", "benchmark", "deterministic")),
@@ -101,6 +102,10 @@ TABLE = (
         )
     ),
     *(Setting(f"_set_{name}_preferred_backend", cuda=True) for name in ("blas", "linalg", "rocm_fa")),
+    *(
+        _plain(f"_set_{name}", cuda=True)
+        for name in ("cublaslt_prefer_grouped_gemm", "native_aot_enabled", "native_aot_unconditional_masked")
+    ),
     Setting("_set_sm_carveout_experimental", cuda=True),
     Setting("_set_miopen_immediate", cuda=True),
     *(
