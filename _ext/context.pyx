@@ -14,6 +14,7 @@ import sys
 from types import FunctionType
 
 from mindtorch._ext import location as _location, paths as _paths
+from mindtorch._ext.interpreter cimport mt_set_vectorcall
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 
 cdef extern from *:
@@ -82,14 +83,6 @@ cdef extern from *:
         else if (r == Py_None) { Py_DECREF(r); r = NULL; }
         return r;
     }
-    /* In 3.12+ there is an official function; before, the field is public and the same is done by hand. */
-    static inline void mt_set_vectorcall(PyObject *f, void *call) {
-    #if PY_VERSION_HEX >= 0x030C0000
-        PyFunction_SetVectorcall((PyFunctionObject *)f, (vectorcallfunc)call);
-    #else
-        ((PyFunctionObject *)f)->vectorcall = (vectorcallfunc)call;
-    #endif
-    }
     static inline PyObject **mt_items(PyObject *tuple) { return &PyTuple_GET_ITEM(tuple, 0); }
     static inline PyObject *mt_vectorcall(PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) {
         return PyObject_Vectorcall(f, (PyObject *const *)args, nargsf, kwnames);
@@ -123,7 +116,6 @@ cdef extern from *:
     uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
     PyObject *mt_call_optional(PyObject *f) noexcept
     object mt_result(PyObject *p)
-    void mt_set_vectorcall(PyObject *f, void *call) noexcept
     PyObject **mt_items(PyObject *tuple) noexcept
     PyObject *PyObject_Vectorcall "mt_vectorcall" (
         PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept

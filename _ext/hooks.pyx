@@ -7,6 +7,7 @@ more C call and one dictionary probe.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
+from .interpreter cimport mt_copy
 from .lazy cimport device_index, handle_of, is_ours
 
 cdef extern from *:
@@ -107,9 +108,8 @@ cdef extern from *:
 
     /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
     static int mt_kind(PyObject *f) {
-        const PyMethodDef *def = PyCFunction_CheckExact(f) ? ((PyCFunctionObject *)f)->m_ml
-            : Py_IS_TYPE(f, &PyMethodDescr_Type) ? ((PyMethodDescrObject *)f)->d_method : NULL;
-        if (def == NULL || (def->ml_flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) return 0;
+        PyMethodDef **def = mt_definition(f);
+        if (def == NULL || ((*def)->ml_flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) return 0;
         return PyCFunction_CheckExact(f) ? 1 : 2;
     }
     static void mt_hook(int slot, PyObject *f, PyObject *hook) {
@@ -117,24 +117,19 @@ cdef extern from *:
         if (s->function == NULL) {
             Py_INCREF(f);
             s->function = f;
-            s->torchs = slot < MT_SLOTS ? ((PyCFunctionObject *)f)->m_ml : ((PyMethodDescrObject *)f)->d_method;
+            s->torchs = *mt_definition(f);
             s->ours = *s->torchs;
             if (slot >= MT_SLOTS) s->ours.ml_meth = (PyCFunction)(void *)mt_methods[slot - MT_SLOTS];
         }
         Py_INCREF(hook);
         Py_XSETREF(s->hook, hook);
-        if (slot < MT_SLOTS) ((PyCFunctionObject *)f)->vectorcall = mt_entries[slot];
-        else ((PyMethodDescrObject *)f)->d_method = &s->ours;
+        if (slot < MT_SLOTS) *mt_entry(f) = mt_entries[slot];
+        else *mt_definition(f) = &s->ours;
     }
     static void mt_unhook(int slot) {
         PyObject *f = mt_slots[slot].function;
-        if (slot < MT_SLOTS) ((PyCFunctionObject *)f)->vectorcall = NULL;  /* as of all that take a tuple */
-        else ((PyMethodDescrObject *)f)->d_method = mt_slots[slot].torchs;
-    }
-    static PyObject *mt_twin(PyObject *f) {
-        if (!PyCFunction_CheckExact(f)) return PyDescr_NewMethod(PyDescr_TYPE(f), ((PyMethodDescrObject *)f)->d_method);
-        return PyCFunction_NewEx(((PyCFunctionObject *)f)->m_ml, ((PyCFunctionObject *)f)->m_self,
-                                 ((PyCFunctionObject *)f)->m_module);
+        if (slot < MT_SLOTS) *mt_entry(f) = NULL;  /* as of all that take a tuple */
+        else *mt_definition(f) = mt_slots[slot].torchs;
     }
     static inline PyObject *mt_function_of(int slot) { return mt_slots[slot].function; }
     static inline PyObject *mt_hook_of(int slot) { return mt_slots[slot].hook; }
@@ -149,18 +144,18 @@ cdef extern from *:
         return ours < 0 ? -1 : mt_assign(self, value);
     }
     static int mt_hook_setter(PyObject *descriptor) {
-        PyGetSetDescrObject *d = (PyGetSetDescrObject *)descriptor;
-        if (!Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) return 0;
+        PyGetSetDef **d = mt_attribute(descriptor);
+        if (d == NULL) return 0;
         if (mt_torchs_attribute == NULL) {
-            mt_torchs_attribute = d->d_getset;
+            mt_torchs_attribute = *d;
             mt_ours_attribute = *mt_torchs_attribute;
             mt_ours_attribute.set = mt_assigned;
         }
-        d->d_getset = &mt_ours_attribute;
+        *d = &mt_ours_attribute;
         return 1;
     }
     static void mt_unhook_setter(PyObject *descriptor) {
-        ((PyGetSetDescrObject *)descriptor)->d_getset = mt_torchs_attribute;
+        *mt_attribute(descriptor) = mt_torchs_attribute;
     }
 
     /* The getter of another one. */
@@ -173,23 +168,23 @@ cdef extern from *:
         return mt_torchs_device->get(self, closure);
     }
     static int mt_hook_getter(PyObject *descriptor) {
-        PyGetSetDescrObject *d = (PyGetSetDescrObject *)descriptor;
-        if (!Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) return 0;
+        PyGetSetDef **d = mt_attribute(descriptor);
+        if (d == NULL) return 0;
         if (mt_torchs_device == NULL) {
-            mt_torchs_device = d->d_getset;
+            mt_torchs_device = *d;
             mt_ours_device = *mt_torchs_device;
             mt_ours_device.get = mt_read_device;
         }
-        d->d_getset = &mt_ours_device;
+        *d = &mt_ours_device;
         return 1;
     }
     static void mt_unhook_getter(PyObject *descriptor) {
-        if (mt_torchs_device != NULL) ((PyGetSetDescrObject *)descriptor)->d_getset = mt_torchs_device;
+        if (mt_torchs_device != NULL) *mt_attribute(descriptor) = mt_torchs_device;
     }
 
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
     #define MT_TYPES 6
-    static struct { PyTypeObject *type; newfunc torchs; } mt_types[MT_TYPES];
+    static struct { PyObject *type; newfunc torchs; } mt_types[MT_TYPES];
     static PyObject *mt_ask_about(PyObject *type, PyObject *args, PyObject *kwargs);
     static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         PyObject *kind, *error, *trace, *made = mt_types[slot].torchs(type, args, kwargs);
@@ -215,15 +210,15 @@ cdef extern from *:
     static PyObject *mt_new_5(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(5, t, a, k); }
     static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3, mt_new_4, mt_new_5};
     static void mt_hook_type(int slot, PyObject *type) {
-        mt_types[slot].type = (PyTypeObject *)type;
-        if (mt_types[slot].type->tp_new != mt_constructors[slot]) mt_types[slot].torchs = mt_types[slot].type->tp_new;
-        mt_types[slot].type->tp_new = mt_constructors[slot];
+        newfunc *made_by = mt_constructor(type);
+        mt_types[slot].type = type;
+        if (*made_by != mt_constructors[slot]) mt_types[slot].torchs = *made_by;
+        *made_by = mt_constructors[slot];
     }
-    static void mt_unhook_type(int slot) { mt_types[slot].type->tp_new = mt_types[slot].torchs; }
+    static void mt_unhook_type(int slot) { *mt_constructor(mt_types[slot].type) = mt_types[slot].torchs; }
     static void mt_hand_down(int slot, PyObject *derived, int hooked) {
-        PyTypeObject *type = (PyTypeObject *)derived;
-        newfunc torchs = mt_types[slot].torchs, ours = mt_constructors[slot];
-        if (type->tp_new == (hooked ? torchs : ours)) type->tp_new = hooked ? ours : torchs;
+        newfunc *made_by = mt_constructor(derived), torchs = mt_types[slot].torchs, ours = mt_constructors[slot];
+        if (*made_by == (hooked ? torchs : ours)) *made_by = hooked ? ours : torchs;
     }
     """
     int MT_SLOTS, MT_METHODS, MT_TYPES
@@ -235,7 +230,6 @@ cdef extern from *:
     int mt_kind(object function) noexcept
     void mt_hook(int slot, object function, object hook) noexcept
     void mt_unhook(int slot) noexcept
-    object mt_twin(object function)
     PyObject *mt_function_of(int slot) noexcept
     PyObject *mt_hook_of(int slot) noexcept
     int mt_hook_setter(object descriptor) noexcept
@@ -621,11 +615,11 @@ def hook(function, Hook asked):
     if slot >= 0:
         asked.twin = original(function)
     elif kind == 1 and _n_functions < MT_SLOTS:
-        asked.twin = mt_twin(function)
+        asked.twin = mt_copy(function)
         slot = _n_functions
         _n_functions += 1
     elif kind == 2 and _n_methods < MT_METHODS:
-        asked.twin = mt_twin(function)
+        asked.twin = mt_copy(function)
         slot = MT_SLOTS + _n_methods
         _n_methods += 1
     else:
@@ -641,7 +635,7 @@ def unhook(function):
 
 def twin(function):
     """A function of its own that does what torch's builtin `function` does, hooked or not: what the engine calls."""
-    return mt_twin(original(function))
+    return mt_copy(original(function))
 
 
 def original(function):

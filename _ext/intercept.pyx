@@ -17,7 +17,7 @@ from .intern cimport (
     KIND_HANDLER, KIND_RECORD, RETURNS_NOTHING, RETURNS_TENSOR, RETURNS_TUPLE, Interner, OpInfo, hash_key, sig_out_meta,
     sig_written,
 )
-from .interpreter cimport METHOD_WRAPPER, mt_get
+from .interpreter cimport METHOD_WRAPPER, mt_ask
 from .keys cimport (
     MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, give_way, others_first, room, start,
 )
@@ -531,7 +531,7 @@ def _look():
     for i in range(n):
         if K.serial != serial:
             break
-        if K.uncertain and mt_get(requires_grad, <object>K.objs[i]):
+        if K.uncertain and mt_ask(requires_grad, <object>K.objs[i]):
             found |= <uint32_t>4 << 2 * i
         if is_inference(<object>K.objs[i]):
             found |= <uint32_t>8 << 2 * i

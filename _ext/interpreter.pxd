@@ -1,17 +1,194 @@
 """What the engine knows of CPython beyond its documented interface: here, and nowhere else.
 
-Each fact names the releases it holds for. `interpreter.pyx` proves at import what can be proved cheaply.
+Each fact names the releases it holds for (3.10 to 3.14 where nothing is said); layouts come from the headers that a
+build finds, and `interpreter.pyx` proves them at import.
 """
 from cpython.object cimport PyObject
 
 cdef extern from *:
     """
-    /* What a getset descriptor says of an object of its class. */
-    static inline PyObject *mt_get(PyObject *descr, PyObject *obj) {
-        PyGetSetDef *d = ((PyGetSetDescrObject *)descr)->d_getset;
+    #include "structmember.h"
+    #include "frameobject.h"
+
+    /* ---- Builtin functions and methods. Where the definition of one is; NULL: it is neither. */
+    static inline PyMethodDef **mt_definition(PyObject *f) {
+        if (PyCFunction_CheckExact(f)) return &((PyCFunctionObject *)f)->m_ml;
+        return Py_IS_TYPE(f, &PyMethodDescr_Type) ? &((PyMethodDescrObject *)f)->d_method : NULL;
+    }
+    /* How a builtin function is called; NULL: by its definition. A method has nothing of the kind. */
+    static inline vectorcallfunc *mt_entry(PyObject *f) { return &((PyCFunctionObject *)f)->vectorcall; }
+    /* Another object that does what `f` does, called by its definition. */
+    static inline PyObject *mt_copy(PyObject *f) {
+        PyCFunctionObject *c = (PyCFunctionObject *)f;
+        if (!PyCFunction_CheckExact(f)) return PyDescr_NewMethod(PyDescr_TYPE(f), *mt_definition(f));
+        return PyCFunction_NewEx(c->m_ml, c->m_self, c->m_module);
+    }
+    /* Calls of a Python function go to `call`. Until 3.11 that is done by hand. */
+    static inline void mt_set_vectorcall(PyObject *f, void *call) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        PyFunction_SetVectorcall((PyFunctionObject *)f, (vectorcallfunc)call);
+    #else
+        ((PyFunctionObject *)f)->vectorcall = (vectorcallfunc)call;
+    #endif
+    }
+
+    /* ---- Attributes of builtin types, members of classes. Where the definition is; NULL: it is no such attribute. */
+    static inline PyGetSetDef **mt_attribute(PyObject *descr) {
+        return Py_IS_TYPE(descr, &PyGetSetDescr_Type) ? &((PyGetSetDescrObject *)descr)->d_getset : NULL;
+    }
+    /* What the attribute says of an object of its class. */
+    static inline PyObject *mt_ask(PyObject *descr, PyObject *obj) {
+        PyGetSetDef *d = *mt_attribute(descr);
         return d->get(obj, d->closure);
     }
+    /* Offset of a member of `__slots__` in its objects; -1: it is none. */
+    static inline Py_ssize_t mt_slot_offset(PyObject *descr) {
+        if (!PyObject_TypeCheck(descr, &PyMemberDescr_Type)) return -1;
+        return ((PyMemberDescrObject *)descr)->d_member->offset;
+    }
+    #define MT_SLOT(obj, off) (*(PyObject **)((char *)(obj) + (off)))
+    #define MT_SET_SLOT(obj, off, val) (MT_SLOT(obj, off) = (val))
+
+    /* ---- Classes. Borrowed; of a class that a program made. 3.11 has a function for it, which makes an object. */
+    static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
+    static inline newfunc *mt_constructor(PyObject *type) { return &((PyTypeObject *)type)->tp_new; }
+
+    /* ---- Weak references. 3.13 takes the borrowed answer away. */
+    static inline int mt_is_referent(PyObject *wr, PyObject *ob) {
+        PyObject *got = NULL;
+    #if PY_VERSION_HEX >= 0x030D0000
+        if (PyWeakref_GetRef(wr, &got) < 0) PyErr_Clear();
+        Py_XDECREF(got);
+    #else
+        got = PyWeakref_GET_OBJECT(wr);
+    #endif
+        return got == ob;
+    }
+    static inline int mt_alive(PyObject *wr) { return !mt_is_referent(wr, NULL) && !mt_is_referent(wr, Py_None); }
+
+    /* ---- Variables of frames. Until 3.12 a function's frame keeps the copy that `f_locals` gives: has nobody it but
+       the frame and `held` others? From 3.13 on there is no copy. The only count of references that is asked
+       for: one of 3.14's borrowed references would not be in it. */
+    static inline int mt_is_kept_copy(PyObject *variables, Py_ssize_t held) {
+    #if PY_VERSION_HEX >= 0x030D0000
+        (void)variables; (void)held;
+        return 0;
+    #else
+        return PyDict_CheckExact(variables) && Py_REFCNT(variables) == held + 1;
+    #endif
+    }
+
+    /* ---- Frames: where the program is. */
+    typedef struct mt_frame mt_frame;
+    static inline int mt_code_line(PyObject *c, int lasti) { return PyCode_Addr2Line((PyCodeObject *)c, lasti); }
+    static inline int mt_public_lasti(PyFrameObject *f) {
+    #if PY_VERSION_HEX >= 0x030B0000
+        return PyFrame_GetLasti(f);
+    #else
+        return f->f_lasti < 0 ? f->f_lasti : f->f_lasti * 2;   /* 3.10 counts instructions, not bytes */
+    #endif
+    }
+    static inline PyObject *mt_public_code(PyFrameObject *f) {
+        PyCodeObject *code = PyFrame_GetCode(f);
+        Py_DECREF(code);                       /* the frame's own reference stays */
+        return (PyObject *)code;
+    }
+    static int mt_inner_frames;                /* 0: the public functions are used, which is slower */
+    #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+    /* 3.11 alone: the interpreter's own frames. PyEval_GetFrame makes an object of each, which the program would not
+       have. Used once mt_look_inside has found that they are what the public functions say. */
+    #ifndef Py_BUILD_CORE
+    #define Py_BUILD_CORE 1
+    #endif
+    #include "internal/pycore_frame.h"
+    static inline _PyInterpreterFrame *mt_whole(_PyInterpreterFrame *f) {     /* skips those just being set up */
+        while (f && _PyFrame_IsIncomplete(f)) f = f->previous;
+        return f;
+    }
+    static inline _PyInterpreterFrame *mt_inner_now(void) {
+        PyThreadState *state = _PyThreadState_UncheckedGet();
+        return state ? mt_whole(state->cframe->current_frame) : NULL;
+    }
+    static inline int mt_inner_lasti(_PyInterpreterFrame *f) {
+        int at = _PyInterpreterFrame_LASTI(f);
+        return at < 0 ? -1 : at * (int)sizeof(_Py_CODEUNIT);
+    }
+    static int mt_look_inside(int allowed) {
+        PyFrameObject *f = PyEval_GetFrame(), *back;
+        _PyInterpreterFrame *inner = mt_inner_now();
+        mt_inner_frames = allowed && f && inner && (PyObject *)inner->f_code == mt_public_code(f)
+            && mt_inner_lasti(inner) == mt_public_lasti(f);
+        if (!mt_inner_frames) return 0;
+        back = PyFrame_GetBack(f);
+        inner = mt_whole(inner->previous);
+        mt_inner_frames = !back == !inner && (!back || (PyObject *)inner->f_code == mt_public_code(back));
+        Py_XDECREF(back);
+        return mt_inner_frames;
+    }
+    #define MT_IF_INNER(f, answer) if (mt_inner_frames) { \
+        _PyInterpreterFrame *inner = (_PyInterpreterFrame *)(f); (void)inner; return answer; }
+    #else
+    static int mt_look_inside(int allowed) { (void)allowed; return 0; }
+    #define MT_IF_INNER(f, answer)
+    #endif
+    static inline mt_frame *mt_frame_now(void) {
+        PyFrameObject *f;
+        MT_IF_INNER(NULL, (mt_frame *)mt_inner_now())
+        f = PyEval_GetFrame();
+        Py_XINCREF(f);
+        return (mt_frame *)f;
+    }
+    static inline mt_frame *mt_frame_back(mt_frame *f) {
+        PyFrameObject *back;
+        MT_IF_INNER(f, (mt_frame *)mt_whole(inner->previous))
+        back = PyFrame_GetBack((PyFrameObject *)f);
+        if (!back) PyErr_Clear();              /* no memory to make the frame visible: the line is unknown */
+        Py_DECREF((PyObject *)f);
+        return (mt_frame *)back;
+    }
+    static inline PyObject *mt_frame_code(mt_frame *f) {
+        MT_IF_INNER(f, (PyObject *)inner->f_code)
+        return mt_public_code((PyFrameObject *)f);
+    }
+    static inline int mt_frame_lasti(mt_frame *f) {
+        MT_IF_INNER(f, mt_inner_lasti(inner))
+        return mt_public_lasti((PyFrameObject *)f);
+    }
+    static inline void mt_frame_free(mt_frame *f) {
+        MT_IF_INNER(f, )
+        Py_DECREF((PyObject *)f);
+    }
+
+    /* ---- Python without its lock: the engine's tables rely on it. */
+    #ifdef Py_GIL_DISABLED
+    #error "mindtorch needs a Python with its global lock: build for the ordinary Python, not for the free-threaded one"
+    #endif
     """
-    object mt_get(object descr, object obj)
+    ctypedef struct PyMethodDef:
+        const char *ml_name
+    ctypedef struct PyGetSetDef:
+        const char *name
+    ctypedef struct mt_frame:
+        pass
+    PyMethodDef **mt_definition(PyObject *f) noexcept
+    PyGetSetDef **mt_attribute(PyObject *descr) noexcept
+    void **mt_constructor(PyObject *type) noexcept
+    object mt_copy(object f)
+    void mt_set_vectorcall(PyObject *f, void *call) noexcept
+    object mt_ask(object descr, object obj)
+    Py_ssize_t mt_slot_offset(PyObject *descr) noexcept
+    PyObject *MT_SLOT(PyObject *obj, Py_ssize_t off) noexcept
+    void MT_SET_SLOT(PyObject *obj, Py_ssize_t off, PyObject *val) noexcept
+    PyObject *mt_class_name(PyObject *obj) noexcept
+    bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
+    bint mt_alive(PyObject *wr) noexcept
+    bint mt_is_kept_copy(PyObject *variables, Py_ssize_t held) noexcept
+    int mt_code_line(PyObject *code, int lasti) noexcept
+    bint mt_look_inside(bint allowed) noexcept     # are the interpreter's own frames read from now on?
+    mt_frame *mt_frame_now() noexcept          # NULL where no Python runs; owned
+    mt_frame *mt_frame_back(mt_frame *frame) noexcept      # frees it
+    PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
+    int mt_frame_lasti(mt_frame *frame) noexcept
+    void mt_frame_free(mt_frame *frame) noexcept
 
 cdef PyObject *METHOD_WRAPPER              # the type of ``descriptor.__set__``; 3.13 hides its C name

@@ -12,7 +12,8 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
 from .intern cimport OpInfo
-from .lazy cimport MT_SLOT, get_tape, handle_beside, is_subtype, type_of
+from .interpreter cimport MT_SLOT
+from .lazy cimport get_tape, handle_beside, is_subtype, type_of
 from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
 from .template cimport (

@@ -8,11 +8,9 @@ cdef extern from *:
     """
     #define MT_TYPE(obj) ((PyObject *)Py_TYPE(obj))
     #define MT_SUBTYPE(a, b) PyType_IsSubtype((PyTypeObject *)(a), (PyTypeObject *)(b))
-    #define MT_SLOT(obj, off) (*(PyObject **)((char *)(obj) + (off)))
     """
     PyObject* type_of "MT_TYPE"(PyObject* o) noexcept
     bint is_subtype "MT_SUBTYPE"(PyObject* a, PyObject* b) noexcept
-    PyObject *MT_SLOT(PyObject *obj, Py_ssize_t off) noexcept
 
 cdef Tape get_tape()
 cdef Handle handle_of(object t)

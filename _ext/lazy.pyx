@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig_written as sig_writes
+from .interpreter cimport MT_SET_SLOT, MT_SLOT, mt_slot_offset
 from .ledger cimport listening, note_memory, settle
 from .replay cimport again, plan_segment
 from .structs cimport (
@@ -19,18 +20,6 @@ from .structs cimport (
 )
 from .tape cimport Handle, Tape, new_handle
 from .template cimport decode_call, hole_metas
-
-cdef extern from *:
-    """
-    #include "structmember.h"
-    static Py_ssize_t mt_slot_offset(PyObject *descr) {
-        if (!PyObject_TypeCheck(descr, &PyMemberDescr_Type)) return -1;
-        return ((PyMemberDescrObject *)descr)->d_member->offset;
-    }
-    #define MT_SET_SLOT(obj, off, val) (*(PyObject **)((char *)(obj) + (off)) = (val))
-    """
-    Py_ssize_t mt_slot_offset(PyObject *descr) noexcept
-    void MT_SET_SLOT(PyObject *obj, Py_ssize_t off, PyObject *val) noexcept
 
 cdef extern from "Python.h":
     object PyLong_FromVoidPtr(void *p)

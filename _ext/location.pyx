@@ -3,68 +3,11 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from .interpreter cimport (
+    mt_code_line, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_lasti, mt_frame_now, mt_look_inside,
+)
+
 cdef extern from *:
-    """
-    #include "frameobject.h"
-    static inline int mt_code_line(PyObject *c, int lasti) { return PyCode_Addr2Line((PyCodeObject *)c, lasti); }
-    #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
-    /* The interpreter's own frames: PyEval_GetFrame makes an object of each, which the program would not have. */
-    #ifndef Py_BUILD_CORE
-    #define Py_BUILD_CORE 1
-    #endif
-    #include "internal/pycore_frame.h"
-    typedef _PyInterpreterFrame mt_frame;
-    static inline mt_frame *mt_whole(mt_frame *f) {     /* it, or the next one out that is not just being set up */
-        while (f && _PyFrame_IsIncomplete(f)) f = f->previous;
-        return f;
-    }
-    static inline mt_frame *mt_frame_now(void) {
-        PyThreadState *state = _PyThreadState_UncheckedGet();
-        return state ? mt_whole(state->cframe->current_frame) : NULL;
-    }
-    static inline mt_frame *mt_frame_back(mt_frame *f) { return mt_whole(f->previous); }
-    static inline PyObject *mt_frame_code(mt_frame *f) { return (PyObject *)f->f_code; }
-    static inline int mt_frame_lasti(mt_frame *f) {
-        int at = _PyInterpreterFrame_LASTI(f);
-        return at < 0 ? -1 : at * (int)sizeof(_Py_CODEUNIT);
-    }
-    static inline void mt_frame_free(mt_frame *f) { (void)f; }
-    #else
-    typedef PyFrameObject mt_frame;
-    static inline mt_frame *mt_frame_now(void) {
-        PyFrameObject *f = PyEval_GetFrame();
-        Py_XINCREF(f);
-        return f;
-    }
-    static inline mt_frame *mt_frame_back(mt_frame *f) {
-        PyFrameObject *back = PyFrame_GetBack(f);
-        if (!back) PyErr_Clear();              /* no memory to make the frame visible: the line is unknown */
-        Py_DECREF(f);
-        return back;
-    }
-    static inline PyObject *mt_frame_code(mt_frame *f) {
-        PyCodeObject *code = PyFrame_GetCode(f);
-        Py_DECREF(code);                       /* the frame's own reference stays */
-        return (PyObject *)code;
-    }
-    static inline int mt_frame_lasti(mt_frame *f) {
-    #if PY_VERSION_HEX >= 0x030B0000
-        return PyFrame_GetLasti(f);
-    #else
-        return f->f_lasti < 0 ? f->f_lasti : f->f_lasti * 2;   /* 3.10 counts instructions, not bytes */
-    #endif
-    }
-    static inline void mt_frame_free(mt_frame *f) { Py_DECREF(f); }
-    #endif
-    """
-    ctypedef struct mt_frame:
-        pass
-    mt_frame *mt_frame_now() noexcept          # NULL where no Python runs; owned
-    mt_frame *mt_frame_back(mt_frame *frame) noexcept      # frees it
-    PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
-    int mt_frame_lasti(mt_frame *frame) noexcept
-    void mt_frame_free(mt_frame *frame) noexcept
-    int mt_code_line(PyObject *code, int lasti) noexcept
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -91,6 +34,7 @@ cdef tuple installed = ()                      # folders of the standard library
 cdef uint8_t foreign[CODE_CAP]                 # by index of a code object: it is in none of the program's own files
 if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
     raise MemoryError
+mt_look_inside(True)
 
 
 cdef bint skipped(PyObject *code) except -1:
@@ -362,6 +306,11 @@ def configure(prefixes, folders=()):
         index = code_slots[i] & ~SKIP
         if index:
             code_slots[i] = index | (SKIP if skipped(codes[index]) else 0)
+
+
+def look_inside(bint allowed):
+    """May frames be read past CPython's public functions, where both agree (3.11)? Returns whether they are."""
+    return mt_look_inside(allowed)
 
 
 def get_location():

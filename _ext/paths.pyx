@@ -12,6 +12,8 @@ from libc.stdlib cimport calloc, free, realloc
 import gc
 import sys
 
+from .interpreter cimport mt_alive, mt_class_name, mt_is_referent    # nn.Module's subclasses are heap types
+
 cdef extern from *:
     """
     /* module.__dict__["_modules"] as a new reference, or NULL. Never raises. */
@@ -44,26 +46,11 @@ cdef extern from *:
         Py_DECREF(m);
         return name;
     }
-    static inline int mt_is_referent(PyObject *wr, PyObject *ob) {
-        PyObject *got = NULL;
-    #if PY_VERSION_HEX >= 0x030D0000
-        if (PyWeakref_GetRef(wr, &got) < 0) PyErr_Clear();
-        Py_XDECREF(got);
-    #else
-        got = PyWeakref_GET_OBJECT(wr);
-    #endif
-        return got == ob;
-    }
-    static inline int mt_alive(PyObject *wr) { return !mt_is_referent(wr, NULL) && !mt_is_referent(wr, Py_None); }
     static inline int mt_same_str(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
     static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
-    static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     """
     PyObject *mt_child(PyObject *module, PyObject *modules_str, PyObject *name) noexcept
     PyObject *mt_name_of(PyObject *module, PyObject *modules_str, PyObject *child, int few) noexcept
-    bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
-    bint mt_alive(PyObject *wr) noexcept
-    PyObject *mt_class_name(PyObject *module) noexcept    # nn.Module's subclasses are heap types
     bint mt_same_str(PyObject *a, PyObject *b) noexcept
     Py_ssize_t PyObject_Hash(PyObject *ob) noexcept
     PyObject *PyWeakref_NewRef(PyObject *ob, PyObject *callback) noexcept

@@ -1,10 +1,11 @@
 """Exceptions that the program's own signal handlers raise while the engine is at work: they are the program's."""
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 
+from .interpreter cimport mt_is_kept_copy
+
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*func)(void*) noexcept, void *arg) noexcept
     void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
-    Py_ssize_t Py_REFCNT(PyObject *o) noexcept
 
 cdef enum:
     CO_OPTIMIZED = 1
@@ -41,8 +42,8 @@ cdef bint _handles(object frame) except -1:
         for value in known.get(code.co_varnames[n], ()):
             if value is frame.f_back:
                 found = True
-    # Until Python 3.12 a frame keeps the copy, and with it what its variables were, the error among them: a cycle.
-    if code.co_flags & CO_OPTIMIZED and type(known) is dict and Py_REFCNT(<PyObject *>known) == 2:
+    # A copy that the frame keeps holds what its variables were, the error among them: a cycle.
+    if code.co_flags & CO_OPTIMIZED and mt_is_kept_copy(<PyObject *>known, 1):
         known.clear()
     return found
 

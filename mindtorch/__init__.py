@@ -6,10 +6,14 @@ compute it when somebody reads a value. Public names are in ``__all__``; the com
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
+
+if "t" in getattr(sys, "abiflags", ""):  # its extension modules have other names: else it would be one not found
+    raise ImportError("[mindtorch] expected a Python with its global lock, got the free-threaded build of it")
 
 
 def _find_compiled() -> None:
@@ -128,6 +132,16 @@ def _bootstrap(wait: bool = False) -> None:
     if _ready:
         return
     _ready = True
+    collects = gc.isenabled()
+    gc.disable()  # what is imported stays: collections would go through all of torch again and again, and find nothing
+    try:
+        _load(wait)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _load(wait: bool) -> None:
     from .base import config, torch_facts
 
     torch_facts.check()  # before anything else of ours looks at torch

@@ -235,7 +235,7 @@ def test_L1_a_look_lets_nothing_else_run():
         gc.set_threshold(1)
         for _ in range(20):
             deep(30)
-            assert [[] for _ in range(9)]  # outside of it there is something to collect
+            assert [set() for _ in range(9)]  # outside of it there is something to collect; of lists, some are kept
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(notes)

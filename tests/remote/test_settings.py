@@ -45,6 +45,13 @@ def test_R1_every_setting_of_torch_is_told_or_has_a_reason() -> None:
     assert set(NOT_ASKED_FOR) & told == set()
 
 
+def test_R1_a_setter_is_not_taken_for_its_own_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds for CUDA have setters whose questions have names of another kind: they are not called without a value."""
+    for name in ("_cuda_setCublasWorkspaceSize", "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_enable"):
+        monkeypatch.setattr(torch._C, name, lambda _value: None, raising=False)
+    assert set(NOT_ASKED_FOR) & {each.name for each in mirrored(cuda=True)} == set()
+
+
 @pytest.fixture
 def as_it_was() -> Iterator[None]:
     table = mirrored(cuda=True)

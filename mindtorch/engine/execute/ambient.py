@@ -150,7 +150,7 @@ def _plainly(setting: Setting) -> Mirrored | None:
     kind = setting.setter.removeprefix("_set_sdp_use_")
     name = setting.setter.replace("set_", "get_", 1) if kind == setting.setter else f"_get_{kind}_sdp_enabled"
     get = getattr(torch._C, name, None)
-    if get is None or not isinstance(get(), (bool, int, str, list)):
+    if get is None or name == setting.setter or not isinstance(get(), (bool, int, str, list)):
         return None
     return _of(setting.setter, get)
 

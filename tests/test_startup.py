@@ -1,0 +1,51 @@
+"""L1: what importing costs, in counts: no collection of garbage, and nothing imported that a program does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Imports a program and says what that cost: collections by generation, and modules of ours.
+CODE = """
+import gc, json, sys
+{before}
+import torch
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info["generation"]) if phase == "start" else None)
+was = gc.isenabled()
+import mindtorch
+gc.callbacks.clear()
+ours = [name for name in sys.modules if name.split(".")[0] == "mindtorch"]
+print(json.dumps({{"collections": collections, "ours": ours, "was": was, "collects": gc.isenabled()}}))
+"""
+
+
+def imported(tmp_path: Path, before: str = "") -> dict[str, Any]:
+    command = [sys.executable, "-c", CODE.format(before=before)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("before", "collects"), [("", True), ("gc.disable()", False)])
+def test_L1_importing_collects_no_garbage_and_leaves_the_collector_as_it_was(
+    before: str, collects: bool, tmp_path: Path
+) -> None:
+    """One collection goes through all of torch's objects: more than half of the time that importing took."""
+    found = imported(tmp_path, before)
+    assert set(found["collections"]) <= {0}, "of the youngest objects: before and after"
+    assert len(found["collections"]) <= 3, "it would be about thirty"
+    assert found["was"] is found["collects"] is collects
+
+
+def test_L1_importing_leaves_out_what_a_program_may_never_need(tmp_path: Path) -> None:
+    """Reports, estimates, the cluster and the command are imported by whoever asks for them."""
+    ours = imported(tmp_path)["ours"]
+    parts = ("cli", "cluster", "npu.compat", "profile", "program", "engine.remote")
+    assert [name for name in ours if name.removeprefix("mindtorch.").startswith(parts)] == []
+    assert len(ours) <= 160
