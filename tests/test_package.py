@@ -17,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 EXTENSIONS = sorted(path.stem for path in (ROOT / "_ext").glob("*.pyx"))
 SOURCES = sorted(path.name for path in (ROOT / "_ext").iterdir() if path.suffix in {".pyx", ".pxd", ".pyi"})
+STUBS = [name for name in SOURCES if name.endswith(".pyi")]
+WORKFLOW = ROOT / ".github" / "workflows" / "wheels.yml"
 
 
 def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -61,7 +63,7 @@ def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"_ext/{name}" for name in SOURCES} <= names
-    assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md"} <= names
+    assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md", "CHANGELOG.md"} <= names
     assert {"mindtorch/py.typed", "mindtorch/base/errors.py", "cli/main.py", "examples/gpt2.py"} <= names
     assert {f"docs/{path.name}" for path in (ROOT / "docs").iterdir() if path.is_file()} <= names
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))]
@@ -76,7 +78,9 @@ def test_layout_wheel_holds_only_mindtorch(built: tuple[Path, Path]) -> None:
     python = {f"mindtorch/{path.relative_to(ROOT / 'mindtorch')}" for path in (ROOT / "mindtorch").rglob("*.py")}
     python |= {f"mindtorch/cli/{path.relative_to(ROOT / 'cli')}" for path in (ROOT / "cli").rglob("*.py")}
     assert python <= set(names)
-    assert {"mindtorch/py.typed", *(f"mindtorch/_ext/{name}" for name in SOURCES)} <= set(names)
+    assert {"mindtorch/py.typed", *(f"mindtorch/_ext/{name}" for name in STUBS)} <= set(names)
+    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".c", ".h", ".pyc"))], "no sources of _ext"
+    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest|test_\w+)(\.py)?(/|$)", name)], "no tests"
     compiled = sorted(re.sub(r"\..*", "", Path(name).name) for name in names if name.endswith((".so", ".pyd")))
     assert compiled == EXTENSIONS
 
@@ -108,6 +112,37 @@ def test_layout_metadata(built: tuple[Path, Path]) -> None:
     required = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
     assert required == {"torch", "numpy", "click", "rich"}, "only these, without an extra"
     assert re.search(r"^Requires-Python: >=3\.10$", metadata, re.MULTILINE)
+
+
+def test_layout_one_place_says_the_version(built: tuple[Path, Path]) -> None:
+    """The package's `base` does: pyproject.toml takes it from there, and the changelog tells what came with it."""
+    version = re.search(r'^VERSION = "(.+)"$', (ROOT / "mindtorch" / "base" / "__init__.py").read_text(), re.MULTILINE)
+    assert version is not None
+    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in built} == {version[1]}
+    assert 'version = "' not in (ROOT / "pyproject.toml").read_text().partition("[tool.")[0]
+    assert re.search(rf"^## \[{re.escape(version[1])}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_layout_the_workflow_pins_its_actions_by_commit() -> None:
+    """What a tag means can be changed by others; only the job that publishes may sign."""
+    text = WORKFLOW.read_text()
+    used = re.findall(r"uses: (\S+)(.*)", text)
+    assert len(used) > 5
+    loose = [name for name, rest in used if not re.search(r"@[0-9a-f]{40}$", name) or not re.match(r" # v\d", rest)]
+    assert loose == []
+    jobs = re.split(r"(?m)^  (?=\w+:$)", text.partition("\njobs:\n")[2])
+    assert [job.split(":")[0].strip() for job in jobs if "id-token: write" in job] == ["publish"]
+    assert "\npermissions: {}\n" in text and "password:" not in text and "secrets." not in text
+
+
+def test_layout_every_python_that_is_promised_has_a_wheel() -> None:
+    """Those of the classifiers have been tried here; the workflow builds and tries one more."""
+    project, _, tools = (ROOT / "pyproject.toml").read_text().partition("[tool.cibuildwheel]")
+    tried = re.findall(r'Python :: (3\.\d+)"', project)
+    build = re.findall(r'"cp3(\d+)-\*"', tools.partition("skip")[0])
+    assert [f"3.{minor}" for minor in build] == [*tried, "3.14"]
+    assert all(f'"3.{minor}"' in WORKFLOW.read_text() for minor in build)
+    assert 'requires-python = ">=3.10"' in project
 
 
 def test_layout_nothing_but_mindtorch_in_site_packages() -> None:

@@ -6,5 +6,5 @@ import os
 NAME = __name__.partition(".")[0]
 #: The installed package: every Python file of ours lies in it.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Of the package; pyproject.toml says it, too.
-VERSION = "0.1.0"
+#: Of the package; pyproject.toml takes it from here.
+VERSION = "0.2.0"
