@@ -109,7 +109,7 @@ def fits(value: float, dtype: torch.dtype) -> bool:
 
 def converts(code: int, to: int) -> bool:
     """Whether every chip gives torch's values there. How a float becomes an integer differs where it does not fit."""
-    if code == to or {code, to} <= FLOATS or code == DTYPES[torch.bool]:
+    if code == to or {code, to} <= FLOATS | {DTYPES[torch.float64]} or code == DTYPES[torch.bool]:
         return True
     return code in WHOLE and (to in FLOATS or to in (DTYPES[torch.bool], DTYPES[torch.int64]))
 

@@ -289,7 +289,8 @@ _TABLE = {
         "LayerNormBackward grad_out input normalized_shape mean:param rstd:param weight:ones bias:param output_mask "
         ">0 >1 >2",
     "native_batch_norm_backward":
-        "BatchNormBackward grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask "
+        "BatchNormBackward grad_out input weight:param running_mean:param running_var:param save_mean:param "
+        "save_invstd:param train eps output_mask "
         ">0 >1 >2",
     "convolution": "Convolution input weight bias stride padding dilation transposed output_padding groups >0 cube",
     "convolution_backward":

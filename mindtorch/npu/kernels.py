@@ -44,7 +44,9 @@ from .descriptions import (
 )
 from .kernel_rows import ROWS
 from .layers import LAYERS
+from .library import TYPES, device_index
 from .operators import VARYING
+from .scaling import SCALING
 
 __all__ = ["DTYPES", "NATIVE", "Calls"]
 
@@ -61,6 +63,18 @@ def _unary(name: str, in_place: bool = False) -> Kernel:
         return _run_unary(calls, args[0], in_place, lambda one, out: aclnn.call(name, calls.device, one, out))
 
     return kernel
+
+
+def _reciprocal(calls: Calls, args: tuple, kwargs: dict) -> Any:
+    """Also of float64, in which gradient scalers compute it."""
+    if len(args) != 1 or kwargs or not aclnn.available("Reciprocal"):
+        return NotImplemented
+    wide = describe(calls, args[0], floats=False)
+    if wide is None or wide[0][5] != DTYPES[torch.float64]:
+        return _unary("Reciprocal")(calls, args, kwargs)
+    result, out = make(calls, wide[0][1], wide[0][5], result_strides(wide[0][1], wide))
+    done = not math.prod(wide[0][1]) or aclnn.call("Reciprocal", calls.device, wide[0], out)
+    return result if done else NotImplemented
 
 
 def _run_unary(calls: Calls, value: Any, in_place: bool, run: Callable[[Description, Description], bool]) -> Any:
@@ -99,6 +113,32 @@ def _whole(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and fits(value, dtype)
 
 
+def _promoted(calls: Calls, one: object, other: object) -> tuple[list[Description], list[Any], int] | None:
+    """Both operands, tensors to be kept until the call, and the code of the dtype that torch computes in.
+
+    The operators promote floats of different dtypes as torch does, but for what has no dimensions: to torch that counts
+    less beside what has some. It is converted first.
+    """
+    described = [calls.describe(each) for each in (one, other)]
+    if any(each is None or len(each[1]) > MAX_RANK for each in described):
+        return None
+    operands: list[Description] = described  # type: ignore[assignment]
+    codes = [each[5] for each in operands]
+    if codes[0] == codes[1]:
+        return operands, [], codes[0]
+    if not {*codes} <= FLOATS:
+        return None
+    ranked = [each[5] for each in operands if each[1]]
+    if len(ranked) != 1:
+        return operands, [], DTYPES[torch.promote_types(TORCH[codes[0]], TORCH[codes[1]])]
+    at = 1 if operands[0][1] else 0
+    made, out = make(calls, (), ranked[0])
+    if not (aclnn.available("Cast") and aclnn.call("Cast", calls.device, operands[at], ranked[0], out)):
+        return None
+    operands[at] = out
+    return operands, [made], ranked[0]
+
+
 def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
     def kernel(calls: Calls, args: tuple, kwargs: dict) -> Any:
         if not 2 <= len(args) <= 2 + alpha or kwargs.keys() - ({"alpha"} if alpha else set()):
@@ -106,24 +146,28 @@ def _binary(name: str, alpha: bool = False, in_place: bool = False) -> Kernel:
         scale = (args[2] if len(args) > 2 else kwargs.get("alpha", 1)) if alpha else None
         other = _number(args[1], calls.describe(args[0]) if isinstance(args[1], torch.Tensor) else None)
         number = is_number(other)
-        if isinstance(scale, bool) or (name == "Sub" and isinstance(other, bool)):
+        if isinstance(scale, bool) or (name == "Sub" and isinstance(other, bool)) or (alpha and not is_number(scale)):
             return NotImplemented
-        described = describe(calls, args[0], floats=False) if number else describe(calls, *args[:2], floats=False)
-        if described is None or (alpha and not is_number(scale)) or not aclnn.available(name + "s" * number):
+        if not aclnn.available(name + "s" * number):
+            return NotImplemented
+        if number:
+            described = describe(calls, args[0], floats=False)
+            code = -1 if described is None else described[0][5]
+        else:
+            described, _held, code = _promoted(calls, *args[:2]) or (None, None, -1)
+        if described is None or (scale is not None and not fits(scale, TORCH[code])):
             return NotImplemented
         one = described[0]
-        if scale is not None and not fits(scale, TORCH[one[5]]):
-            return NotImplemented
-        if one[5] not in FLOATS:
+        if code not in FLOATS:
             numbers = [each for each in (other if number else None, scale) if each is not None]
-            if name == "Div" or one[5] not in WHOLE or any(not _whole(each, TORCH[one[5]]) for each in numbers):
+            if name == "Div" or code not in WHOLE or any(not _whole(each, TORCH[code]) for each in numbers):
                 return NotImplemented
         sizes = broadcast(described)
         if sizes is None or len(sizes) > MAX_RANK:
             return NotImplemented
         if in_place and (sizes != one[1] or any(overlap(one, each) for each in described)):
             return NotImplemented
-        result, out = (args[0], one) if in_place else make(calls, sizes, one[5], result_strides(sizes, described))
+        result, out = (args[0], one) if in_place else make(calls, sizes, code, result_strides(sizes, described))
         if not number:
             other = described[1]
         operands = (one, other, scale, out) if alpha else (one, other, out)
@@ -306,11 +350,20 @@ def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
     return args[0] if _copy_into(calls, out, source) else NotImplemented
 
 
+def _is_here(calls: Calls, device: Any) -> bool:
+    """Also ``cpu``, which is where C++ takes the tensor to be. Moves to the CPU do not come here."""
+    return device.type == "cpu" or (device.type in TYPES and device_index(device) == calls.device)
+
+
 def _clone(calls: Calls, args: tuple, kwargs: dict) -> Any:
     """``clone`` and ``_to_copy``, on the same device."""
     named = {name: value for name, value in kwargs.items() if value is not None}
     layout = named.pop("memory_format", torch.preserve_format)
     dtype = named.pop("dtype", None)
+    if named.get("layout") is torch.strided:
+        del named["layout"]
+    if "device" in named and _is_here(calls, named["device"]):  # as gradients are converted
+        del named["device"]
     described = describe(calls, *args, floats=False) if len(args) == 1 else None
     if described is None or any(named.values()) or layout not in (torch.preserve_format, torch.contiguous_format):
         return NotImplemented
@@ -385,7 +438,9 @@ def _elementwise() -> dict[str, Kernel]:
 NATIVE: dict[str, Kernel] = {
     **ROWS,
     **LAYERS,
+    **SCALING,
     **_elementwise(),
+    "aten::reciprocal": _reciprocal,
     "aten::gelu": _gelu,
     "aten::mm": _product("Mm", 2),
     "aten::bmm": _product("BatchMatMul", 3),

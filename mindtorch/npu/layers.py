@@ -254,7 +254,9 @@ def _safe_softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
 
 
 def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    """``native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)``, in one dtype.
+    """``native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)``.
+
+    In one dtype, or with parameters of float32.
 
     Where torch saves 1/std for its backward, the operator saves the variance: what is given out is torch's, which the
     derivative of the backward takes too.
@@ -265,8 +267,10 @@ def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     one, training = given[0], args[5]
     if one is None or len(one[1]) < 2 or len(one[1]) > MAX_RANK or not math.prod(one[1]) or one[5] not in FLOATS:
         return NotImplemented
-    if any(each is not None and each[5] != one[5] for each in given) or not aclnn.available("BatchNorm"):
+    own = {each[5] for each in given[1:] if each is not None} or {one[5]}
+    if len(own) > 1 or not own <= {one[5], _FLOAT32} or not aclnn.available("BatchNorm"):
         return NotImplemented
+    (kept,) = own  # the dtype of what is saved
     if any(each is not None and each[1] != one[1][1:2] for each in given[1:]) or (not training and None in given[3:]):
         return NotImplemented
     if math.prod(one[1]) == one[1][1] and training:
@@ -276,14 +280,14 @@ def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     with quiet():
         like = torch.empty_like(_meta(one[1], one[2]))
     result, out = make(calls, one[1], one[5], like.stride())
-    (mean, means), (saved, variances) = make(calls, one[1][1:2], one[5]), make(calls, one[1][1:2], one[5])
+    (mean, means), (saved, variances) = make(calls, one[1][1:2], kept), make(calls, one[1][1:2], kept)
     done = aclnn.call(
         "BatchNorm", calls.device, one, *given[1:], bool(training), args[6], args[7], out, means, variances
     )
     if not done:
         return NotImplemented
     if not training:
-        mean, saved = (calls.empty((0,), TORCH[one[5]], None) for _ in range(2))
+        mean, saved = (calls.empty((0,), TORCH[kept], None) for _ in range(2))
     elif not (
         aclnn.call("Adds", calls.device, variances, args[7], 1, variances)
         and aclnn.call("Rsqrt", calls.device, variances, variances)
@@ -328,8 +332,8 @@ def _batch_norm_backward(calls: Calls, args: tuple, kwargs: dict) -> Any:
     elif not _knows_saved(_TO_VARIANCE):
         return NotImplemented
     else:
-        described = describe(calls, args[1], args[6])
-        variance = None if described is None else _variance(calls, described[1], args[8])
+        invstd = calls.describe(args[6])
+        variance = None if invstd is None or invstd[5] not in FLOATS else _variance(calls, invstd, args[8])
         if variance is None:
             return NotImplemented
         args = (*args[:6], variance, *args[7:])
@@ -343,15 +347,18 @@ def _windows(kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     return (*two, bool(ceil_mode))
 
 
+def _widened(calls: Calls, one: Description) -> tuple[Any, Description] | None:
+    """A tensor in float32, itself where it is: pools of shorter floats are not on all chips, and these are exact."""
+    if one[5] == _FLOAT32:
+        return None, one
+    made, out = make(calls, one[1], _FLOAT32)
+    return (made, out) if aclnn.call("Cast", calls.device, one, _FLOAT32, out) else None
+
+
 def _max_pool(calls: Calls, args: tuple, kwargs: dict) -> Any:
     """``max_pool2d_with_indices(self, kernel_size, …)``; the operator's indices are int32."""
     described = describe(calls, args[0]) if aclnn.available("MaxPool2dWithIndices") and not kwargs else None
-    if (
-        described is None
-        or described[0][5] != _FLOAT32
-        or not aclnn.available("Cast")
-        or not math.prod(described[0][1])
-    ):
+    if described is None or not aclnn.available("Cast") or not math.prod(described[0][1]):
         return NotImplemented
     one = described[0]
     found = meta_results(torch.ops.aten.max_pool2d_with_indices.default, (_meta(one[1], one[2]), *args[1:]), {})
@@ -359,19 +366,26 @@ def _max_pool(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     like = found[0]
     sizes = tuple(like.shape)
-    (result, out), (indices, wide) = (make(calls, sizes, code, like.stride()) for code in (_FLOAT32, _INT64))
+    (result, out), (indices, wide) = (make(calls, sizes, code, like.stride()) for code in (one[5], _INT64))
     if not math.prod(sizes):
         return result, indices
     _places, places = make(calls, sizes, _INT32)
-    done = aclnn.call("MaxPool2dWithIndices", calls.device, one, *_windows(*args[1:]), out, places)
-    return (result, indices) if done and aclnn.call("Cast", calls.device, places, _INT64, wide) else NotImplemented
+    source = _widened(calls, one)
+    _pooled, pooled = (None, out) if one[5] == _FLOAT32 else make(calls, sizes, _FLOAT32)
+    done = (
+        source is not None
+        and aclnn.call("MaxPool2dWithIndices", calls.device, source[1], *_windows(*args[1:]), pooled, places)
+        and aclnn.call("Cast", calls.device, places, _INT64, wide)
+        and (pooled is out or aclnn.call("Cast", calls.device, pooled, one[5], out))
+    )
+    return (result, indices) if done else NotImplemented
 
 
 def _max_pool_backward(calls: Calls, args: tuple, kwargs: dict) -> Any:
     """``max_pool2d_with_indices_backward(grad_output, self, kernel_size, …, indices)``."""
     described = describe(calls, *args[:2]) if aclnn.available("MaxPool2dWithIndicesBackward") and not kwargs else None
     wide = calls.describe(args[7])
-    if described is None or described[0][5] != _FLOAT32 or wide is None or not aclnn.available("Cast"):
+    if described is None or wide is None or not aclnn.available("Cast"):
         return NotImplemented
     grad, one = described
     if not math.prod(grad[1]) or wide[1] != grad[1]:
@@ -380,9 +394,17 @@ def _max_pool_backward(calls: Calls, args: tuple, kwargs: dict) -> Any:
         like = torch.empty_like(_meta(one[1], one[2]))
     result, out = make(calls, one[1], one[5], like.stride())
     _places, places = make(calls, wide[1], _INT32)
-    done = aclnn.call("Cast", calls.device, wide, _INT32, places) and aclnn.call(
-        "MaxPool2dWithIndicesBackward", calls.device, grad, one, places, *_windows(*args[2:7]), out
-    )
+    sources = [_widened(calls, each) for each in described]
+    _slope, slope = (None, out) if one[5] == _FLOAT32 else make(calls, one[1], _FLOAT32)
+    done = (
+        None not in sources
+        and aclnn.call("Cast", calls.device, wide, _INT32, places)
+        and aclnn.call(
+            "MaxPool2dWithIndicesBackward", calls.device, *(each[1] for each in sources if each), places,
+            *_windows(*args[2:7]), slope,
+        )
+        and (slope is out or aclnn.call("Cast", calls.device, slope, one[5], out))
+    )  # fmt: skip
     return result if done else NotImplemented
 
 

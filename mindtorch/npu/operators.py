@@ -27,7 +27,8 @@ MATH = {
 NN = {
     "AdaptiveAvgPool2d": "NAN", "AdaptiveAvgPool2dBackward": "NNN", "Addmm": "TTTSSTc", "BatchMatMul": "TTTc",
     "BatchNorm": "NttttbddNTT", "BatchNormBackward": "NNtttttbdBntt", "Convolution": "NNtAAAbAlNc",
-    "ConvolutionBackward": "NNNaAAAbAiBcnnt", "Embedding": "TTT", "EmbeddingDenseBackward": "TTuubT", "Gather": "TlTT",
+    "ConvolutionBackward": "NNNaAAAbAiBcnnt", "Embedding": "TTT", "EmbeddingDenseBackward": "TTuubT",
+    "ForeachNonFiniteCheckAndUnscale": "LTT", "Gather": "TlTT",
     "Gelu": "TT", "GeluBackwardV2": "TTzT", "GeluV2": "TlT", "Index": "TLT", "IndexSelect": "TlTT",
     "LayerNorm": "TAttdTtt", "LayerNormBackward": "TTATTttBttt", "LinalgVectorNorm": "TSAbiT", "LogSoftmax": "TlT",
     "LogSoftmaxBackward": "TTlT", "Matmul": "TTTc", "MaxPool2dWithIndices": "NAAAAbNN",

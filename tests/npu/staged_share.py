@@ -100,25 +100,46 @@ class Measured:
     gradients: list[torch.Tensor]
 
 
-def measure(name: str, device: str = "npu:0") -> Measured:
-    """The model on a device; the step that is counted is the second one."""
+#: How a step computes: the parameters' dtype, and autocast's.
+WAYS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "float16": (torch.float16, None),
+    "autocast bfloat16": (torch.float32, torch.bfloat16),
+    "autocast float16": (torch.float32, torch.float16),
+}
+
+
+def measure(name: str, device: str = "npu:0", way: str = "float32") -> Measured:
+    """The model on a device, with clipped gradients, and scaled ones in an autocast to float16.
+
+    The step that is counted is the second one.
+    """
+    dtype, cast = WAYS[way]
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
-    model = model.to(device).train()
-    there = {key: value.to(device) for key, value in inputs.items()}
+    model = model.to(device, dtype).train()
+    there = {key: value.to(device, dtype if value.is_floating_point() else None) for key, value in inputs.items()}
     optimizer = optimizer_of(name, model)
+    kind = device.partition(":")[0]
+    autocast = torch.autocast(kind, cast or torch.bfloat16, enabled=cast is not None)
+    scaler = torch.amp.GradScaler(kind, init_scale=1024.0, enabled=cast is torch.float16)
     torch.manual_seed(1)  # of dropout
 
     def forward() -> None:
-        with torch.no_grad():
+        with torch.no_grad(), autocast:
             model.eval()(**there)
             model.train()
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = model(**there).loss
-        loss.backward()
-        optimizer.step()
+        with autocast:
+            loss = model(**there).loss
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        scaler.step(optimizer)
+        scaler.update()
         return loss
 
     loss = step().detach().cpu()
@@ -133,15 +154,16 @@ def main() -> None:
         os.environ["GENIE_ACL_LIBRARY"] = str(acl_library.build(Path(folder)))
         import mindtorch  # noqa: F401  the device
 
-        print("| model | forward | training step |\n|---|---|---|")
+        print(f"| model | {' | '.join(WAYS)} |\n|{'---|' * (len(WAYS) + 1)}")
         for name in MODELS:
-            found = measure(name).counts
+            found = {way: measure(name, way=way).counts["training step"] for way in WAYS}
             shares = [
                 f"{sum(staged.values())} of {sum((native + staged).values())}" for native, staged in found.values()
             ]
             print(f"| {name} | {' | '.join(shares)} |")
             if "--ops" in sys.argv:
-                print(*(f"    {op} {n}" for op, n in found["training step"][1].most_common()), sep="\n")
+                for way, (_, staged) in found.items():
+                    print(f"    {way}:", *(f"{op} {n}" for op, n in staged.most_common()))
 
 
 if __name__ == "__main__":

@@ -228,7 +228,8 @@ def test_N5_selections(device: Device, index: torch.dtype) -> None:
 NOT_TAKEN: list[tuple[str, tuple]] = [
     ("add.Tensor", (torch.ones(2, dtype=torch.int64), 1.5)),
     ("div.Tensor", (torch.ones(2, dtype=torch.int64), 2)),
-    ("add.Tensor", (torch.ones(2), torch.ones(2, dtype=torch.float16))),
+    ("add.Tensor", (torch.ones(2), torch.ones(2, dtype=torch.int64))),
+    ("mul.Tensor", (torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float16))),
     ("add.Tensor", (torch.ones(2), torch.ones(3))),
     ("add.Tensor", (torch.ones(2), 1j)),
     ("add.Tensor", (torch.ones(2), 2**70)),

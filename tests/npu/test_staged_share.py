@@ -1,4 +1,4 @@
-"""SPEC N5: models run on the NPU, not between it and the host: under 5 % of their calls are staged."""
+"""SPEC N5: models run on the NPU, not between it and the host: 1 % of their calls at most are staged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from mindtorch import npu
 from mindtorch.npu import chips
 
 
+@pytest.mark.parametrize("way", list(staged_share.WAYS))
 @pytest.mark.parametrize("name", list(staged_share.MODELS))
-def test_N5_models_stage_less_than_a_twentieth_of_their_calls(name: str, library: Any) -> None:
+def test_N5_models_stage_no_more_than_a_hundredth_of_their_calls(name: str, way: str, library: Any) -> None:
     if name == "ResNet" and not chips.saves_variance(npu.get_device_name(0)):
         pytest.skip("on this chip batch norm trains through the CPU: what it saves is not documented")
-    expected, found = staged_share.measure(name, "cpu"), staged_share.measure(name)
-    torch.testing.assert_close(found.loss, expected.loss)
-    torch.testing.assert_close(found.gradients, expected.gradients, rtol=1e-3, atol=1e-5)
+    expected, found = staged_share.measure(name, "cpu", way), staged_share.measure(name, way=way)
+    whole = way == "float32"
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4 if whole else 0.02, atol=1e-5, check_dtype=False)
+    got, wanted = (torch.cat([each.flatten().float() for each in one.gradients]) for one in (found, expected))
+    assert (got - wanted).norm() <= (1e-4 if whole else 0.1) * wanted.norm()
     for what, (native, staged) in found.counts.items():
         calls = sum((native + staged).values())
-        assert 20 < calls and 20 * sum(staged.values()) < calls, f"{name}, {what}: {dict(staged)} of {calls} calls"
+        assert 20 < calls and 100 * sum(staged.values()) <= calls, f"{name}, {what}: {dict(staged)} of {calls} calls"

@@ -44,7 +44,6 @@ UNARY(Sin, sin)
 UNARY(Sqrt, sqrt)
 UNARY(Rsqrt, rsqrt)
 UNARY(Log, log)
-UNARY(Reciprocal, reciprocal)
 UNARY(Gelu, gelu_tanh) /* the first version is the approximation; the second takes a mode */
 
 PHASES(GeluV2, const void *self, int64_t approximate, void *out) {
@@ -62,6 +61,17 @@ static int64_t whole_add(int64_t x, int64_t y) { return (int64_t)((uint64_t)x + 
 static int64_t whole_sub(int64_t x, int64_t y) { return (int64_t)((uint64_t)x - (uint64_t)y); }
 static int64_t whole_mul(int64_t x, int64_t y) { return (int64_t)((uint64_t)x * (uint64_t)y); }
 
+PHASES(Reciprocal, const void *self, void *out) { /* also of float64 */
+    BEGIN(Reciprocal, 2, run_unary);
+    TENSOR(out);
+    TENSOR(self);
+    REQUIRE(plan->tensors[0].type == plan->tensors[1].type && (floating(plan->tensors[0].type) || plan->tensors[0].type == F64), "type %d", plan->tensors[0].type);
+    REQUIRE(same_shape(&plan->tensors[0], &plan->tensors[1]), "self and out are of different shapes");
+    plan->unary = reciprocal;
+    plan->in_place = 1;
+    END;
+}
+
 static int plan_binary(struct plan *plan, const void *self, const void *other, const void *scalar, const void *out,
                        double (*function)(double, double), int64_t (*whole)(int64_t, int64_t)) {
     int code = OK;
@@ -69,7 +79,12 @@ static int plan_binary(struct plan *plan, const void *self, const void *other, c
     TENSOR(self);
     if (scalar) CHECK(get_scalar(scalar, "other", &plan->values[1]));
     else TENSOR(other);
-    CHECK(check_types(plan, !whole));
+    for (int i = 1, mixed = 0; !code && i < plan->count; i++) {
+        mixed += plan->tensors[i].type != plan->tensors[0].type;
+        for (int j = 0; mixed && !code && j < plan->count; j++)
+            REQUIRE(floating(plan->tensors[j].type), "types of which not all are floats"); /* which are promoted */
+    }
+    REQUIRE(whole || floating(plan->tensors[0].type), "type %d is not computed with", plan->tensors[0].type);
     CHECK(check_result(plan));
     if (!code && !floating(plan->tensors[0].type)) {
         REQUIRE(plan->tensors[0].type != BOOL && plan->tensors[0].type != F64, "type %d", plan->tensors[0].type);

@@ -315,3 +315,22 @@ PHASES(Index, const void *self, const void *indices, void *out) {
         REQUIRE(result->sizes[i] == in->sizes[i - plan->number + (int)list->count], "size of dimension %d", i);
     END;
 }
+
+/* Gradients, whether one is not finite, and what they are multiplied by; the first two are written. */
+PHASES(ForeachNonFiniteCheckAndUnscale, const void *grads, void *found, const void *inverse) {
+    ENTER(IN_CONTEXT);
+    const struct tensor_list *list = grads ? find_object(grads, TENSOR_LIST, "aclTensorList") : NULL;
+    if (!list) return leave(grads ? NN_PARAM : fail(NN_NULL, "grads is NULL"));
+    struct plan *plan = new_plan((int)list->count + 2, run_unscale);
+    plan->name = "aclnnForeachNonFiniteCheckAndUnscale";
+    plan->outputs = (int)list->count + 1;
+    int code = OK;
+    for (uint64_t k = 0; k < list->count; k++) TENSOR(list->tensors[k]);
+    TENSOR(found);
+    TENSOR(inverse);
+    for (uint64_t k = 0; k < list->count && !code; k++)
+        REQUIRE(floating(plan->tensors[k].type) && plan->tensors[k].type == plan->tensors[0].type, "types of gradients");
+    for (int k = plan->outputs - 1; k < plan->count && !code; k++)
+        REQUIRE(plan->tensors[k].type == F32 && count_of(&plan->tensors[k]) == 1, "tensor %d is no float", k);
+    END;
+}

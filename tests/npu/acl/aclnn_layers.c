@@ -21,6 +21,13 @@ static int check_given(const struct plan *plan, int first, int last) {
     return OK;
 }
 
+/* Each of these is of a type that is computed with. */
+static int check_floats(const struct plan *plan, int first, int last) {
+    for (int i = first; i <= last; i++)
+        if (plan->handles[i] && !floating(IN(i)->type)) return fail(NN_PARAM, "type %d", IN(i)->type);
+    return OK;
+}
+
 /* Tensors `first` to `last`, where they were given, have one dimension of this size. */
 static int check_vectors(const struct plan *plan, int first, int last, int64_t size) {
     for (int i = first; i <= last; i++)
@@ -162,7 +169,8 @@ PHASES(BatchNorm, const void *input, const void *weight, const void *bias, void 
     TENSOR(input);
     OPTIONAL(weight);
     OPTIONAL(bias);
-    CHECK(check_given(plan, 0, 7));
+    CHECK(check_floats(plan, 0, 7));
+    REQUIRE(IN(0)->type == IN(5)->type && IN(1)->type == IN(2)->type, "types of results");
     CHECK(same_size(plan, 0, 5));
     REQUIRE(IN(5)->rank > 1 && IN(0)->format == IN(5)->format, "rank %d", IN(5)->rank);
     CHECK(check_vectors(plan, 1, 4, IN(5)->sizes[1]));
@@ -190,7 +198,8 @@ PHASES(BatchNormBackward, const void *grad, const void *input, const void *weigh
     OPTIONAL(save_mean);
     OPTIONAL(save_invstd);
     CHECK(check_mask(plan, mask, plan->numbers));
-    CHECK(check_given(plan, 0, 9));
+    CHECK(check_floats(plan, 0, 9));
+    REQUIRE(IN(3)->type == IN(4)->type && (!plan->handles[0] || IN(0)->type == IN(4)->type), "types of gradients");
     CHECK(same_size(plan, 3, 4));
     REQUIRE(!plan->handles[0] || same_shape(IN(0), IN(4)), "gradInput is of another shape than input");
     REQUIRE(IN(4)->rank > 1, "rank %d", IN(4)->rank);

@@ -148,3 +148,17 @@ int run_index(const struct plan *p) {
     }
     return OK;
 }
+
+int run_unscale(const struct plan *p) { /* gradients, found; inverse */
+    const tensor *found = &p->tensors[p->outputs - 1], *inverse = &p->tensors[p->outputs];
+    double scale = load(element(inverse, inverse, 0), F32);
+    for (int k = 0; k < p->outputs - 1; k++) {
+        const tensor *grad = &p->tensors[k];
+        for (int64_t i = 0, n = count_of(grad); i < n; i++) {
+            double x = value_at(grad, grad, i);
+            if (!isfinite(x)) store(element(found, found, 0), F32, 1);
+            store(element(grad, grad, i), grad->type, x * scale);
+        }
+    }
+    return OK;
+}

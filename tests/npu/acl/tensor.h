@@ -68,6 +68,7 @@ struct plan {
 int run_unary(const struct plan *p);
 int run_binary(const struct plan *p);
 int run_matmul(const struct plan *p);
+int run_unscale(const struct plan *p);
 double shortened(double x, int64_t mode);
 int run_sum(const struct plan *p);
 int run_max(const struct plan *p);
