@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindtorch.base import clusters
+from mindtorch.program import blame
 from mindtorch.program.workload import DTYPES, Request
 
 from .apart import left_alone, writes_nothing
@@ -168,29 +169,13 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
         kind = "does not fit"
     file, line = _place(program, error)
     note = ""
-    if outcome.ours and not _says_so(error):
-        note = _REPORT
+    if outcome.ours and not blame.says_so(error):
+        note = f"{blame.REPORT} with the line above and the output of genie check --json"
     elif kind == "not known" and assumed:
         last = assumed[-1]
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
         note = f"{last['op']} at {place} was taken for {last['value']}: --assume chooses"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
-
-
-#: Of errors that we did not mean.
-_REPORT = (
-    "this is an error of genie's own, not the accelerator's: please report it to its maintainers with the line above "
-    "and the output of genie check --json"
-)
-
-
-def _says_so(error: BaseException) -> bool:
-    """Is it one of those that say what an estimate cannot do, itself or in other words?"""
-    from mindtorch.base.errors import NoDataError, UnsupportedOperationError
-
-    return isinstance(error, (NoDataError, UnsupportedOperationError)) or (
-        error.__cause__ is not None and _says_so(error.__cause__)
-    )
 
 
 def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bool:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindtorch.program import blame
+
 from .program import hint_torch_npu
 from .units import counted
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
     from mindtorch.program.program import Program
 
-__all__ = ["last_words", "ran_anything"]
+__all__ = ["last_words", "ran_anything", "say_whose"]
 
 
 def last_words(program: Program, outcome: Outcome, report: dict[str, Any], options: Collection[str]) -> int:
@@ -27,6 +29,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             f"{row['value']}; --assume chooses another number",
             err=True,
         )
+    say_whose(program, outcome)
     if outcome.interrupted:
         click.echo("genie: interrupted; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
@@ -44,6 +47,12 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
         others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
         click.echo(f"genie: {program.argument} ran no torch op{hint}{others}", err=True)
     return outcome.exit_code
+
+
+def say_whose(program: Program, outcome: Outcome) -> None:
+    """Of an estimate that ended by an error of ours: that it is one."""
+    if program.estimate and outcome.ours and outcome.error is not None and not blame.says_so(outcome.error):
+        click.echo(f"genie: {blame.REPORT}", err=True)
 
 
 def ran_anything(report: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
 from .apart import numbers_marked
+from .last_words import say_whose
 from .program import torch_npu_for
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def explain(program: Program, outcome: Outcome) -> None:
     outcome.show()
     if isinstance(outcome.error, SystemExit):
         return
+    say_whose(program, outcome)
     if program.model is not None:
         click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)
         outcome.exit_code = 2

@@ -14,9 +14,12 @@ import types
 from collections.abc import Iterator
 
 from ..base import NAME, PACKAGE
-from ..base.errors import LazyTensorError, NoDataError, UsageError
+from ..base.errors import LazyTensorError, NoDataError, UnsupportedOperationError, UsageError
 
-__all__ = ["is_ours", "is_tool_file"]
+__all__ = ["REPORT", "is_ours", "is_tool_file", "says_so"]
+
+#: What is said of an error that we did not mean.
+REPORT = "this is an error of genie's own, not the accelerator's: please report it to its maintainers"
 
 #: Errors of Python's own: no kernel raises them.
 _PYTHONS = (AttributeError, KeyError, NameError, AssertionError, ArithmeticError, ImportError, BufferError, SystemError)
@@ -52,6 +55,11 @@ def is_ours(error: BaseException) -> bool:
     To be asked while the traceback has its frames of ours.
     """
     return any(map(_is_ours, _chain(error)))
+
+
+def says_so(error: BaseException) -> bool:
+    """Does the error, or the one it was raised from, say itself what cannot be done without data?"""
+    return any(isinstance(each, (NoDataError, UnsupportedOperationError)) for each in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -81,6 +81,13 @@ def test_C10_what_only_an_estimate_fails_at_is_no_refusal(here: Path, program: s
     assert ("please report it" in result.output) == ("meta tensor has no data" not in result.output)
 
 
+@pytest.mark.parametrize(("program", "ours"), [(OURS[0], True), (OURS[-1], False), (THEIRS[0], False)])
+def test_C10_an_estimate_says_whose_error_it_is(here: Path, program: str, ours: bool) -> None:
+    (here / "odd.py").write_text(f"import torch\n{program}\n")
+    result = CliRunner().invoke(cli, ["profile", "--target", "l4", "odd.py"], prog_name="genie")
+    assert result.exit_code == 1 and ("please report it" in result.output) == ours, result.output
+
+
 @pytest.mark.parametrize("program", THEIRS)
 def test_C10_what_torch_itself_refuses_is_refused(here: Path, program: str) -> None:
     (here / "letters.bin").write_bytes(b"abcd")
