@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
     from mindtorch.program.program import Program
 
-__all__ = ["last_words", "ran_anything", "say_whose"]
+__all__ = ["last_words", "ran_anything", "say_whose", "worth_showing"]
 
 
 def last_words(program: Program, outcome: Outcome, report: dict[str, Any], options: Collection[str]) -> int:
-    """Say on stderr what the report does not; the program's exit code. ``options``: the command's own, as ``--by``."""
-    if outcome.exit_code and report.get("assumed") and not outcome.interrupted:
-        row = report["assumed"][0]
-        place = f"{row['file']}:{row['line']}"
-        click.echo(
-            f"genie: before that, the program read what an estimate does not know, at {place}, and it was taken for "
-            f"{row['value']}; --assume chooses another number",
-            err=True,
-        )
-    say_whose(program, outcome)
+    """Say on stderr what the report does not; the program's exit code. ``options``: the command's own, as ``--by``.
+
+    Of a program that failed at most two lines, after its own traceback: how it ended, and what may have been the cause.
+    """
+    if program.is_model:
+        say_whose(program, outcome)
     if outcome.interrupted:
         click.echo("genie: interrupted; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
-        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
-        _hint_options(program, options)
-        hint_torch_npu(outcome.error)
+        ended = f"genie: {program.argument} ended with exit code {outcome.exit_code}"
+        if ran_anything(report) and not worth_showing(outcome, report):
+            ops = (report["totals"].get("ops") or 0) + (report["startup"].get("ops") or 0)
+            ended += f" after {counted(ops, 'op')}: too little for a report, which --json FILE writes all the same"
+        click.echo(ended, err=True)
+        if not (_hint_options(program, options) or say_whose(program, outcome) or _hint_assumed(report)):
+            hint_torch_npu(outcome.error)
     elif not ran_anything(report) and report.get("unseen"):
         unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
         click.echo(f"genie: {program.argument} ran no torch op itself; what {unseen} ran is not seen", err=True)
@@ -49,10 +49,12 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
     return outcome.exit_code
 
 
-def say_whose(program: Program, outcome: Outcome) -> None:
-    """Of an estimate that ended by an error of ours: that it is one."""
-    if program.estimate and outcome.ours and outcome.error is not None and not blame.says_so(outcome.error):
+def say_whose(program: Program, outcome: Outcome) -> bool:
+    """Of an estimate that ended by an error of ours: say that it is one; whether it was."""
+    ours = program.estimate and outcome.ours and outcome.error is not None and not blame.says_so(outcome.error)
+    if ours:
         click.echo(f"genie: {blame.REPORT}", err=True)
+    return ours
 
 
 def ran_anything(report: dict[str, Any]) -> bool:
@@ -60,10 +62,36 @@ def ran_anything(report: dict[str, Any]) -> bool:
     return bool((report.get("totals") or {}).get("ops") or (report.get("startup") or {}).get("ops"))
 
 
-def _hint_options(program: Program, options: Collection[str]) -> None:
+def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
+    """Whether there is anything to read in it. Of a program that failed only where it had come further than its first
+    iteration, or where it says what did not fit; of one that chose its exit code, where it called a model."""
+    if not ran_anything(report) or not outcome.exit_code or outcome.interrupted:
+        return ran_anything(report)
+    if type(outcome.error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(outcome.error, SystemExit):
+        return any(row.get("calls") for row in report.get("modules") or [])
+    return bool((report.get("steps") or {}).get("count", 0) > 1)
+
+
+def _hint_assumed(report: dict[str, Any]) -> bool:
+    """A program that failed may have done so for what an estimate took a value for."""
+    if not report.get("assumed"):
+        return False
+    row = report["assumed"][0]
+    click.echo(
+        f"genie: before that, the program read what an estimate does not know, at {row['file']}:{row['line']}, and it "
+        f"was taken for {row['value']}; --assume chooses another number",
+        err=True,
+    )
+    return True
+
+
+def _hint_options(program: Program, options: Collection[str]) -> bool:
     """A script that refuses an option of genie's: the option was put behind the script."""
     misplaced = [word for word in program.script_args if word.split("=")[0] in options]
     if misplaced:
         click.echo(
             f"genie: {' '.join(misplaced)} was given to {program.argument}; options for genie go before it", err=True
         )
+    return bool(misplaced)

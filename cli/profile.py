@@ -17,7 +17,7 @@ from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
 from .apart import writes_nothing
-from .last_words import last_words, ran_anything
+from .last_words import last_words, worth_showing
 from .merging import merge_ranks
 from .output import OutputFile, output_options
 from .program import (
@@ -261,7 +261,7 @@ def command(
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
         merge_ranks(rank, merged_file)
-    if not to_stdout and ran_anything(report) and (rank is None or rank.rank == 0):  # equal ranks, one page
+    if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         _show(report, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:

@@ -141,7 +141,7 @@ def test_C8_json_on_stdout_is_nothing_but_json(here):
     )
     done = shell("--json", "-", "noisy.py")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["schema_version"] == 1
+    assert json.loads(done.stdout)["schema_version"] == 2
     for word in ("said", "written", "child"):
         assert word in done.stderr
 
@@ -162,8 +162,45 @@ def test_C8_script_that_raises(here):
     plain = subprocess.run([sys.executable, "bad.py"], capture_output=True, text=True)
     done = shell("bad.py")
     assert done.returncode == plain.returncode == 1
-    assert done.stderr == plain.stderr + "genie: bad.py ended with exit code 1\n"
-    assert "what follows is what ran until then" in done.stdout
+    own = done.stderr.removeprefix(plain.stderr)
+    assert done.stdout == "" and done.stderr.startswith(plain.stderr)
+    assert own.startswith("genie: bad.py ended with exit code 1 after 2 ops: ") and own.count("\n") == 1
+
+
+#: How far it comes, and whether there is a report of it.
+FAILING = [
+    ("net(torch.randn(2, 65))", False),  # a model's very first call
+    ("net(torch.randn(2, 64))\nraise ValueError(3)", False),
+    ("train()\nraise ValueError(3)", False),
+    ("train()\ntrain()\nraise ValueError(3)", True),
+    ("net(torch.randn(2, 64))\nsys.exit(3)", True),  # of its own accord
+    ("torch.randn(2, 64)\nsys.exit(3)", False),
+]
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+@pytest.mark.parametrize(("end", "told"), FAILING)
+def test_C8_a_program_that_fails_has_its_traceback_and_two_lines_at_most(here, end, told, estimate):
+    (here / "fails.py").write_text(f"""{NET}
+import sys
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+def train():
+    net(torch.randn(2, 64)).sum().backward()
+    optimizer.step()
+
+{end}
+""")
+    options = ["--target", "l4"] if estimate else []
+    result = genie(*options, "--json", "out.json", "fails.py", "--by", "x")
+    own = [line for line in result.stderr.splitlines() if line.startswith("genie: ") and "wrote" not in line]
+    assert result.exit_code == (3 if "exit" in end else 1)
+    assert ("Phases" in result.stdout) == told and ("genie profile" in result.stdout) == told, result.stdout
+    assert 1 <= len(own) <= 2 and "fails.py ended with exit code" in own[0], own
+    assert ("after" in own[0] and "too little" in own[0]) != told
+    assert ("Error" in result.stderr) == ("exit" not in end)
+    assert json.loads((here / "out.json").read_text())["exit_code"] == result.exit_code
 
 
 @pytest.mark.parametrize(
