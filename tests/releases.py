@@ -43,6 +43,9 @@ print("nothing of torch's is missing")
 SCRIPT = "import torch\nmodel = torch.nn.Linear(4, 2)\nmodel(torch.ones(3, 4)).sum().backward()\n"
 
 
+_FREE = ("torch==", "setuptools==")
+
+
 class Result(NamedTuple):
     """One row of the table."""
 
@@ -126,10 +129,9 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     shutil.rmtree(environment, ignore_errors=True)
     make, install = installing(environment, found)
     constraints = folder / "constraints.txt"
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    constraints.write_text(
-        "\n".join([*(line for line in lines if not line.startswith("torch==")), f"torch=={torch}.*"])
-    )
+    # torch says itself which setuptools it takes.
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith(_FREE)]
+    constraints.write_text("\n".join([*lines, f"torch=={torch}.*"]))
     install += ["-c", str(constraints)]
     index = ["--index-url", arguments.index] if arguments.index else []
     steps = [make, [*install, *index, "torch"], [*install, f"{built}[test]" if arguments.whole else built]]
@@ -138,7 +140,7 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     for step in steps:
         done = subprocess.run(step, cwd=folder, capture_output=True, text=True)
         if done.returncode:
-            return result(0, 1, f"{' '.join(step[:3])}: {last_line(done.stderr or done.stdout)}")
+            return result(0, 1, f"{' '.join(step[:3])}: {' '.join((done.stderr or done.stdout).split())[:300]}")
     inside = str(environment / "bin" / "python")
     if not arguments.whole:
         return result(*smoke(inside, folder))

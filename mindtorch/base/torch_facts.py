@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .torch_names import FACTS, RELEASES, SOME_HAVE
+from .words import counted
 
 #: By these, what is made within a dispatch is known to be a view. Together, or not at all.
 VIEW_KEYS = frozenset(
@@ -69,8 +70,7 @@ def summary() -> str:
     """One sentence about what was lost; empty where nothing was."""
     if not lost:
         return ""
-    count = len(lost)
-    names = f"{count} name{'s' * (count > 1)} that mindtorch relies on"
+    names = f"{counted(len(lost), 'name')} that mindtorch relies on"
     return f"torch {torch.__version__} lacks {names}, and slower ways stand in: genie devices lists them"
 
 
