@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from . import report_cluster, report_memory
@@ -48,6 +49,9 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
+    here = (report.get("host") or {}).get("here_s") or 0.0
+    if sized and time_s and here > _SHOWN * time_s:
+        facts.append(("host, here", _host(report["host"])))
     waits = report.get("waits") or {}
     spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
              for key, what in _WAITS.items() if (waits.get(key) or 0.0) > _SHOWN * time_s]  # fmt: skip
@@ -77,7 +81,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     macs = work(totals.get("macs"), "MAC")
     products = totals.get("product_flops")
     text = f"{work(flops, 'FLOP')} ({macs})"
-    if flops and products is not None:
+    if flops and products is not None and products != flops:
         text = f"{work(flops, 'FLOP')} of all ops, products alone {work(products, 'FLOP')} ({macs})"
     if flops and time_s:
         text += f" · {work(flops / time_s, 'FLOP/s')}"
@@ -163,6 +167,15 @@ def _mostly(report: dict[str, Any]) -> str:
         return f", most of it {what}"
     apart = sum(spent for _, spent in parts)
     return f", most of it start-up and waiting: {seconds(apart)}" if 2 * apart > wall > time_s else ""
+
+
+def _host(host: dict[str, Any]) -> str:
+    """The program's own Python, which is in none of an estimate's times."""
+    text = f"{seconds(host['here_s'])} of the program's own beside its ops, as measured here; it is in no other figure"
+    if host.get("lines"):
+        most = host["lines"][0]
+        text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"
+    return text
 
 
 def _expected(totals: dict[str, Any]) -> str:

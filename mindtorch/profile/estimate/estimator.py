@@ -45,6 +45,7 @@ from mindtorch.profile.estimate import (
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
+from mindtorch.profile.estimate.host_time import HostTime
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.measure import peak
@@ -107,6 +108,7 @@ class Estimator(Run):
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._whole = False  # gradients that the program has sparse
         self._on_host = OnHost()
+        self._host_time = HostTime()
         self._timed: list[communication.Timed] = []  # collectives
         self._stack = ExitStack()
 
@@ -130,6 +132,7 @@ class Estimator(Run):
         if self.oom == "raise" and self._accelerator is not None:
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
+        stack.enter_context(self._host_time)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
         for root, path in modules.roots():
@@ -242,6 +245,7 @@ class Estimator(Run):
 
     def _end_stage(self, at: int, following: str) -> None:
         self._stretches.setdefault(self._stage, []).append((self._begun, at))
+        self._host_time.ends(self._stage)
         self._stage, self._begun = following, at
 
     def _hold(self, t: torch.Tensor) -> None:
@@ -302,7 +306,7 @@ class Estimator(Run):
     def recording(self) -> Recording:
         memory, target = self.memory, self.target
         assert memory is not None, "after the block"
-        return Recording(
+        held = Recording(
             mode="estimate",
             device=memory.device if target is None else target.name,
             stages=self.stages,
@@ -335,6 +339,8 @@ class Estimator(Run):
             notes=self._warnings(),
             cluster=self._cluster_facts(),
         )
+        held.host = self._host_time.facts(held.reached)
+        return held
 
     def _warnings(self) -> list[str]:
         found = []

@@ -122,6 +122,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             report["totals"][key] = seen.memory[key]
     if seen.shapes:
         report["shapes"] = _shapes(seen, rows, seen.shapes)
+    if seen.host is not None:
+        report["host"] = seen.host
     if seen.cluster is not None:
         report["cluster"] = seen.cluster
     if forecast is not None:

@@ -152,6 +152,7 @@ class Recording:
     not_written: Sequence[str] = ()  # by an estimated program: absolute paths
     not_held_back: Sequence[str] = ()  # what it may have changed nevertheless
     notes: Sequence[str] = ()  # further warnings
+    host: dict[str, Any] | None = None  # of an estimate: the program's own time on this machine
     cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
     log: Log | None = None
     memory_snapshot: Callable[[], dict[str, Any] | None] | None = None  # for torch's memory viewer; of an estimate

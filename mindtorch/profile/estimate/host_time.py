@@ -1,0 +1,72 @@
+"""The program's own time in an estimate: what it does beside ops, measured on the machine that it is estimated on.
+
+An estimate knows what the accelerator takes, and how long the host takes to launch that. Not how long the program's own
+Python takes there: an environment that it steps, a tokenizer, images that it decodes. Here it takes what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from mindtorch._ext import context, ledger
+from mindtorch._ext.looking import HostLook
+from mindtorch._ext.sampler import Sampler
+from mindtorch.base import sourceline
+from mindtorch.engine.semantics import skipped_prefixes
+
+_LINES = 5  # told
+_active: weakref.WeakSet[HostTime] = weakref.WeakSet()
+
+
+class HostTime:
+    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, Counter[int]] = {}
+
+    def __enter__(self) -> HostTime:
+        self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident())
+        self.sampler = Sampler(self._look.look)
+        self.sampler.free()
+        self.sampler.start()
+        _active.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _active.discard(self)
+        self.sampler.stop()
+
+    def ends(self, stage: str) -> None:
+        """What was seen since the last call belongs to that stage."""
+        self.stages.setdefault(stage, Counter()).update(self._look.ns)
+        self._look.ns.clear()
+
+    def facts(self, stage: str) -> dict[str, Any]:
+        """Seconds, and the lines that took most of them."""
+        by_line: Counter[tuple[str, int, str] | None] = Counter()
+        for place, ns in self.stages.get(stage, Counter()).items():
+            by_line[context.location(place)] += ns
+        return {
+            "here_s": sum(by_line.values()) / 1e9,
+            "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
+        }
+
+
+def _before_fork() -> None:
+    for host in list(_active):  # a process that is forked should have no threads but the program's own
+        host.sampler.stop()
+
+
+def _after_fork() -> None:
+    for host in list(_active):
+        host.sampler.start()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_active.clear)

@@ -1,0 +1,71 @@
+"""The program's own Python is in none of an estimate's times: it is told, as measured here."""
+
+import os
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate import host_time
+from mindtorch.profile.estimate.estimator import Estimator
+
+A100 = targets.find("a100")
+REST = 0.2
+
+
+def environment():
+    time.sleep(REST)  # a step of it
+
+
+def report_of(program):
+    with Estimator(target=A100) as seen:
+        program()
+    return seen.report()
+
+
+def test_C4_the_programs_own_time_is_told_with_its_line():
+    def program():
+        model = nn.Linear(4, 4).cuda()
+        for _ in range(3):
+            model(torch.ones(2, 4, device="cuda"))
+            environment()
+
+    report = report_of(program)
+    assert REST < report["host"]["here_s"], report["host"]
+    assert report["host"]["lines"][0]["source"].endswith("# a step of it")
+    assert report["totals"]["time_s"] < 0.01  # of the target, without it
+
+
+def test_C4_what_came_before_the_model_is_not_told():
+    def program():
+        environment()
+        nn.Linear(4, 4).cuda()(torch.ones(2, 4, device="cuda"))
+
+    assert report_of(program)["host"]["here_s"] < REST / 2
+
+
+def test_C4_recording_ops_is_none_of_the_programs_own_time():
+    """A loop that does nothing but ops notes one all the time."""
+
+    def program():
+        x, end = torch.ones(4, device="cuda"), time.perf_counter() + 2 * REST
+        model = nn.Identity()
+        while time.perf_counter() < end:
+            x = model(x) + 1
+
+    assert report_of(program)["host"]["here_s"] < REST / 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_C4_a_fork_has_no_thread_of_ours():
+    with Estimator(target=A100):
+        (host,) = host_time._active
+        assert host.sampler.running
+        child = os.fork()
+        if child == 0:
+            os._exit(len(host_time._active) + 2 * host.sampler.running)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert host.sampler.running
+    assert not host.sampler.running and not host_time._active
