@@ -236,7 +236,7 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes)
+            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes, lines=by == "line")
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -271,7 +271,7 @@ def command(
 
 
 def _measure(
-    program: Program, steps: int | None, warmup: int | None, predict: str | None, shapes: bool
+    program: Program, steps: int | None, warmup: int | None, predict: str | None, **options: bool
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
     """Run it under the profiler. The report is None when a model could not be built or called at all."""
     begun = time.perf_counter_ns()
@@ -287,13 +287,13 @@ def _measure(
     target = None if predict is None else targets.find(predict)
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
-        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, shapes=shapes)
+        profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         begun = time.perf_counter_ns() - waited
-        profiler = Profiler(begun_ns=begun, target=target, shapes=shapes)
+        profiler = Profiler(begun_ns=begun, target=target, **options)
         # No moving progress line here: whatever draws it would be measured too.
         _note(f"building and running {program.argument} ...")
         with profiler, torch_npu_for(estimate=False):

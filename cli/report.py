@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import report_cluster, report_header, report_memory, tree
-from .apart import left_alone, near
-from .render import Canvas, Text, clean, grade
+from . import report_cluster, report_header, report_lines, report_memory, tree
+from .apart import left_alone
+from .render import Canvas, Text, clean
 from .report_advice import alternatives
-from .units import amount, bytes_text, count, counted, number, percent, seconds
+from .report_columns import cells, style, table_columns
+from .units import counted, seconds
 
 __all__ = ["SORT_KEYS", "TABLES", "View", "render_report"]
 
@@ -57,10 +58,12 @@ def render_report(
     if "module" in wanted:
         _modules(report, canvas, view)
     if "op" in wanted:
-        _ops(report, canvas, view, default_top=10 if view.by is None else 40)
+        _ops(report, canvas, view, default_top=10 if view.by is None else 40, full=view.by == "op")
+        report_lines.scopes(report, canvas, 5 if view.by is None else 25)
     _shapes(report, canvas, view)
     if "line" in wanted:
-        _lines(report, canvas, view)
+        rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
+        report_lines.lines(report, canvas, rows, view.sort or "self", 25 if view.top is None else view.top)
     _warnings(report, canvas)
     if next_commands:
         canvas.heading("Next")
@@ -70,60 +73,17 @@ def render_report(
     return canvas.text()
 
 
-def _columns(table: str, report: dict[str, Any], *, full: bool = False) -> list[Any]:
-    """What is shown of it, with the times on a target beside what was measured, where one was asked for."""
-    from mindtorch.profile.report import columns  # imports torch
-
-    estimated = report.get("mode") == "estimate"  # its times are those of the target
-    target = "" if estimated else clean(str((report.get("roofline") or {}).get("target") or ""))
-    return columns.shown(
-        getattr(columns, table), target=target, full=full, estimated=estimated and bool(report.get("roofline"))
-    )
-
-
-def _cells(columns: list[Any], row: dict[str, Any], total: float, canvas: Canvas) -> list[str]:
-    """The fields as their columns write them; total: seconds that shares are of."""
-    found = []
-    for column in columns:
-        value = row.get(column.key)
-        if column.text == "share":
-            found.append(percent(value, total))
-        elif column.text == "rate":
-            flops = row.get("flops")
-            found.append(amount(flops / value) if value and value > 0 and flops else "")
-        elif column.text == "bar":
-            found.append(canvas.bar((value or 0.0) / total if total else 0.0, column.width))
-        else:
-            found.append(_WRITERS[column.text](value))
-    return found
-
-
-_WRITERS: dict[str, Callable[[Any], str]] = {
-    "count": count,
-    "seconds": seconds,
-    "amount": amount,
-    "number": number,
-    "bytes": bytes_text,
-    "median": lambda spread: seconds((spread or {}).get("median")),
-}
-
-
-def _share(seconds: float | None, total: float) -> str:
-    """The style of a row."""
-    return grade((seconds or 0.0) / total if total else 0.0)
-
-
 def _phases(report: dict[str, Any], canvas: Canvas) -> None:
     phases = report.get("phases") or []
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not phases:
         return
-    columns = _columns("PHASES", report)
+    columns = table_columns("PHASES", report)
     canvas.heading("Phases")
     canvas.sheet_head("phase", columns)
     for row in phases:
         name = Text(clean(row.get("name") or ""))
-        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row.get("time_s"), total))
+        canvas.sheet_row(name, cells(columns, row, total, canvas), columns, style(row.get("time_s"), total))
 
 
 def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
@@ -136,7 +96,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         tree.order(roots, lambda node: key(node.values))
     depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
     measured = any(node.values.get("forward_s") for node in roots)
-    columns = _columns("MODULES", report, full=view.by == "module" and measured)
+    columns = table_columns("MODULES", report, full=view.by == "module" and measured)
     canvas.heading("Modules")
     canvas.sheet_head("module", columns)
     hidden = 0
@@ -158,7 +118,7 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             room -= len(str(below)) + 2
         if extra and room >= len(extra):
             name.append(" " + extra, style="dim")
-        canvas.sheet_row(name, _cells(columns, values, total, canvas), columns, _share(values.get("total_s"), total))
+        canvas.sheet_row(name, cells(columns, values, total, canvas), columns, style(values.get("total_s"), total))
     if hidden:
         lie = "lies" if hidden == 1 else "lie"
         canvas.paragraph(
@@ -166,13 +126,13 @@ def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         )
 
 
-def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -> None:
+def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int, full: bool) -> None:
     rows = sorted(report.get("ops") or [], key=_SORT[view.sort or "self"])
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not rows:
         return
     top = default_top if view.top is None else view.top
-    columns = _columns("OPS", report)
+    columns = table_columns("OPS", report, full=full)
     canvas.heading("Ops", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[:top]:
@@ -181,13 +141,13 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int) -
             name = "(Python and recording)" if report.get("lazy") else "(Python, between ops)"
         if name.startswith("("):
             row = {**row, "calls": None}
-        canvas.sheet_row(Text(name), _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))
+        canvas.sheet_row(Text(name), cells(columns, row, total, canvas), columns, style(row.get("self_s"), total))
     rest = rows[top:]
     if rest:
         keys = {column.key for column in columns}
         summed = {key: sum(row.get(key) or 0 for row in rest) for key in keys}
         more = Text(f"{len(rest)} more")
-        canvas.sheet_row(more, _cells(columns, summed, total, canvas), columns, _share(summed["self_s"], total))
+        canvas.sheet_row(more, cells(columns, summed, total, canvas), columns, style(summed["self_s"], total))
 
 
 def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
@@ -196,7 +156,7 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     if not rows:
         return
     total = (report.get("totals") or {}).get("time_s") or 0.0
-    columns = _columns("SHAPES", report)
+    columns = table_columns("SHAPES", report)
     canvas.heading("Shapes", "of inputs, and of outputs")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[: 25 if view.top is None else view.top]:
@@ -205,30 +165,7 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
             for side in ("inputs", "outputs")
         )
         name = Text(f"{clean(row['name']).removeprefix('aten::')} ").append(clean(shapes), style="dim")
-        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row["self_s"], total))
-
-
-def _lines(report: dict[str, Any], canvas: Canvas, view: View) -> None:
-    rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
-    total = (report.get("totals") or {}).get("time_s") or 0.0
-    columns = _columns("LINES", report)
-    canvas.heading("Lines", "by self time" if view.sort in (None, "self") else f"by {view.sort}")
-    canvas.sheet_head("line", columns)
-    top = 25 if view.top is None else view.top
-    for row in rows[:top]:
-        where = f"{near(row['file'])}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
-        function = clean(row.get("function") or "")
-        name = Text(clean(where))
-        if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
-            name.append(f" {function}", style="dim")
-        canvas.sheet_row(name, _cells(columns, row, total, canvas), columns, _share(row.get("self_s"), total))
-        source = clean((row.get("source") or "").strip())
-        if source:
-            text = Text(f"    {source}", style="dim", no_wrap=True)
-            text.truncate(canvas.width, overflow="ellipsis")
-            canvas.add(text)
-    if len(rows) > top:
-        canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
+        canvas.sheet_row(name, cells(columns, row, total, canvas), columns, style(row["self_s"], total))
 
 
 def _warnings(report: dict[str, Any], canvas: Canvas) -> None:

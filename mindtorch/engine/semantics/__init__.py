@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import sys
+import sysconfig
 import threading
 import types
 
@@ -19,7 +20,16 @@ from mindtorch.base import PACKAGE
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.engine.semantics.phases import stage
 
-__all__ = ["install", "is_installed", "modules", "phases", "skipped_prefixes", "stage", "uninstall"]
+__all__ = [
+    "install",
+    "installed_folders",
+    "is_installed",
+    "modules",
+    "phases",
+    "skipped_prefixes",
+    "stage",
+    "uninstall",
+]
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -61,6 +71,17 @@ def skipped_prefixes() -> tuple[str, ...]:
     return (*(f + os.sep for f in folders), "<frozen ", "<eval_with_key>", *(str(m.__file__) for m in wrappers))
 
 
+def installed_folders() -> tuple[str, ...]:
+    """Where the standard library is, and what is installed, the command included: none of the program's own files."""
+    places = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    command = getattr(sys.modules.get("mindtorch.cli"), "__file__", None)  # elsewhere than the package, when developed
+    places += [os.path.dirname(command)] if command else []
+    return tuple(dict.fromkeys(path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES))))
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+
+
 def _of_deprecated() -> list[types.ModuleType]:
     """Where the functions are that stand before deprecated ones: torch has loaded the first for its own."""
     names = ("typing_extensions", "warnings")
@@ -68,7 +89,7 @@ def _of_deprecated() -> list[types.ModuleType]:
 
 
 def _configure() -> None:
-    location.configure(skipped_prefixes())
+    location.configure(skipped_prefixes(), installed_folders())
     context.configure(
         torch._C._autograd._get_sequence_nr,
         torch._C._current_autograd_node,

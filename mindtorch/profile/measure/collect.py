@@ -97,6 +97,7 @@ class Profiler(Run):
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
     target: where the same calls are predicted for, beside what is measured.
     shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
+    lines: note the lines that led to each op, not the innermost alone; it takes a walk over all frames per op.
     whole: all that runs in the block is reported. Else what comes before the first call of a module is construction.
     """
 
@@ -109,6 +110,7 @@ class Profiler(Run):
         max_events: int = 1 << 20,
         target: Target | None = None,
         shapes: bool = False,
+        lines: bool = False,
         whole: bool = False,
     ) -> None:
         super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps)
@@ -120,6 +122,7 @@ class Profiler(Run):
         look = Look(skipped_prefixes(), waiting.functions())
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
+        self.collector.lines = lines
         self._shapes = shapes
         if shapes:
             self.collector.weigh = self._look_at
@@ -245,6 +248,7 @@ class Profiler(Run):
             step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), self._away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
+            chains=self.collector.lines,
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,

@@ -19,10 +19,10 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch._ext.labels import RECOMPUTING
-from mindtorch.base import sourceline
 from mindtorch.profile.cost import call_shapes
-from mindtorch.profile.report.columns import LINES, OPS, PHASES, SHAPES, Sums, sums, values
+from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.forecast import Forecast
+from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
 from mindtorch.profile.report.times import seconds
@@ -107,7 +107,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "memory": seen.memory,
         "labels": labels,
         "waits": _waits(seen, labels, waits[main]),
-        "lines": _lines(seen, grouped(every, SIG, LOCATION)),
+        "lines": line_rows(seen, grouped(every, SIG, LOCATION)),
         "uncounted": uncounted,
         "unseen": _unseen(seen),
         "assumed": list(seen.assumed),
@@ -227,16 +227,6 @@ def _ops(seen: Recording, rows: list[Row], forecast: Forecast | None, waits: Cou
 
 def _longest(item: tuple[Any, Sums]) -> int:
     return -item[1].ns
-
-
-def _lines(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
-    """By source line of the user's program, longest first: its ops, and what Python does between them."""
-    found = sums(seen, rows, None, lambda row: context.location(row.location))
-    return [
-        {**sourceline.facts(where), **values(LINES, of, False)}
-        for where, of in sorted(found.items(), key=_longest)
-        if of.ns or of.ops
-    ]
 
 
 def _shapes(seen: Recording, rows: list[Row], found: Mapping[int, call_shapes.Shaped]) -> list[dict[str, Any]]:

@@ -127,6 +127,7 @@ OPS = (
     Column("name"),
     Column("calls", lambda s: s.rows, "calls", 7, "count"),
     Column("self_s", lambda s: s.ns / 1e9, "time", 8, "seconds"),
+    Column("mean_s", lambda s: s.ns / 1e9 / s.rows if s.rows and s.ops else None, "a call", 8, "seconds", "full"),
     Column("total_s", lambda s: s.ns / 1e9),  # ops are leaves: what one calls below the dispatcher is its own
     Column("self_s", None, "%", 5, "share"),
     Column("flops", lambda s: s.flops, "FLOPs", 7, "amount"),
@@ -142,9 +143,12 @@ LINES = (
     Column("line"),
     Column("function"),
     Column("source"),
-    Column("calls", lambda s: s.ops, "calls", 7, "count"),
+    Column("package"),
+    Column("calls", lambda s: s.ops, "ops", 7, "count"),
     Column("self_s", lambda s: s.ns / 1e9, "time", 8, "seconds"),
     Column("self_s", None, "%", 5, "share"),
+    Column("total_s", None, "total", 8, "seconds", "full"),
+    Column("total_s", None, "total%", 6, "share", "full"),
     Column("flops", lambda s: s.flops, "FLOPs", 7, "amount"),
     Column("python_s", lambda s: s.python_ns / 1e9),
 )

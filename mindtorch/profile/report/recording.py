@@ -134,6 +134,7 @@ class Recording:
     step_ns: Sequence[int] = ()  # of the iterations reported, recording included
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, likewise
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
+    chains: bool = False  # locations of rows know the lines that led there
     runs: Sequence[Any] = ()  # of what was recorded on lazy tensors: signatures recorded, ran and unseen, and how often
     executor: str = ""  # where that ran
     npu: dict[str, Any] | None = None

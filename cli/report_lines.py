@@ -1,0 +1,82 @@
+"""The table of lines, of the packages that they are in, and of the stretches that have a name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .apart import near
+from .render import Canvas, Column, Text, clean
+from .report_columns import cells, style, table_columns
+from .units import count, counted, percent, seconds
+
+__all__ = ["lines", "scopes"]
+
+_PACKAGES = (Column("time", 8), Column("%", 5))
+_SCOPES = (Column("calls", 7), Column("total", 8), Column("%", 5), Column("a call", 8))
+
+
+def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], sort: str, top: int) -> None:
+    """`rows`: the lines, as they are sorted."""
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    inclusive = any(row.get("total_s") is not None for row in rows)
+    columns = table_columns("LINES", report, full=inclusive)
+    canvas.heading("Lines", "by self time" if sort == "self" else f"by {sort}")
+    canvas.sheet_head("line", columns)
+    for row in rows[:top]:
+        where = f"{_short(row)}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
+        function = clean(row.get("function") or "")
+        name = Text(clean(where))
+        if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
+            name.append(f" {function}", style="dim")
+        canvas.sheet_row(name, cells(columns, row, total, canvas), columns, style(row.get("self_s"), total))
+        source = clean((row.get("source") or "").strip())
+        if source:
+            text = Text(f"    {source}", style="dim", no_wrap=True)
+            text.truncate(canvas.width, overflow="ellipsis")
+            canvas.add(text)
+    if len(rows) > top:
+        canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
+    if inclusive:
+        canvas.paragraph("total: with all that ran while the line did; of the program's own files. --sort total", "dim")
+    _packages(rows, canvas, total)
+
+
+def _packages(rows: list[dict[str, Any]], canvas: Canvas, total: float) -> None:
+    """Whose lines they are, where some are a library's."""
+    spent: dict[str, float] = {}
+    for row in rows:
+        name = row.get("package") or ("(the program's own)" if row.get("file") else "(no line of the program's)")
+        spent[name] = spent.get(name, 0.0) + (row.get("self_s") or 0.0)
+    if not any(row.get("package") for row in rows):
+        return
+    canvas.heading("Packages", "of the lines")
+    canvas.sheet_head("package", _PACKAGES)
+    for name, self_s in sorted(spent.items(), key=lambda item: -item[1]):
+        canvas.sheet_row(Text(clean(name)), [seconds(self_s), percent(self_s, total)], _PACKAGES, style(self_s, total))
+
+
+def scopes(report: dict[str, Any], canvas: Canvas, top: int) -> None:
+    """What the program or torch gives a name (`record_function`): an optimizer's step, a DataLoader's batch."""
+    rows = report.get("labels") or []
+    total = (report.get("totals") or {}).get("time_s") or 0.0
+    if not rows:
+        return
+    canvas.heading("Scopes", "named by record_function; one may be within another")
+    canvas.sheet_head("scope", _SCOPES)
+    for row in rows[:top]:
+        calls, whole = row.get("calls") or 0, row.get("total_s") or 0.0
+        found = [count(calls), seconds(whole), percent(whole, total), seconds(whole / calls) if calls else ""]
+        canvas.sheet_row(Text(clean(row.get("name") or "")), found, _SCOPES, style(whole, total))
+    if len(rows) > top:
+        canvas.paragraph(f"{counted(len(rows) - top, 'more scope')}: --by op shows more of them", "dim")
+
+
+def _short(row: dict[str, Any]) -> str:
+    """The file: of a library from its package on; else relative to the current directory where that is shorter."""
+    path, package = str(row["file"]), row.get("package")
+    if package and package != "standard library":
+        folders = path.split(os.sep)
+        at = max(i for i, name in enumerate(folders) if name.removesuffix(".py") == package)
+        return "/".join(folders[at:])
+    return near(path)
