@@ -46,6 +46,18 @@ def test_C2_merged_ranks_sum_up():
     assert [row["rank"] for row in merged["ranks"]] == [0, 1] and merged["warnings"] == ["same"]
 
 
+def test_C2_merged_ranks_sum_up_lists_and_mean_again():
+    reports = [report(0), report(1)]
+    for one in reports:
+        one["startup"] |= {"imports": [{"name": "torch", "total_s": 2.0}], "waits": [{"for": "threads", "self_s": 0.5}]}
+        one["ops"][0]["mean_s"] = one["ops"][0]["self_s"] / one["ops"][0]["calls"]
+    reports[1]["startup"]["imports"] += [{"name": "numpy", "total_s": 1.0}]
+    merged = merge(reports)
+    assert merged["startup"]["imports"] == [{"name": "torch", "total_s": 4.0}, {"name": "numpy", "total_s": 1.0}]
+    assert merged["startup"]["waits"] == [{"for": "threads", "self_s": 1.0}]
+    assert merged["ops"][0]["mean_s"] == 2.0 / 3
+
+
 @pytest.mark.parametrize(
     "reports",
     [

@@ -83,9 +83,14 @@ def merge(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     missing = sum(row["calls"] for report in ordered for row in report["uncounted"])
     totals["coverage"] = totals["counted_ops"] / (totals["counted_ops"] + missing) if missing else 1.0
     merged["startup"] = _sum_rows([report["startup"] for report in ordered])
+    for table, key in (("imports", "name"), ("waits", "for")):
+        merged["startup"][table] = _merge_table([report["startup"].get(table) or [] for report in ordered], (key,))
     merged["waits"] = _sum_rows([report.get("waits") or {} for report in ordered])
     for table, keys in _TABLES.items():
         merged[table] = _merge_table([report.get(table) or [] for report in ordered], keys)
+    for row in merged["ops"]:
+        if row.get("mean_s") is not None:
+            row["mean_s"] = row["self_s"] / row["calls"]
     merged["assumed"] = [row for report in ordered for row in report["assumed"]]
     merged["warnings"] = list(dict.fromkeys(text for report in ordered for text in report["warnings"]))
     merged["exit_code"] = max((report["exit_code"] for report in ordered), key=abs)
