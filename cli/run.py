@@ -76,12 +76,25 @@ def command(
         _move(index, mapped is not None, stack)
         outcome = program.run()
         outcome.show(interrupts=True)
+        _say_where_it_ran()
     finally:
         ends = click.get_current_context().find_root().obj == ENDS_WITH_THE_COMMAND
         if not ends:
             atexit.unregister(stack.close)
             stack.close()
     return BY_SIGINT if outcome.interrupted and ends else outcome.exit_code
+
+
+def _say_where_it_ran() -> None:
+    """One line, where the program had parameters and none of them has ever been on the device."""
+    from mindtorch.engine.tensor.classes import parameters
+
+    if parameters.plain and not parameters.ours:
+        click.echo(
+            "genie run: none of the program's parameters was ever on remote_accelerator: it computed with them here, "
+            "where it said so itself (a device of its own choice); --map cuda is for programs that ask for CUDA",
+            err=True,
+        )
 
 
 def _index(name: str) -> int:

@@ -100,6 +100,11 @@ def executor() -> str:
     return value
 
 
+def executor_was_asked_for() -> bool:
+    """Does ``GENIE_EXECUTOR`` say what runs recordings?"""
+    return "GENIE_EXECUTOR" in os.environ
+
+
 def address() -> str:
     """``GENIE_ADDRESS`` (``local``): of the Ray cluster: ``local``, ``auto``, ``host:port`` or ``ray://host[:port]``."""
     value = os.environ.get("GENIE_ADDRESS", "local").strip()

@@ -25,7 +25,7 @@ from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 from ..engine.record.meeting import bring_together
-from . import creation, generators, hooks, late, loaders, pretrained, slot
+from . import creation, generators, hooks, late, loaders, parallel, pretrained, slot
 from .replaced import replaced
 
 __all__ = ["default_device", "one_generator"]
@@ -48,8 +48,12 @@ def default_device(index: int) -> Iterator[None]:
     """
     hooks.enable()
     late.when_loaded("transformers.modeling_utils", pretrained.patch)
+    late.when_loaded("accelerate.state", pretrained.patch_accelerate)
+    late.when_loaded("transformers.training_args", pretrained.patch_arguments)
     nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
     told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
+    if slot.module.is_available():
+        told += parallel.data_parallel()
     before = names.set_default_everywhere(names.device(DEVICE_TYPE, index))
     try:
         with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):

@@ -24,17 +24,19 @@ _current = threading.local()  # .index: what `with torch.remote_accelerator.devi
 
 
 class DeviceModule(types.ModuleType):
-    """``torch.remote_accelerator``: what torch asks of a device module. Unavailable to torch.accelerator on purpose:
-    pinning, streams and default-device choices must stay as they are without us."""
+    """``torch.remote_accelerator``: what torch asks of a device module. Available to torch.accelerator only where the
+    user has said which executor is to run recordings: else pinning, streams and default-device choices must stay as
+    they are without us."""
 
     def is_available(self) -> bool:
-        return False
+        return values.asked_for()
 
     def is_initialized(self) -> bool:
-        return False
+        return values.asked_for()  # by itself, when it is first used
 
     def device_count(self) -> int:
-        return 0  # of what torch.accelerator could use
+        """How many torch.accelerator could use: the executor's."""
+        return values.executor().count if self.is_available() else 0
 
     def current_device(self) -> int:
         return getattr(_current, "index", 0)
@@ -70,16 +72,23 @@ class DeviceModule(types.ModuleType):
             yield
 
     def get_device_name(self, device: Any = None) -> str:
-        return f"remote accelerator {self._index(device)}, run on {values.executor().device}"
+        """What computes, and where: a worker's machine by its name."""
+        index, executor = self._index(device), values.executor()
+        if executor.place.type != "meta":
+            return f"remote accelerator {index}, run on {executor.device}"
+        machine = executor.machine(index)
+        return f"remote accelerator {index}, run on {machine.name} of {machine.node}"
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """Name, and the memory of what recordings run on."""
+        """Name, node and memory of what recordings run on."""
+        machine = values.executor().machine(self._index(device))
         return types.SimpleNamespace(
             name=self.get_device_name(device),
-            total_memory=self.mem_get_info(device)[1],
+            node=machine.node,
+            total_memory=machine.total,
             major=0,
             minor=0,
-            multi_processor_count=os.cpu_count() or 1,
+            multi_processor_count=machine.processors,
         )
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
@@ -135,13 +144,9 @@ class DeviceModule(types.ModuleType):
             torch.cuda.empty_cache()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """(free, total) bytes of the memory that recordings run in: this machine's, or a CUDA device's."""
-        self._index(device)
-        where = values.executor().device
-        if where.type == "cuda":
-            return torch.cuda.mem_get_info(where)
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        """(free, total) bytes of the memory that recordings run in: the worker's, this machine's, a CUDA device's."""
+        machine = values.executor().machine(self._index(device))
+        return machine.free, machine.total
 
     # ---- streams: calls are recorded in program order, so there is one on each device --------------------------------
     def current_stream(self, device: Any = None) -> Stream:

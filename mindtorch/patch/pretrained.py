@@ -1,6 +1,8 @@
-"""``from_pretrained`` of transformers while the default device is a recording one: the model is loaded, then moved.
+"""transformers and accelerate while the default device is a recording one.
 
-transformers itself would ask for accelerate, whose hooks move parameters one by one.
+``from_pretrained`` of transformers loads the model, then moves it: transformers itself would ask for accelerate, whose
+hooks move parameters one by one. accelerate, and transformers' Trainer by it, move models and batches to a device that
+they choose among those whose names they know: it is the default one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ..devices import mode
 from ..devices.lazy_device import torch_device
 from . import generators
 
-__all__ = ["patch"]
+__all__ = ["patch", "patch_accelerate", "patch_arguments"]
 
 
 def patch(modeling: Any) -> None:
@@ -36,3 +38,27 @@ def patch(modeling: Any) -> None:
         return found
 
     base.from_pretrained = classmethod(from_pretrained)
+
+
+def patch_accelerate(state: Any) -> None:
+    """Have ``accelerate.state.PartialState`` find the default device where it finds no other. For good, as above."""
+    find = state.PartialState.default_device.fget
+    state.PartialState.default_device = property(functools.wraps(find)(lambda self: _or_default(find(self))))
+
+
+def patch_arguments(module: Any) -> None:
+    """The same of ``TrainingArguments.device`` of ``transformers.training_args``, which looks for itself."""
+    arguments = module.TrainingArguments
+    find = vars(arguments)["_setup_devices"].func
+
+    @functools.wraps(find)
+    def set_up(self: Any) -> Any:
+        found = find(self)
+        return found if self.use_cpu else _or_default(found)
+
+    arguments._setup_devices = functools.cached_property(set_up)
+    arguments._setup_devices.__set_name__(arguments, "_setup_devices")
+
+
+def _or_default(found: Any) -> Any:
+    return torch_device(mode.now.default) if found.type == "cpu" and mode.now.default is not None else found

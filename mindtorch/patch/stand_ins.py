@@ -86,9 +86,11 @@ def make_subclass(cls: type, data: torch.Tensor, *args: Any, **options: Any) -> 
 
 def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
-    if is_ours(self) or not _names_npu(args, kwargs, npu_moves.pins):
-        return original(self, *args, **kwargs)
-    return npu_moves.pin_memory(self)
+    if not is_ours(self) and _names_npu(args, kwargs, npu_moves.pins):
+        return npu_moves.pin_memory(self)
+    if slot.claimed() and torch.accelerator.is_available() and not (args or kwargs or npu.is_the_accelerator()):
+        return self  # pinned memory is for copies that a driver makes: the executor that was asked for has none
+    return original(self, *args, **kwargs)
 
 
 def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:

@@ -7,7 +7,6 @@ device's own counts them.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from .. import npu
 from .._ext import streams
 from ..devices.lazy_device import npu_device
-from ..engine.execute import values
 from ..npu.library import device_index
 
 __all__ = ["install", "install_npu"]
@@ -57,13 +55,6 @@ def install(module: Any) -> None:
     def capability(index: int) -> dict[str, Any]:
         return {"supported_dtypes": set(_DTYPES)}
 
-    def memory_info(index: int) -> tuple[int, int]:
-        device = values.executor().device
-        if device.type == "cuda":
-            return torch.cuda.mem_get_info(device)
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-
     def nothing(*_: Any) -> None:
         """There is one stream, and no cache."""
 
@@ -73,7 +64,7 @@ def install(module: Any) -> None:
         exchangeDevice=exchange,
         maybeExchangeDevice=exchange,
         getDeviceCapability=capability,
-        getMemoryInfo=memory_info,
+        getMemoryInfo=module.mem_get_info,
         synchronizeDevice=module.synchronize,
         setStream=nothing,
         isAllocatorInitialized=lambda: False,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .machine import Machine, this_machine
+
 
 class Executor(ABC):
     """Keeps the values of lazy tensors and runs what was recorded on them.
@@ -66,6 +68,10 @@ class Executor(ABC):
     @abstractmethod
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of the whole storage of a value, as bytes."""
+
+    def machine(self, index: int = 0) -> Machine:
+        """What ``remote_accelerator:index`` is: a name, the machine's, and the memory there now."""
+        return this_machine(self.device)
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         """The value for ``remote_accelerator:index``. It has memory of its own, which nobody will use any more."""

@@ -65,6 +65,11 @@ def begin_again(executor: Executor) -> None:
     _executor = executor
 
 
+def asked_for() -> bool:
+    """Has the user said which executor is to run recordings, in the environment or by setting one that is elsewhere?"""
+    return config.executor_was_asked_for() or (_executor is not None and _executor.place == _META)
+
+
 def get_executor() -> Executor:
     """The executor in use: the one that was set, or else what ``GENIE_EXECUTOR`` says."""
     with lock:

@@ -10,6 +10,7 @@ import torch
 
 from ...base.errors import UsageError
 from .base import Executor
+from .machine import Machine
 
 __all__ = ["WrappingExecutor"]
 
@@ -33,6 +34,9 @@ class WrappingExecutor(Executor):
     @property
     def ahead(self) -> bool:  # type: ignore[override]
         return self.inner.ahead
+
+    def machine(self, index: int = 0) -> Machine:
+        return self.inner.machine(index)
 
     def submit(self, segment: Any) -> None:
         self.inner.submit(segment)

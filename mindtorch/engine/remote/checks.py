@@ -271,6 +271,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "give": ((int, int), Checks._give),
     "hello": ((object,), None),  # which looks itself
     "knows": ((str,), None),
+    "machine": ((), None),
     "plan": ((list, list, list), Checks._plan),
     "run": ((int, int, bytes, bytes, bool), Checks._run),
     "seed": ((int, list), Checks._seed),

@@ -20,6 +20,7 @@ from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import MaterializationError
 from ..execute import local, triggers
+from ..execute.machine import Machine
 from ..execute.mapped_files import file_of
 from ..record.arguments import contiguous, extent, quiet, tensors_in
 from . import functions
@@ -103,6 +104,12 @@ class RemoteExecutor(Session, Homes):
 
     def begin(self) -> None:
         self._send_on()
+
+    def machine(self, index: int = 0) -> Machine:
+        found = Machine(*self._question("machine"))
+        if self._lineage is not None:
+            self._lineage.may_differ()
+        return found
 
     def finish(self) -> None:
         self._exchange(every=True)

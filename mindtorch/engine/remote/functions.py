@@ -115,6 +115,15 @@ def called(name: str) -> Callable[..., Any]:
     return _safe_segments if name == "torch.segment_reduce" else found
 
 
+def knows(name: str) -> bool:
+    """Is there a function of this name?"""
+    try:
+        called(name)
+    except WireError:
+        return False
+    return True
+
+
 def _checking(overload: Any) -> Callable[..., Any]:
     """What an overload runs; where its kernel does not look whether it stays within memory, something that does."""
     if overload is torch.ops.aten._reshape_alias.default:

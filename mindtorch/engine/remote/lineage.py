@@ -21,7 +21,7 @@ class Lineage:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._messages: list[tuple[bytes | bytearray, bytes]] | None = []
+        self._messages: list[tuple[bytes | bytearray, bytes | None]] | None = []
         self._nbytes = 0
         self._busy, self._answered = 0.0, time.monotonic()
         self._last: object = None
@@ -50,6 +50,11 @@ class Lineage:
         else:
             self._messages.append((message, _digest(reply)))
 
+    def may_differ(self) -> None:
+        """What has just been answered may be answered otherwise the next time."""
+        if self._messages:
+            self._messages[-1] = (self._messages[-1][0], None)
+
     def may_repeat(self, message: object) -> bool:
         """Is it worth it? Not where the worker was lost at the same message before: it will be again."""
         last, self._last = self._last, message
@@ -58,7 +63,7 @@ class Lineage:
     def repeat(self, send: Callable[[bytearray], bytes | bytearray | None]) -> bool:
         """Ask another worker for all of it. False where that answers otherwise."""
         return all(
-            (reply := send(bytearray(message))) is not None and _digest(reply) == digest
+            (reply := send(bytearray(message))) is not None and digest in (None, _digest(reply))
             for message, digest in self._messages or ()
         )
 

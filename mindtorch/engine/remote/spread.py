@@ -12,6 +12,7 @@ import torch
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError, UsageError
 from ..execute.base import Executor
+from ..execute.machine import Machine
 from ..record.arguments import tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
@@ -56,6 +57,9 @@ class SpreadExecutor(Executor):
                 f"expected a remote_accelerator in 0..{len(self.executors) - 1}, one for each worker, got {index}"
             )
         return self.executors[index]
+
+    def machine(self, index: int = 0) -> Machine:
+        return self._at(index).machine()
 
     def _owner(self, mirror: torch.Tensor) -> RemoteExecutor:
         for executor in self.executors:

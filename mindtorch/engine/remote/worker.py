@@ -21,6 +21,7 @@ from ...base import mapped
 from ...base.warned import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
+from ..execute.machine import this_machine
 from ..record.arguments import contiguous, extent, is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
@@ -85,9 +86,8 @@ class Worker:
 
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
-        requests = self._checks.message(loads(message))
         with quiet():
-            return [getattr(self, name)(*given) for name, *given in requests]
+            return [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
 
     # ---- the other side ----------------------------------------------------------------------------------------------
     def hello(self, side: tuple) -> tuple:
@@ -95,13 +95,13 @@ class Worker:
         hello.check(side, "a program")
         return tuple(hello.here()), self._device.type
 
+    def machine(self) -> tuple:
+        """What `execute.machine.Machine` says of the device."""
+        return tuple(this_machine(self._device))
+
     def knows(self, name: str) -> bool:
         """Is there a function of this name?"""
-        try:
-            functions.called(name)
-        except WireError:
-            return False
-        return True
+        return functions.knows(name)
 
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""

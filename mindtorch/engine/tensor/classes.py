@@ -25,8 +25,8 @@ from ...base.errors import LazyTensorError
 
 __all__ = [
     "Family", "RecordedMeta", "Slotted", "as_parameter", "as_saved", "as_subclass", "class_for", "family",
-    "has_own_function", "is_slotted", "make_subclass", "new_parameter", "of_tensor", "own_state", "patches",
-    "plain_as_subclass", "plain_class", "set_state", "twin",
+    "has_own_function", "is_slotted", "make_subclass", "new_parameter", "of_tensor", "own_state", "parameters",
+    "patches", "plain_as_subclass", "plain_class", "set_state", "twin",
 ]  # fmt: skip
 _Parameter = torch.nn.Parameter
 _disabled: Any = torch._C._disabled_torch_function_impl
@@ -35,6 +35,15 @@ _made: dict[tuple, type] = {}
 _torch_new_parameter: Any = _Parameter.__new__
 _torch_as_subclass = torch.Tensor.as_subclass
 _torch_make_subclass = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+
+
+class Parameters:
+    """Which kinds of parameters the program has had: plain ones, ones of ours."""
+
+    plain = ours = False
+
+
+parameters = Parameters()
 
 
 class RecordedMeta(torch.nn.parameter._ParameterMeta):
@@ -292,8 +301,10 @@ def has_own_function(t: Any, given: tuple = ()) -> bool:
     if not torch._C._is_torch_function_enabled():
         return False
     cls = type(t)
-    return bool(strangers(given)) or getattr(cls, "_routed", False) or not (
-        cls.__torch_function__ is _disabled or cls is torch.Tensor or _core.get_handle(t) is not None
+    return (
+        bool(strangers(given))
+        or getattr(cls, "_routed", False)
+        or not (cls.__torch_function__ is _disabled or cls is torch.Tensor or _core.get_handle(t) is not None)
     )
 
 
@@ -331,6 +342,7 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
         data = torch.empty(0)
     if _core.get_handle(data) is not None and plain_class(type(data)) in (torch.Tensor, _Parameter):
         return as_parameter(cls, data, requires_grad)
+    parameters.plain = True
     return _torch_new_parameter(cls, data, requires_grad)
 
 
@@ -370,6 +382,8 @@ def _dressed(t: Any, plain: type) -> Any:
 
 def twin(t: Any, cls: Any) -> Any:
     """Another object, of a class without slot, for the C++ tensor behind ``t``."""
+    if issubclass(cls, _Parameter):
+        parameters.ours = True
     made = torch.Tensor._make_wrapper_subclass(cls, (0,))  # type: ignore[attr-defined]
     handle = _core.get_handle(t)
     torch._C._swap_tensor_impl(made, t)
