@@ -110,3 +110,16 @@ def test_L7_saved_tensors_keep_sharing(weights_only: bool, same_as_eager: Same) 
         return first, view, turned, facts, [type(t) is torch.Tensor for t in (first, view, turned)]
 
     same_as_eager(program)
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_L7_versions_of_copies(writes: int) -> None:
+    def versions(device: str) -> list[int]:
+        x = torch.arange(3.0).to(device)
+        for _ in range(writes):
+            x.add_(1)
+        kinds = [x, x[1:], x.detach().requires_grad_(), torch.nn.Parameter(x), torch.nn.Parameter(x).data]
+        copies = [copy.deepcopy(t) for t in kinds] + [copy.deepcopy([x, x[1:]])[1]]
+        return [x._version, *(t._version for t in copies)]
+
+    assert versions("remote_accelerator:0") == versions("cpu")

@@ -44,6 +44,8 @@ class Copied:
             return copied
         with Unseen(), NoGrad():
             copied = self._copied(memo)
+            if not (copied.is_inference() or copied._version):
+                torch.autograd.graph.increment_version(copied)  # torch sets the storage of a new tensor
         memo[id(self)] = copied = _of_the_class(self, copied)
         with Unseen():
             if self.grad is not None:
