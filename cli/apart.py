@@ -52,6 +52,7 @@ def numbers_marked() -> Iterator[None]:
     def write(text: str) -> int:
         if assumptions.anything():
             unmark()
+            stream.flush()  # what is above comes first
             click.echo("genie: numbers below were not computed", err=True)
         return original(text)
 

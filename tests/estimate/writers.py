@@ -1,6 +1,7 @@
 # ruff: noqa: SIM115 - as programs do
 """A program that writes in every way there is, into the folder of its argument, and reads again what it wrote."""
 
+import atexit
 import codecs
 import csv
 import ctypes
@@ -400,8 +401,17 @@ PYTHONS = (
 )
 OTHERS = (by_c, by_children)
 
+
+def at_exit():
+    Path("late.txt").write_text("late")
+    os.remove("times")
+    same((os.path.exists("late.txt"), True), (os.path.exists("times"), False))
+    print("at exit: done", file=sys.stderr, flush=True)
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
+    atexit.register(at_exit)
     done = []
     for writer in PYTHONS + (OTHERS if "all" in sys.argv else ()):
         writer(Path(os.getcwd()))

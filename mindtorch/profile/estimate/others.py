@@ -18,6 +18,9 @@ from typing import Any
 
 from mindtorch.base.mounts import apart
 
+from . import private_files
+from .private_tree import by_us
+
 __all__ = ["MISSING", "at_hand", "forked", "kept", "received", "sent"]
 
 MISSING = object()
@@ -40,16 +43,10 @@ def kept() -> Iterator[None]:
             _folder = before
 
 
-@contextmanager
-def _shared() -> Iterator[str]:
-    """A folder by a name that is of the disk itself, also where an estimate's process sees other files in its place."""
-    with tempfile.TemporaryDirectory(prefix="genie-ranks-", ignore_cleanup_errors=True) as folder:
-        descriptor = os.open(folder, os.O_RDONLY)
-        path = f"/dev/fd/{descriptor}"
-        try:
-            yield path if os.path.isdir(path) else folder
-        finally:
-            os.close(descriptor)
+def _shared() -> tempfile.TemporaryDirectory[str]:
+    """A folder that no estimate covers: in memory, where the system has such a place."""
+    memory = "/dev/shm"
+    return tempfile.TemporaryDirectory(prefix="genie-ranks-", dir=memory if os.access(memory, os.W_OK) else None)
 
 
 @contextmanager
@@ -126,11 +123,12 @@ def sent(source: int, target: int, objects: Any) -> None:
         return
     name = _name(source, target)
     path = os.path.join(_folder, name)
-    with contextlib.suppress(Exception):  # what cannot be sent in truth either: the program's own mistake
+    with contextlib.suppress(Exception), by_us():  # what cannot be sent in truth either: the program's own mistake
         with open(f"{path}.new", "wb") as file:
             pickle.dump(objects, file)
         os.replace(f"{path}.new", path)
     if name == _wanted:
+        private_files.throw_away()
         os._exit(0)
 
 
@@ -140,13 +138,14 @@ def received(source: int, target: int) -> Any:
         return MISSING
     name = _name(source, target)
     path = os.path.join(_folder, name)
-    if not os.path.exists(path):
-        os.write(_ask[0], f"{source} {name}\n".encode())
-        os.read(_ask[1], 1)
-    if not os.path.exists(path):
-        return MISSING
-    with open(path, "rb") as file:
-        return pickle.load(file)  # noqa: S301  # of our own making
+    with by_us():
+        if not os.path.exists(path):
+            os.write(_ask[0], f"{source} {name}\n".encode())
+            os.read(_ask[1], 1)
+        if not os.path.exists(path):
+            return MISSING
+        with open(path, "rb") as file:
+            return pickle.load(file)  # noqa: S301  # of our own making
 
 
 def _name(source: int, target: int) -> str:
