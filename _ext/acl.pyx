@@ -13,6 +13,7 @@ cdef extern from "<dlfcn.h>" nogil:
     void *dlsym(void *handle, const char *name)
     int dlclose(void *handle)
     const char *dlerror()
+    int RTLD_LAZY
     int RTLD_NOW
     int RTLD_LOCAL
 
@@ -92,6 +93,7 @@ cdef void *_operators[MOST_LIBRARIES]     # the libraries that have operators, a
 cdef int _operators_count = 0
 cdef bint _sought_operators = False
 cdef object _operators_paths = ()
+cdef object _operators_closed = ()        # why files of operators could not be opened
 cdef bint _test_library = False
 cdef str _path = None
 cdef object _missing = ()
@@ -242,14 +244,19 @@ cdef int _bind(_Binder binder, Api *to) except -1:
     return 0
 
 
-cdef void *_open(str path) except? NULL:
+cdef void *_open(str path, int when) except? NULL:
     cdef bytes encoded = os.fsencode(path)
     cdef const char *name = encoded
     cdef void *handle
     # Local: its symbols are found through the handle alone, and cannot stand in for another library's.
     with nogil:
-        handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)
+        handle = dlopen(name, when | RTLD_LOCAL)
     return handle
+
+
+cdef str _why_not(str path):
+    cdef const char *text = dlerror()
+    return (<bytes>text).decode("utf-8", "replace") if text != NULL else f"{path}: cannot be opened"
 
 
 def load(str path):
@@ -261,15 +268,13 @@ def load(str path):
     global _library, _path, _missing, _test_library
     cdef Api found
     cdef _Binder binder
-    cdef const char *text
     if _library != NULL:
         if path != _path:
             raise RuntimeError(f"expected {_path}, which is bound already, got {path}")
         return
-    cdef void *handle = _open(path)
+    cdef void *handle = _open(path, RTLD_NOW)
     if handle == NULL:
-        text = dlerror()
-        raise OSError((<bytes>text).decode("utf-8", "replace") if text != NULL else f"{path}: cannot be opened")
+        raise OSError(_why_not(path))
     binder = _Binder()
     binder.library = handle
     _bind(binder, &found)
@@ -307,7 +312,7 @@ def _customers():
 cdef int _seek_operators() except -1:
     """Open what has operators: what was added to CANN, then the libraries beside the one that is bound, else those that
     the loader finds."""
-    global _operators_count, _operators_paths, _sought_operators
+    global _operators_count, _operators_paths, _operators_closed, _sought_operators
     cdef void *handle
     folder = os.path.dirname(_path)
     beside = []
@@ -317,14 +322,19 @@ cdef int _seek_operators() except -1:
         beside.append(os.path.join(folder, "libopapi.so"))
     # The loader's own may be there and must not serve the test library.
     names = beside if beside or _test_library else _OPERATORS
-    opened = []
+    opened, closed = [], []
     for each in _customers() + list(names):
-        handle = _open(each) if _operators_count < MOST_LIBRARIES else NULL
+        if _operators_count == MOST_LIBRARIES:
+            break
+        # Lazily: they name functions of CANN's that they need for few operators, and that need not be installed.
+        handle = _open(each, RTLD_LAZY)
         if handle != NULL:
             _operators[_operators_count] = handle
             _operators_count += 1
             opened.append(each)
-    _operators_paths = tuple(opened)
+        elif os.path.isfile(each):
+            closed.append(_why_not(each))
+    _operators_paths, _operators_closed = tuple(opened), tuple(closed)
     _sought_operators = True
     return 0
 
@@ -358,6 +368,12 @@ def operator_libraries():
     if _library != NULL and not _sought_operators:
         _seek_operators()
     return _operators_paths
+
+
+def closed_operator_libraries():
+    """Of files that are there for operators and cannot be opened, what the loader says."""
+    operator_libraries()
+    return _operators_closed
 
 
 def is_loaded():

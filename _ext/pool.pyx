@@ -355,11 +355,10 @@ def shutdown(int patience=10000):
                 if _units[i] != NULL:
                     api.aclrtResetDevice(i)
             mt_self().bound = NULL
-            if _owner:
-                if api.aclFinalizeReference != NULL:
-                    api.aclFinalizeReference(&left)
-                else:
-                    api.aclFinalize()
+            if api.aclFinalizeReference != NULL:  # with it came counting: every aclInit counts, repeated ones too
+                api.aclFinalizeReference(&left)
+            elif _owner:
+                api.aclFinalize()
 
 
 def is_initialized():

@@ -218,6 +218,7 @@ def _ascend(index: int | None, details: dict[str, Any]) -> _Answer:
         "found": len(operators.found()),
         "of": len(operators.OPERATORS),
         "libraries": list(acl.operator_libraries()),
+        "not_opened": list(acl.closed_operator_libraries()),
     }
     count = api.device_count()
     details["devices"] = [_ascend_device(i) for i in range(count) if index in (None, i)]

@@ -48,6 +48,8 @@ def _facts(row: dict[str, Any], canvas: Canvas) -> Iterator[tuple[str, str]]:
             yield "runtime", f"AscendCL {details['runtime']}"
         if operators := details.get("operators"):
             yield "operators", _operators(operators)
+            for reason in operators["not_opened"]:
+                yield "", f"cannot be opened: {reason}"
         for found in details.get("devices") or []:
             yield f"npu:{found['index']}", found["name"] or f"cannot be used: {found['error']}"
             if found.get("memory"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mindtorch._ext import pool
+
 from .library import is_test_library as is_test_library
 from .library import is_the_accelerator as is_the_accelerator
 from .library import stands_aside as stands_aside
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from .moves import is_pinned as is_pinned
     from .moves import pin_memory as pin_memory
     from .settings import *  # noqa: F403
+
+
+def _is_in_bad_fork() -> bool:  # torch.manual_seed asks before it seeds
+    return pool.in_bad_fork()
 
 
 _initialized = True  # torch.utils.checkpoint then keeps the generators' states for the recomputation

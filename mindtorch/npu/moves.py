@@ -18,7 +18,7 @@ from ..engine.record.meta import MetaTensor, _options, relocate
 from ..engine.record.predict import check_movable, quiet
 from . import library
 from .staging import dispatch
-from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode, on_host, span, view_bits
+from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode, on_host, span, view_bits
 
 __all__ = ["is_pinned", "pin_memory"]  # which programs call
 _META = torch.device("meta")
@@ -101,6 +101,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
 
 def download(t: NpuTensor) -> torch.Tensor:
     """A copy of an NPU tensor in host memory, with the strides torch's ``.to()`` gives; waits for it."""
+    has_memory(t)
     with quiet():
         first, length = span(t)
         storage = torch.UntypedStorage(length)

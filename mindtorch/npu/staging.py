@@ -42,7 +42,20 @@ from . import foreach
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
-from .tensor import NpuTensor, as_npu, block_of, empty, is_npu, on_host, restride, span, storage_of, view_bits, view_of
+from .tensor import (
+    NpuTensor,
+    as_npu,
+    block_of,
+    empty,
+    has_memory,
+    is_npu,
+    on_host,
+    restride,
+    span,
+    storage_of,
+    view_bits,
+    view_of,
+)
 
 _CPU = torch.device("cpu")
 #: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
@@ -169,6 +182,8 @@ def _description(index: int, a: object) -> Description | None:
     block = storage._npu
     if block.device != index:
         return None
+    if block.nbytes != storage.nbytes():
+        has_memory(a)
     _blocks.used_by(block)
     length = storage.nbytes() // a.element_size()
     return block.ptr, tuple(a.shape), a.stride(), a.storage_offset(), length, DTYPES[a.dtype]
@@ -241,6 +256,9 @@ def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: b
         return False
     if view_bits(source) or any(t.device.type not in ("cpu", "npu") for t in (target, source)):
         return False
+    for t in (target, source):
+        if is_npu(t):
+            has_memory(t)
     to, start = target.storage_offset() * target.element_size(), source.storage_offset() * source.element_size()
     if not is_npu(source):
         pinned = non_blocking and _blocks.is_pinned(source.data_ptr())
@@ -312,6 +330,7 @@ class _Stage:
         self._written: dict[int, NpuTensor] = {}
 
     def reads(self, t: NpuTensor) -> None:
+        has_memory(t)
         key = storage_of(t)._cdata
         first, length = span(t)
         before = self._spans.get(key)

@@ -15,7 +15,7 @@ import torch
 
 from .._ext import blocks as _blocks
 from .._ext.guards import NoGrad
-from ..base.errors import LazyTensorError
+from ..base.errors import LazyTensorError, UnsupportedOperationError
 from ..devices.lazy_device import npu_device
 from ..engine.record.predict import extent
 from ..engine.tensor.recorded import Copied, formatted
@@ -43,13 +43,36 @@ class NpuStorage:
 
     def __init__(self, t: NpuTensor) -> None:
         self._torch = storage_of(t)
-        self._block = self._torch._npu
         self._cdata = self._torch._cdata
         self.device = t.device
 
+    @property
+    def _block(self) -> Any:
+        return self._torch._npu
+
     def nbytes(self) -> int:
         """Bytes of the whole storage."""
-        return self._torch.nbytes()
+        return int(self._block.nbytes)
+
+    def untyped(self) -> NpuStorage:
+        return self
+
+    def resize_(self, size: int) -> NpuStorage:
+        """Give memory back, all of it or the end, and take it again: the tensors on the storage keep their sizes.
+
+        Beyond what the storage was made with there is no more.
+        """
+        if not 0 <= size <= self._torch.nbytes():
+            raise UnsupportedOperationError(
+                f"[resize_] expected 0 to {self._torch.nbytes()} bytes, with which the storage was made, got {size}"
+            )
+        before, kept = self._block, min(size, self.nbytes())
+        if size != before.nbytes:
+            after = _blocks.allocate(before.device, size)
+            if kept:
+                _blocks.copy_within(after, 0, before, 0, kept)
+            self._torch._npu = after
+        return self
 
     size = __len__ = nbytes
 
@@ -306,3 +329,16 @@ def span(t: torch.Tensor) -> tuple[int, int]:
 def is_npu(t: object) -> bool:
     """Is this one of our NPU tensors?"""
     return isinstance(t, NpuTensor)
+
+
+def has_memory(t: torch.Tensor) -> None:
+    """Refuse a tensor from under which memory was taken (`NpuStorage.resize_`)."""
+    storage = storage_of(t)
+    if storage._npu.nbytes == storage.nbytes():
+        return
+    first, length = span(t)
+    if first + length > storage._npu.nbytes:
+        raise RuntimeError(
+            f"expected a storage of {first + length} bytes or more, which the tensor lies in, got one that was resized "
+            f"to {storage._npu.nbytes}"
+        )

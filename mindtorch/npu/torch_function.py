@@ -246,6 +246,17 @@ def _pad_packed_sequence(args: tuple, kwargs: dict) -> Any:
     return padded, lengths.cpu()  # where torch has the lengths
 
 
+def _new_tensor(args: tuple, kwargs: dict) -> Any:
+    """Of another tensor's data, wherever that is; torch's own for the rest."""
+    data = args[1] if len(args) > 1 else kwargs.get("data")
+    if not isinstance(data, torch.Tensor):
+        return NotImplemented
+    device, dtype = (
+        getattr(args[0], name) if kwargs.get(name) is None else kwargs[name] for name in ("device", "dtype")
+    )
+    return data.detach().to(device, dtype, copy=True).requires_grad_(bool(kwargs.get("requires_grad", False)))
+
+
 def _type_as(args: tuple, kwargs: dict) -> Any:
     t, other = (*args, *kwargs.values())
     return t.to(other.device, other.dtype)
@@ -316,6 +327,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         torch.nn.functional.scaled_dot_product_attention: lambda args, kwargs: _attention(*args, **kwargs),
         _base.type: lambda args, kwargs: legacy.typed(*args, **kwargs),
         _base.type_as: _type_as,
+        _base.new_tensor: _new_tensor,
         torch.get_device: lambda args, kwargs: args[0].get_device(),
         torch.Tensor.share_memory_: _refuse_memory("share_memory_"),
         torch.Tensor.is_shared: lambda args, kwargs: False,

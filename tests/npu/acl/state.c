@@ -300,8 +300,7 @@ int list_leaks(void (*line)(const char *text)) {
 API int aclInit(const char *path) {
     (void)path;
     ENTER(ANYTIME);
-    if (initialized && once_only) return leave(fail(REPEATED_INIT, "initialized before"));
-    initialized++;
+    if (initialized++ && once_only) return leave(fail(REPEATED_INIT, "initialized before")); /* and counted */
     return leave(OK);
 }
 

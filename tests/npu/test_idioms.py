@@ -1,0 +1,64 @@
+"""N3: idioms of public programs, on NPU tensors as on the CPU's."""
+
+from __future__ import annotations
+
+import warnings
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+def test_N3_new_tensor_of_another_tensors_data(npu: ModuleType, devices: Any) -> None:
+    plain, there = torch.tensor([1.5, 2.5]), torch.tensor([3, 4]).npu()
+    for data in (plain, there, there.npu(), torch.tensor(7.0), torch.tensor(True).npu()):
+        for one in (torch.zeros(2).npu(), torch.zeros(1, dtype=torch.int16).npu()):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch would have clone() called
+                made = one.new_tensor(data)
+            assert made.device == one.device and made.dtype is one.dtype and made.data_ptr() != data.data_ptr()
+            assert made.tolist() == data.cpu().to(one.dtype).tolist()
+    made = there.new_tensor(plain, dtype=torch.float64, device="cpu", requires_grad=True)
+    assert made.is_cpu and made.dtype is torch.float64 and made.requires_grad and made.tolist() == [1.5, 2.5]
+    assert there.new_tensor([1.0, 2.0]).tolist() == [1, 2]
+
+
+def test_N3_memory_is_given_back_and_taken_again_under_a_tensor(npu: ModuleType) -> None:
+    """As sharded training does with its parameters between the layers' turns."""
+    flat = torch.arange(1 << 20, dtype=torch.float32).npu()
+    part, rest = flat[:4].view(2, 2), flat[-4:]
+    storage, held = flat.untyped_storage(), npu.memory_allocated(0)
+    assert storage.untyped() is storage and storage.size() == 4 << 20
+    storage.resize_(0)
+    assert (storage.size(), flat.untyped_storage().size(), flat.numel()) == (0, 0, 1 << 20)
+    assert npu.memory_allocated(0) <= held - (4 << 20)
+    for use in (lambda: part + 1, part.cpu, part.zero_, lambda: rest.copy_(torch.ones(4)), rest.sin, rest.tolist):
+        with pytest.raises(RuntimeError, match="resized to 0"):
+            use()
+    storage.resize_(16)
+    part.fill_(3)
+    assert part.tolist() == [[3, 3], [3, 3]]
+    with pytest.raises(RuntimeError, match="resized to 16"):
+        rest.cpu()
+    storage.resize_(4 << 20)
+    assert part.tolist() == [[3, 3], [3, 3]], "what was there stays"
+    flat.copy_(torch.arange(1 << 20, dtype=torch.float32))
+    assert rest.tolist() == [(1 << 20) - 4.0 + i for i in range(4)]
+    with pytest.raises(RuntimeError, match=r"expected 0 to 4194304 bytes.*got 4194305"):
+        storage.resize_((4 << 20) + 1)
+
+
+def test_L7_a_seed_is_said_to_take_effect(in_npu_program: Any) -> None:
+    said = in_npu_program(
+        """
+        import warnings, torch, mindtorch
+        import mindtorch.npu.compat
+        warnings.simplefilter("error")
+        torch.manual_seed(3)
+        drawn = torch.rand(3, device="npu").tolist()
+        torch.manual_seed(3)
+        print(drawn == torch.rand(3, device="npu").tolist(), mindtorch.npu._is_in_bad_fork())
+        """
+    )
+    assert said == "True False\n"
