@@ -35,11 +35,12 @@ _PARSERS_WORDS = re.compile(
     r"|\(\) takes (from )?\d+|\(\) got (an unexpected|multiple|some)|unsupported operand type"
     r"|argument '?\w+'?.*must be .*, not"
 )
-#: What no accelerator says: that a tensor has no data, is of a class of ours, or that torch contradicts itself.
+#: What no accelerator says: that a tensor has no data, is of a class of ours, that torch contradicts itself, or what
+#: torch's C++ says of half precision to a CPU alone (`torch.fft`).
 _NEVER_AN_ACCELERATORS = re.compile(
     r"with Meta tensors|'Meta' backend|on meta tensors|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
     r"|Internal error: |Please file an issue|no NVIDIA driver|No CUDA GPUs are available|active drivers"
-    r"|not compiled with CUDA"
+    r"|not compiled with CUDA|Unsupported dtype (Complex)?Half"
     rf"|_?(Fast)?Meta(Tensor|Parameter|Storage)\b|\b{NAME}\.|remote_accelerator"
 )
 
