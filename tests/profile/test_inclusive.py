@@ -57,9 +57,10 @@ def test_C2_the_backward_pass_is_in_the_total_of_the_line_that_asks_for_it():
         loss.backward()  # backward
 
     report = measured(program)
-    backward = next(row["time_s"] for row in report["phases"] if row["name"] == "backward")
+    ran = {row["name"]: row["self_s"] for row in report["ops"]}
     found = lines(report)
-    assert found["backward"]["total_s"] == pytest.approx(backward, rel=0.5) and found["backward"]["calls"] > 5
+    assert found["backward"]["total_s"] >= ran["aten::threshold_backward"] + ran["aten::mm"] > 0
+    assert found["backward"]["calls"] > 5 and found["forward"]["total_s"] >= ran["aten::relu"] > 0
 
 
 def test_C2_a_line_that_calls_itself_counts_once():
