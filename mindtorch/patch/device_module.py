@@ -1,6 +1,8 @@
 """``torch.remote_accelerator``: what torch and programs ask of a device's module (SPEC L1), after ``torch.cuda``.
 
 What the device does not have, or does not tell, is in ``REFUSED``: an error that says so, at the call.
+
+One file: it is one table of names, after torch.cuda's.
 """
 
 from __future__ import annotations

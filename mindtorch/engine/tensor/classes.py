@@ -3,6 +3,8 @@
 ``x.as_subclass(S)``, ``S.to(device)`` and ``Module.to`` of a module whose parameter is of class P give tensors whose
 class derives from S or P: their methods and attributes are there, ``isinstance`` says yes, and what ``S`` does to torch
 calls (its ``__torch_function__``) is done. What such a class makes, copies and saves is of class S again.
+
+One file: a class of ours is made with its ``__torch_function__``, and who else has one is asked in the same way.
 """
 
 from __future__ import annotations
