@@ -345,4 +345,5 @@ def location_count():
 
 def table_bytes():
     """Bytes held by the tables of this extension; code objects belong to the program."""
-    return cap_chains * (sizeof(Chain) + 4) + cap_codes * sizeof(PyObject *) + cap_places * sizeof(uint64_t) + (code_mask + 1 + place_mask + 1) * 4
+    cdef size_t total = cap_chains * (sizeof(Chain) + 4) + (code_mask + 1 + place_mask + 1) * 4
+    return total + cap_codes * sizeof(PyObject *) + cap_places * sizeof(uint64_t)

@@ -21,7 +21,7 @@ cdef class Timeline:
     """Where the accounting of one thread is; the collector moves it."""
 
     cdef void look(self, uint64_t at, uint32_t place, uint8_t waits) noexcept:
-        """The thread was seen at `place`, waiting or not: so the time since the last hook, or the last look, was spent there."""
+        """The thread was seen at `place`, waiting or not: there it spent the time since the last hook or look."""
         cdef uint64_t since = self.looked if self.n_looks and self.looked > self.last else self.last
         cdef uint32_t i = 0
         if at <= since:
