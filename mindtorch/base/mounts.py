@@ -2,8 +2,8 @@
 
 `own` gives the process a mount namespace of its own. It has to come while there is one thread, so the command calls it
 first of all. `Overlays` then covers every disk that can be written to. A disk's directories with other disks below them
-cannot be covered whole: the directories in them are, and what lies beside these is read-only meanwhile. ``/dev``,
-``/proc``, ``/run`` and ``/sys``, which are memory, stay as they are.
+cannot be covered whole: the directories in them are, and what lies beside these is read-only meanwhile. ``/dev``
+(but for ``/dev/shm``), ``/proc``, ``/run`` and ``/sys`` stay as they are.
 
 One file: the system calls that Python does not have, and what they are for.
 """
@@ -155,6 +155,11 @@ def _mounted() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
+def _in_memory(path: str) -> bool:
+    """Of the system's own: devices, sockets, what is no file. Programs put files into /dev/shm."""
+    return _within(path, _MEMORY) and not _within(path, ("/dev/shm",))
+
+
 def _within(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
@@ -163,7 +168,7 @@ def _disks(mounted: dict[str, tuple[str, list[str]]]) -> list[_Disk]:
     return [
         _Disk(path, sum(_FLAGS.get(option, 0) for option in options))
         for path, (kind, options) in mounted.items()
-        if kind not in _NO_DISKS and "rw" in options and os.path.isdir(path) and not _within(path, _MEMORY)
+        if kind not in _NO_DISKS and "rw" in options and os.path.isdir(path) and not _in_memory(path)
     ]
 
 
@@ -181,7 +186,7 @@ def _whole(folder: str, mounted: dict[str, tuple[str, list[str]]]) -> Iterator[s
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in list(entries)[: _MANY if alone else None]:
             inner = entry.is_dir(follow_symlinks=False) and entry.path not in mounted
-            if not inner or _within(entry.path, _MEMORY):
+            if not inner or _in_memory(entry.path):
                 continue
             if not alone:
                 yield from _whole(entry.path, mounted)

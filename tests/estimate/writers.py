@@ -346,6 +346,9 @@ def imported(at):
 
 def elsewhere(at):
     home = Path(os.path.expanduser("~"))
+    if os.path.isdir("/dev/shm"):
+        Path("/dev/shm", f"writers-{at.parent.name}").write_text("in memory")
+        same((Path("/dev/shm", f"writers-{at.parent.name}").read_text(), "in memory"))
     (home / "settings.ini").write_text("changed")
     (home / ".cache" / "program").mkdir(parents=True)
     (home / ".cache" / "program" / "x").write_text("cached")

@@ -43,10 +43,17 @@ def kept() -> Iterator[None]:
             _folder = before
 
 
-def _shared() -> tempfile.TemporaryDirectory[str]:
-    """A folder that no estimate covers: in memory, where the system has such a place."""
+@contextmanager
+def _shared() -> Iterator[str]:
+    """A folder by a name that leads to it in estimates, too, where something covers it."""
     memory = "/dev/shm"
-    return tempfile.TemporaryDirectory(prefix="genie-ranks-", dir=memory if os.access(memory, os.W_OK) else None)
+    usual = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="genie-ranks-", dir=usual) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            yield f"/dev/fd/{descriptor}" if sys.platform == "linux" else folder
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -392,7 +392,7 @@ def _forked() -> None:
 def _audited(event: str, args: tuple[Any, ...]) -> None:
     if _now is None or (event != "open" and event not in _CHANGES and event not in _STARTS):
         return
-    if getattr(local, "ours", False) or os.getpid() != _now._process:
+    if getattr(local, "ours", False):
         return
     if event in _STARTS:
         _now.children.add(os.path.basename(os.fsdecode(args[0]).split()[0]))
