@@ -382,9 +382,18 @@ cdef class _Call:
 
 cdef tuple _alike(bytes parameters, tuple arguments):
     """What a first phase sees of a call, but where the tensors are."""
-    return tuple([_seen(each) if kind in b"TtNn" and each is not None
-                  else tuple([_seen(one) for one in each]) if kind == c'L' else (each, type(each))
-                  for kind, each in zip(parameters, arguments)])
+    cdef list found = [], inner
+    for kind, each in zip(parameters, arguments):
+        if kind in b"TtNn" and each is not None:
+            found.append(_seen(each))
+        elif kind == c'L':
+            inner = []
+            for one in each:
+                inner.append(_seen(one))
+            found.append(tuple(inner))
+        else:
+            found.append((each, type(each)))
+    return tuple(found)
 
 
 cdef tuple _seen(tuple description):
