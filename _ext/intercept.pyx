@@ -9,7 +9,7 @@ says what comes out.
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
@@ -26,11 +26,15 @@ from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, settle, stopped,
 )
 from .overlap cimport refused_overlap
+from .registry cimport info_of, set_describe, set_info
 from .structs cimport (
     MAX_DEVICES, MAX_INPUTS, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
     Record, SigS,
 )
 from .tape cimport Handle, Tape, rec_outs
+from .view_chains cimport counted, is_below, is_long, is_strided, linked
+
+from mindtorch._ext.view_chains import above, shortened
 
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
@@ -41,7 +45,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
-cdef object describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+cdef object infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference
@@ -54,7 +58,7 @@ cdef object evaluate = None, meet = None    # see set_mode
 
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, describe, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+    global tape, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
@@ -73,7 +77,7 @@ def init(hooks, torch):
     requires_grad = torch._C.TensorBase.requires_grad
     is_inference = torch._C.TensorBase.is_inference
     increment_version = torch.autograd.graph.increment_version
-    describe = hooks.describe
+    set_describe(hooks.describe)
     infer = hooks.infer
     run_eagerly = hooks.run_eagerly
     run_whole = hooks.run_whole
@@ -116,86 +120,9 @@ def counts():
     return n_whole, n_dispatch
 
 
-# ---- function -> OpInfo, by identity -------------------------------------------------------------------------------
-cdef list _keep = []                  # every key and value below stays alive
-cdef PyObject **reg_keys = NULL
-cdef PyObject **reg_vals = NULL
-cdef size_t reg_mask = 0
-cdef size_t reg_n = 0
-
-
-cdef inline size_t _reg_find(PyObject *func) noexcept:
-    cdef size_t i = (<size_t>func >> 4) * <size_t>0x9E3779B97F4A7C15ULL >> 20 & reg_mask
-    while reg_keys[i] != NULL and reg_keys[i] != func:
-        i = (i + 1) & reg_mask
-    return i
-
-
-cdef PyObject *_key_of(object func) except NULL:
-    # Property accessors (`Tensor.data.__set__`) are made anew on each access: go by the descriptor behind them.
-    cdef PyObject *o = <PyObject *>func
-    if type_of(o) == METHOD_WRAPPER:
-        o = <PyObject *>func.__self__
-        if func.__name__ == "__set__":
-            o = <PyObject *>(<char *>o + 1)
-        elif func.__name__ == "__delete__":
-            o = <PyObject *>(<char *>o + 2)
-    return o
-
-
-cdef int _reg_grow() except -1:
-    global reg_keys, reg_vals, reg_mask
-    cdef PyObject **old_keys = reg_keys
-    cdef PyObject **old_vals = reg_vals
-    cdef size_t old = reg_mask + 1 if reg_keys else 0
-    cdef size_t mask = reg_mask * 2 + 1 if reg_keys else 1023
-    cdef PyObject **keys = <PyObject **>calloc(mask + 1, sizeof(PyObject *))
-    cdef PyObject **vals = <PyObject **>calloc(mask + 1, sizeof(PyObject *))
-    cdef size_t i, j
-    if not keys or not vals:
-        free(keys)
-        free(vals)
-        raise MemoryError()
-    reg_keys, reg_vals, reg_mask = keys, vals, mask
-    for i in range(old):
-        if old_keys[i]:
-            j = _reg_find(old_keys[i])
-            keys[j] = old_keys[i]
-            vals[j] = old_vals[i]
-    free(old_keys)
-    free(old_vals)
-    return 0
-
-
-cdef int _reg_add(object func, OpInfo info) except -1:
-    global reg_n
-    cdef PyObject *key = _key_of(func)
-    cdef size_t i
-    _keep.append((func, info))     # first: making the pair may run a finalizer that calls a function not seen before
-    if (reg_n + 1) * 2 > reg_mask:
-        _reg_grow()
-    i = _reg_find(key)
-    if not reg_keys[i]:
-        reg_n += 1
-    reg_keys[i] = key
-    reg_vals[i] = <PyObject *>info
-    return 0
-
-
-cdef OpInfo _info_of(object func, bint dispatch):
-    cdef size_t i
-    if reg_keys:
-        i = _reg_find(_key_of(func))
-        if reg_keys[i]:
-            return <OpInfo>reg_vals[i]
-    cdef OpInfo info = describe(func, dispatch)
-    _reg_add(func, info)
-    return info
-
-
 def register(func, OpInfo info):
     """Set what the engine does when `func` is called on a lazy tensor (replaces an earlier entry)."""
-    _reg_add(func, info)
+    set_info(func, info)
 
 
 # ---- recording -----------------------------------------------------------------------------------------------------
@@ -561,7 +488,10 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     if stopped or K.n == 0 or (sid and tape.interner.sigs[sid].n_out == 0):
         return NOT_RECORDED
     here(&since)
-    out = func(*args) if types is None else below(func, types, args, kwargs) if kwargs else below(func, types, args)
+    if types is None:
+        out = func(*args)
+    else:
+        out = _go_on(info, func, types, args, kwargs)
     h = handle_of(out)
     if h is not None and not has_kept(h.slot):
         meta = h.meta
@@ -604,7 +534,7 @@ cdef bint _folds(SigS *s) except -1:
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     global n_whole
-    cdef OpInfo info = _info_of(func, False)
+    cdef OpInfo info = info_of(func, False)
     cdef bint mixed
     if cls is not None:
         out = others_first(func, types, args, kwargs)
@@ -618,7 +548,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if out is not NOT_RECORDED:
             return out
     if info.kind == KIND_RECORD:
-        if _plain_call() and (info.handler is None or info.handler()):
+        # What an operator called by name writes or views, torch's layers above the dispatch level must see.
+        if not info.view and (info.whole or not info.writes) and _plain_call() and (
+            info.handler is None or info.handler()
+        ):
             out = _record(info, args, <dict>kwargs, False)
             if out is not NOT_RECORDED:
                 n_whole += 1
@@ -634,13 +567,19 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     if info.kind == KIND_RECORD and info.whole and not apart:
         if (out := run_whole(info, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
+    return _go_on(info, func, types, args, kwargs)
+
+
+cdef inline object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
+    if info.view and is_long(args, kwargs):
+        return below(shortened, types, (func, args, kwargs or {}))
     # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
     return below(func, types, args, kwargs) if kwargs else below(func, types, args)
 
 
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
-    cdef OpInfo info = _info_of(func, True)
+    cdef OpInfo info = info_of(func, True)
     cdef Handle h
     if info.at_dispatch is not None:
         out = info.at_dispatch(args, {} if kwargs is None else kwargs)
@@ -648,7 +587,11 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
             info = out                         # another kind of call for the same operator
         elif out is not NotImplemented:
             return out
-    if info.view and PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
+    if not info.view:
+        return _dispatch(info, func, args, kwargs)
+    if is_below() and not is_strided(info.name):
+        return above(func, args, kwargs or {})
+    if PyObject_CallNoArgs(inference_enabled) and not args[0].is_inference():
         # A view of a normal tensor is a normal tensor, also in inference mode: torch shares the version counter.
         with inference_mode(False):
             out = _dispatch(info, func, args, kwargs)
@@ -656,8 +599,12 @@ def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
         if h is not None and tape.slot(h.slot).root == h.slot and func is not detach:
             renamed = rename(h, h.no_grad)     # it is no view this time: `to`, `reshape`
             return out if renamed is None else renamed
-        return out
-    return _dispatch(info, func, args, kwargs)
+    else:
+        out = _dispatch(info, func, args, kwargs)
+    if is_below():
+        return linked(args[0], out)
+    counted(args[0], out)
+    return out
 
 
 cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
@@ -693,10 +640,13 @@ cdef object _dispatch(OpInfo info, object func, tuple args, object kwargs):
     return out
 
 
+cdef list _kept = []                  # whose addresses are in keys
+
+
 cdef OpInfo _method(OpInfo info, fallback):
     """For the keys of calls of `fallback`, which torch may take apart in another way than the function."""
     cdef OpInfo made = OpInfo(fallback, info.name, info.kind, handler=info.handler)
-    _keep.append((fallback, made))
+    _kept.append((fallback, made))
     return made
 
 
@@ -706,7 +656,7 @@ def make_operator(func, fallback, bint whole=True):
     `fallback` (torch's own method) is called when the call cannot be recorded whole or a torch function mode is on.
     whole: False for a method that is not recorded; an estimate may still know what it comes to.
     """
-    cdef OpInfo info = _info_of(func, False), method = _method(info, fallback)
+    cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, *args):
         global n_whole
@@ -726,7 +676,7 @@ def make_operator(func, fallback, bint whole=True):
 
 def make_binary(func, fallback, bint reflected=False):
     """As make_operator, for an operator of two operands; `reflected`: the tensor is the right one."""
-    cdef OpInfo info = _info_of(func, False), method = _method(info, fallback)
+    cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, other):
         global n_whole

@@ -103,6 +103,7 @@ cdef class Handle:
     cdef readonly uint64_t id    # unique per recorded value in this process
     cdef readonly uint32_t slot, meta, sig, module, loc
     cdef readonly uint8_t phase
+    cdef public uint8_t steps    # of a view: see view_chains.steps
     cdef public bint no_grad     # certain not to require grad: lets calls be recorded whole
     cdef void set_meta(self, uint32_t meta) noexcept        # these two keep the interner's counts
     cdef void set_sig(self, uint32_t sig) noexcept

@@ -12,6 +12,7 @@ class Handle:
     module: int
     loc: int
     phase: int
+    steps: int
     no_grad: bool
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     @property

@@ -21,6 +21,7 @@ from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
+from ..._ext import view_chains as _view_chains
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config
 from ...base.warned import listen
@@ -368,13 +369,14 @@ def _install() -> None:
     )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
+    _view_chains.init(torch)
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]
-        _intercept.register(
-            func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler, copies=func is _base.type_as)
-        )
+        copies, view = func is _base.type_as, name == "tensor_split"
+        info = _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handler, copies=copies, view=view)
+        _intercept.register(func, info)
     for name in show(LazyTensor):
         func = getattr(torch.Tensor, name)
         _intercept.register(func, _intern.OpInfo(func, f"torch::{name}", _intern.HANDLER, handler=answered_by(name)))

@@ -16,6 +16,7 @@ import torch
 from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
+from ..._ext import view_chains as _view_chains
 from ...devices import mode
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
@@ -64,6 +65,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         kind,
         writes=(0,) if in_place and not dispatch else (),
         copies=ops.about(plain_name).may_copy and not dispatch,
+        view=not dispatch and not in_place and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view"),
     )
     if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
@@ -146,6 +148,8 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = _scattered_gradient
     elif name == "aten::_new_zeros_with_same_feature_meta":
         info.at_dispatch = _zeros_for_a_tangent
+    elif func is torch.ops.aten.as_strided.default:
+        info.at_dispatch = _view_chains.take
     elif name in ("aten::_make_dual", "aten::_fw_primal"):  # come here in inference mode only: torch knows no tangents
         info.at_dispatch = lambda args, kwargs: torch.ops.aten.alias(args[0])
     return info
