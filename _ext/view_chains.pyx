@@ -225,7 +225,10 @@ cdef int _shorten_in_backward() except -1:
 def _shorten_what_comes_to(node):
     def shorten(gradients):
         hook.remove()
-        return tuple([_short(g) for g in gradients])
+        made = []
+        for g in gradients:
+            made.append(_short(g))
+        return tuple(made)
 
     hook = node.register_prehook(shorten)
 

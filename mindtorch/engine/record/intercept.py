@@ -65,7 +65,9 @@ def describe(func: Any, dispatch: bool) -> Any:
         kind,
         writes=(0,) if in_place and not dispatch else (),
         copies=ops.about(plain_name).may_copy and not dispatch,
-        view=not dispatch and not in_place and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view"),
+        view=not dispatch
+        and not in_place
+        and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view"),
     )
     if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
         info.copies, info.handler = True, _default_attention
