@@ -47,7 +47,8 @@ cdef frozenset STRIDED = frozenset(
 def init(torch):
     """Called once, after lazy.init(). False where torch lacks what this rests on: views then cost what torch says."""
     global tape, as_strided, alias, layer, excluded, set_excluded, base_of, below, strided, ready
-    global inference, creation_of, set_creation, DEFAULT, SEVERAL, running_node, forward_ad, dispatch_stack, functorch_stack
+    global inference
+    global creation_of, set_creation, DEFAULT, SEVERAL, running_node, forward_ad, dispatch_stack, functorch_stack
     c = torch._C
     tape = get_tape()
     try:
@@ -99,7 +100,8 @@ def shortened(func, args, kwargs):
         h.steps = 0                    # of what is no view nobody asks for a function
         return func(*args, **kwargs)
     if (
-        inference() or dispatch_stack() or functorch_stack() is not None or forward_ad._current_level >= 0 or excluded(layer)
+        inference() or dispatch_stack()
+        or functorch_stack() is not None or forward_ad._current_level >= 0 or excluded(layer)
         or not _alike(h, root) or view.layout is not strided
     ):
         return func(*args, **kwargs)
