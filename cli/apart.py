@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from .exits import ENDS_WITH_THE_COMMAND
-from .render import clean
 from .units import counted
 
 __all__ = ["left_alone", "near", "numbers_marked", "writes_nothing"]
@@ -73,6 +72,8 @@ def numbers_marked() -> Iterator[None]:
 
 def left_alone(report: Mapping[str, Any]) -> list[str]:
     """Sentences about files that were not written, and about what could not be held back."""
+    from .render import clean  # the help needs no rich
+
     words = []
     if files := report.get("not_written") or []:
         names = sorted((clean(near(file)) for file in files), key=lambda name: (os.path.isabs(name), name))

@@ -17,6 +17,7 @@ PROGRAM = Path(__file__).parent / "facts" / "program.py"
 GENIE = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
 # Name of a fact, or the beginning of one before *.
 LOADED = {
+    "sorted(set(torch.jit._builtins*": "torch notes the names of operators that are looked up",
     "name utils._device": "the module of torch's default device, loaded to be hooked",
     "loaded": "the same",
     "name nested._internal": "a module of torch's that it does not load by itself since 2.14",
@@ -55,7 +56,7 @@ MEASURING = {
     "Double.apply.__qualname__": "the same",
     'torch.zeros(2, names=("a",))': "torch 2.12, the last with names, refuses them under any dispatch mode",
     'functions torch.zeros(2, names=("a",))': "the same",
-    "sorted(set(torch.jit._builtins*": "torch notes the names of operators that a dispatch mode has seen",
+    "nn.modules.module._global_module_registration_hooks*": "parameters of modules that are never called",
     "code Module.__call__": "module paths",
     "code Optimizer._patch_step_function": "phases: where a step that raises ends",
     "code Adam._patch_step_function": "the same",

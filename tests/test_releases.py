@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from tests import releases  # noqa: E402
+_spec = importlib.util.spec_from_file_location("releases_command", ROOT / "tests" / "releases.py")
+assert _spec is not None and _spec.loader is not None
+releases = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = releases  # its dataclasses and tuples look themselves up
+_spec.loader.exec_module(releases)
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -353,7 +353,7 @@ def test_L9_modes_stay_on_wherever_a_timer_strikes(mode: Callable[[], Any]) -> N
 def test_C1_in_a_profiled_program(in_python: Callable[..., Any], tmp_path: Any) -> None:
     script = tmp_path / "alarmed.py"
     script.write_text("""
-import signal, torch
+import signal, torch, mindtorch
 class Alarm(Exception): pass
 def handler(number, frame): raise Alarm
 signal.signal(signal.SIGALRM, handler)

@@ -2,6 +2,8 @@
 
 Each does what torch's own does, by other means of torch's: documented ones where there are such. One fact is missing at
 a time, or few: a way may rest on the others.
+
+One file: a list of ways, each a few lines.
 """
 
 from __future__ import annotations

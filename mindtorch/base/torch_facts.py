@@ -38,7 +38,7 @@ def release() -> str:
 
 
 def known() -> bool:
-    """Is it one that the whole suite was run with?"""
+    """Is it one whose names `tests/test_torch_facts.py` was run with?"""
     return release() in RELEASES
 
 

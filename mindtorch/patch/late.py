@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,28 @@ __all__ = ["find_elsewhere", "forget", "when_loaded"]
 _waiting: dict[str, Callable[[Any], None]] = {}
 
 
+class _Asking(threading.local):
+    """Who asks the others for which module: two that ask all others would ask each other for ever."""
+
+    def __init__(self) -> None:
+        self.now: list[tuple[Any, str]] = []
+
+
+_asking = _Asking()
+
+
 def find_elsewhere(finder: Any, name: str, path: Any, target: Any) -> Any:
     """The spec that the finders other than this one find; None where there is none."""
-    for other in sys.meta_path:
-        find = None if other is finder else getattr(other, "find_spec", None)
-        spec = find(name, path, target) if find is not None else None
-        if spec is not None:
-            return spec
+    _asking.now.append((finder, name))
+    try:
+        for other in list(sys.meta_path):
+            asks = any(each is other and wanted == name for each, wanted in _asking.now)
+            find = None if asks else getattr(other, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+    finally:
+        _asking.now.pop()
     return None
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import acl_library
 import torch
 
-from mindtorch.cli.report import _on_npus
+from mindtorch.cli.report_header import _on_npus
 from mindtorch.npu import staging
 from mindtorch.profile import Profiler
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import acl_library
 import pytest
 
-from mindtorch.npu import kernel_rows, kernels, layers, operators
+from mindtorch.npu import kernel_rows, kernels, layers, operators, scaling
 
 
 def test_N2_what_operators_write_behind_their_operands_is_nobodys(in_npu_program):
@@ -403,7 +403,7 @@ def test_N5_operators_of_several_libraries_are_found(in_npu_program, tmp_path):
 
 
 def test_N5_the_operators_that_are_told_of_are_those_that_kernels_call():
-    source = "".join(Path(each.__file__).read_text() for each in (kernels, layers, kernel_rows))
+    source = "".join(Path(each.__file__).read_text() for each in (kernels, layers, kernel_rows, scaling))
     asked = set(re.findall(r'aclnn\.(?:call|available)\(\s*"(\w+)"', source)) | {
         row.operator for row in kernel_rows.ROWS.values()
     }

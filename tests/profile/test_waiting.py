@@ -1,5 +1,6 @@
 """What a program waits for has rows of its own: child processes, threads; imports are named, wherever they happen."""
 
+import importlib
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from mindtorch.patch import late
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import waiting
 from mindtorch.profile.measure.imports import ImportWatch
@@ -127,3 +129,19 @@ def test_C2_time_before_the_first_op_is_no_import():
         nn.Linear(2, 2)(torch.ones(1, 2))
     startup = seen.report()["startup"]
     assert startup["init_s"] >= 0.1 > startup["import_s"]
+
+
+def test_L1_finders_that_ask_all_others_do_not_ask_each_other_for_ever(tmp_path, monkeypatch) -> None:
+    """Both that follow a module's loading are there at once: in a profile of a program whose library we wait for."""
+    (tmp_path / "waited_for.py").write_text("there = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[object] = []
+    late.when_loaded("waited_for", seen.append)
+    with ImportWatch(lambda: None, lambda: None) as watch:
+        import waited_for
+    assert seen == [waited_for] and list(watch.found) == ["waited_for"]
+    assert not late._asking.now
+    with pytest.raises(ModuleNotFoundError), ImportWatch(lambda: None, lambda: None):
+        late.when_loaded("never_there", seen.append)
+        importlib.import_module("never_there")
+    assert not late._asking.now

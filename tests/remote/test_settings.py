@@ -41,7 +41,8 @@ NOT_ASKED_FOR = {
 
 def test_R1_every_setting_of_torch_is_told_or_has_a_reason() -> None:
     told = {each.name for each in mirrored(cuda=True)}
-    assert {s.setter for s in TABLE} - told - set(NOT_ASKED_FOR) == set()
+    there = {s.setter for s in TABLE if hasattr(torch._C, s.setter)}  # some came with later releases
+    assert there - told - set(NOT_ASKED_FOR) == set()
     assert set(NOT_ASKED_FOR) & told == set()
 
 

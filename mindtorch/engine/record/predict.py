@@ -3,6 +3,8 @@
 Asked once per distinct call. The extension's own shape rules first, torch's meta kernels next, put right where the
 kernels are known to lay results out otherwise; then the call is tried on the kernel itself, large ones on a small copy
 (trial): it refuses some things that meta functions let through.
+
+One file: the ways to an answer, in the order in which they are tried.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ImportWatch:
     def _time(self, loader: Any, package: str) -> None:
         attributes = getattr(loader, "__dict__", None)
         # Loaders of built-in modules are classes; one that several modules share may be timed already.
-        if attributes is None or isinstance(loader, type) or "exec_module" in attributes:
+        if attributes is None or isinstance(loader, type) or hasattr(attributes.get("exec_module"), "timed"):
             return
         load = getattr(loader, "exec_module", None)
         if load is None:
@@ -77,4 +77,5 @@ class ImportWatch:
                     del self._loading[thread]
                     self._end()
 
+        timed.timed = True  # type: ignore[attr-defined]
         attributes["exec_module"] = timed

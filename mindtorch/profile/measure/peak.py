@@ -79,6 +79,7 @@ class Registered:
 
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._made: set[int] = set()  # those within the block: older ones may be another program's
 
     def __enter__(self) -> Registered:
         self.look()
@@ -92,19 +93,34 @@ class Registered:
 
     def _saw(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         if isinstance(parameter, torch.nn.Parameter) and not is_lazy(parameter):
-            key = id(parameter)
-            self._refs[key] = weakref.ref(parameter, lambda _: self._refs.pop(key, None))
+            self._note(parameter)
+            self._made.add(id(parameter))
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        key = id(parameter)
+
+        def gone(_: object) -> None:
+            self._refs.pop(key, None)
+            self._made.discard(key)
+
+        self._refs[key] = weakref.ref(parameter, gone)
 
     def look(self) -> None:
         for parameter in paths.living(torch.nn.Parameter):
-            self._saw(_NOBODY, "", parameter)
+            if id(parameter) not in self._refs and not is_lazy(parameter):
+                self._note(parameter)
+
+    def made(self) -> list[Role]:
+        """Of the parameters that modules were given within the block."""
+        return self._roles([ref for key, ref in list(self._refs.items()) if key in self._made])
 
     def roles(self) -> list[Role]:
-        alive = [parameter for ref in list(self._refs.values()) if (parameter := ref()) is not None]
+        return self._roles(list(self._refs.values()))
+
+    @staticmethod
+    def _roles(refs: list[weakref.ref[torch.Tensor]]) -> list[Role]:
+        alive = [parameter for ref in refs if (parameter := ref()) is not None]
         return [(alive, PARAMETERS), (_gradients(alive), GRADIENTS)]
-
-
-_NOBODY = torch.nn.Module()
 
 
 def say_roles(registered: Registered) -> None:

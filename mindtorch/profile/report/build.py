@@ -247,7 +247,8 @@ def _shapes(seen: Recording, rows: list[Row], found: Mapping[int, call_shapes.Sh
 def _labels(seen: Recording) -> list[dict[str, Any]]:
     """What `record_function` names, longest first; what is within another one counts in both."""
     main = seen.reached
-    before = seen.stages["init"].labels if main == "main" and not seen.warmup and "init" in seen.stages else {}
+    first_batch = main == "main" and not (seen.warmup or seen.announced) and "init" in seen.stages
+    before = seen.stages["init"].labels if first_batch else {}
     found = []
     for name, label in seen.stages[main].labels.items():
         if name in before:  # the loop's first batch: see _tables

@@ -33,7 +33,8 @@ def module_rows(
     while the module or one inside it ran. share: of the time of a call, what is the program's own.
     """
     entries, names, parameters = Counter(seen.stages[seen.reached].entries), seen.names, seen.parameters
-    first_batch = seen.reached == "main" and not seen.warmup  # what came before is the loop's, too: see `build`
+    # What came before is the loop's, too: see `build`.
+    first_batch = seen.reached == "main" and not (seen.warmup or seen.announced)
     if first_batch and "init" in seen.stages:
         entries.update(seen.stages["init"].entries)
     own = {**_own(seen, rows, forecast), "params": parameters.own, "trainable": parameters.own_trainable}
