@@ -17,7 +17,7 @@ from .intern cimport (
     KIND_HANDLER, KIND_RECORD, RETURNS_NOTHING, RETURNS_TENSOR, RETURNS_TUPLE, Interner, OpInfo, hash_key, sig_out_meta,
     sig_written,
 )
-from .interpreter cimport METHOD_WRAPPER, mt_ask
+from .interpreter cimport mt_ask
 from .keys cimport (
     MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, give_way, others_first, room, start,
 )

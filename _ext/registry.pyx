@@ -3,10 +3,8 @@ from cpython.ref cimport PyObject
 from libc.stdlib cimport calloc, free
 
 from .intern cimport OpInfo
+from .interpreter cimport METHOD_WRAPPER
 from .lazy cimport type_of
-
-cdef extern from *:
-    PyObject* METHOD_WRAPPER "(PyObject*)&_PyMethodWrapper_Type"
 
 cdef object describe = None           # (function, at the dispatch level) -> OpInfo of one met for the first time
 cdef list _keep = []                  # every key and value below stays alive
