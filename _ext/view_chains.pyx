@@ -30,6 +30,7 @@ cdef extern from *:
 
 cdef enum:
     LONG = 4               # steps from which on a view is made in another way
+    LONG_BACKWARD = 16     # those of a gradient: making it anew is one more op, which models should never see
     MOST = 255
 
 cdef Tape tape = None
@@ -201,7 +202,7 @@ cdef int counted(object view, object out) except -1:
             _count(one, steps)
     else:
         _count(out, steps)
-    if steps >= LONG and ready:
+    if steps >= LONG_BACKWARD and ready:
         _shorten_in_backward()
     return 0
 
@@ -237,6 +238,6 @@ def _shorten_what_comes_to(node):
 
 cdef object _short(object gradient):
     cdef Handle h = handle_of(gradient)
-    if h is None or h.steps < LONG:
+    if h is None or h.steps < LONG_BACKWARD:
         return gradient
     return below(shortened, (), (alias, (gradient,), {}))

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mindtorch.base.torch_names import RELEASES
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from mindtorch.base.torch_names import RELEASES  # noqa: E402  (which needs nothing that is not here)
 
 #: What is asked of an environment in which mindtorch is installed: each line of output is one that passed.
 SMOKE = """

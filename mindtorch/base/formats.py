@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -41,7 +40,11 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as raw:
-            packed = gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) if target.endswith(".gz") else raw
+            packed: IO[bytes] = raw
+            if target.endswith(".gz"):
+                import gzip  # which `genie --help` does without
+
+                packed = gzip.GzipFile(fileobj=raw, mode="wb", mtime=0)
             with io.TextIOWrapper(packed, encoding="utf-8", errors="surrogateescape", newline="") as file:
                 yield file
         os.replace(temporary, target)

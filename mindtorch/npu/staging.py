@@ -185,7 +185,7 @@ def _description(index: int, a: object) -> Description | None:
     if block.nbytes != storage.nbytes():
         has_memory(a)
     _blocks.used_by(block)
-    length = storage.nbytes() // a.element_size()
+    length = block.nbytes // a.element_size()  # operators may touch what follows: not what the storage once had
     return block.ptr, tuple(a.shape), a.stride(), a.storage_offset(), length, DTYPES[a.dtype]
 
 

@@ -200,8 +200,10 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
             storage = _torch_storage(self)
             key = ("mindtorch npu storage", storage._cdata)
             if key not in memo:
-                memo[key] = empty((storage.nbytes(),), (1,), torch.uint8, storage._npu.device)
-                _blocks.copy_within(block_of(memo[key]), 0, storage._npu, 0, storage.nbytes())
+                block = storage._npu
+                memo[key] = empty((storage.nbytes(),), (1,), torch.uint8, block.device)
+                NpuStorage(memo[key]).resize_(block.nbytes)
+                _blocks.copy_within(block_of(memo[key]), 0, block, 0, block.nbytes)
             return view_of(memo[key], self.shape, self.stride(), self.storage_offset(), self.dtype, view_bits(self))
 
 
@@ -282,8 +284,9 @@ def _saved(t: NpuTensor) -> torch.Tensor:
         version, made = getattr(storage, "_npu_saved", (None, None))
         host = made() if version == t._version and made is not None else None
         if host is None:
-            host = torch.UntypedStorage(storage.nbytes())
-            _blocks.copy_out(storage._npu, 0, host.data_ptr(), storage.nbytes())
+            has_memory(t)
+            host = torch.UntypedStorage(storage._npu.nbytes)
+            _blocks.copy_out(storage._npu, 0, host.data_ptr(), host.nbytes())
             storage._npu_saved = (t._version, weakref.ref(host))  # the pickler keeps it until all is saved
     return on_host(t, host, 0)
 
@@ -308,10 +311,10 @@ def restride(t: NpuTensor, size: Sequence[int], stride: Sequence[int], offset: i
     """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         length = max(extent(tuple(size), tuple(stride), offset), nbytes // t.element_size())
-        old = _torch_storage(t)
-        if length * t.element_size() > old.nbytes():
-            grown = empty((length,), (1,), t.dtype, old._npu.device)
-            _blocks.copy_within(block_of(grown), 0, old._npu, 0, old.nbytes())
+        old = _torch_storage(t)._npu
+        if length * t.element_size() > old.nbytes:
+            grown = empty((length,), (1,), t.dtype, old.device)
+            _blocks.copy_within(block_of(grown), 0, old, 0, old.nbytes)
             torch.ops.aten.set_.source_Tensor(t, grown)
         torch.ops.aten.as_strided_.default(t, tuple(size), tuple(stride), offset)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +49,23 @@ def test_N3_memory_is_given_back_and_taken_again_under_a_tensor(npu: ModuleType)
     assert rest.tolist() == [(1 << 20) - 4.0 + i for i in range(4)]
     with pytest.raises(RuntimeError, match=r"expected 0 to 4194304 bytes.*got 4194305"):
         storage.resize_((4 << 20) + 1)
+
+
+def test_N3_a_storage_that_gave_memory_back_is_copied_saved_and_grown(npu: ModuleType, tmp_path: Path) -> None:
+    flat = torch.arange(64, dtype=torch.float32).npu()
+    part = flat[:4]
+    flat.untyped_storage().resize_(16)
+    one, other = copy.deepcopy([part, flat])
+    assert one.tolist() == [0, 1, 2, 3] and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    assert other.untyped_storage().nbytes() == 16
+    torch.save(part, tmp_path / "part.pt")
+    assert torch.load(tmp_path / "part.pt", map_location="cpu").tolist() == [0, 1, 2, 3]
+    for use in (other.cpu, lambda: torch.save(flat, tmp_path / "flat.pt")):
+        with pytest.raises(RuntimeError, match="resized to 16"):
+            use()
+    part.resize_(5)  # more than there is left, less than there was
+    part[4] = 7
+    assert part.tolist() == [0, 1, 2, 3, 7]
 
 
 def test_L7_a_seed_is_said_to_take_effect(in_npu_program: Any) -> None:

@@ -5,7 +5,6 @@ Every file is written under a temporary name beside the target and renamed when 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,8 @@ CSV_COLUMNS = tuple(dict.fromkeys(["table", "name", *(k for k in _KEYS if k not 
 
 
 def write_json(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    import json  # which `genie --help` does without
+
     with atomic(path) as file:
         json.dump(report, file, indent=1, ensure_ascii=False)
         file.write("\n")
