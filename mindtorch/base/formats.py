@@ -40,7 +40,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as raw:
-            packed: IO[bytes] = raw
+            packed: io.BufferedIOBase = raw
             if target.endswith(".gz"):
                 import gzip  # which `genie --help` does without
 
