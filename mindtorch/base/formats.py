@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 
 class Format(NamedTuple):
@@ -40,11 +40,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as raw:
-            packed: io.BufferedIOBase = raw
-            if target.endswith(".gz"):
-                import gzip  # which `genie --help` does without
-
-                packed = gzip.GzipFile(fileobj=raw, mode="wb", mtime=0)
+            packed = _compressed(raw) if target.endswith(".gz") else raw
             with io.TextIOWrapper(packed, encoding="utf-8", errors="surrogateescape", newline="") as file:
                 yield file
         os.replace(temporary, target)
@@ -52,3 +48,9 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _compressed(raw: IO[bytes]) -> IO[bytes]:
+    import gzip  # which `genie --help` does without
+
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="wb", mtime=0))
