@@ -3,14 +3,15 @@ from typing import final
 
 from mindtorch._ext.collect import Collector
 
-@final
-class Look:
-    collector: Collector | None
-    def __init__(self, skipped: tuple[str, ...], waits: dict[tuple[str, str], int]) -> None: ...
+class _Looking:
     def look(self) -> None: ...
 
 @final
-class HostLook:
+class Look(_Looking):
+    collector: Collector | None
+    def __init__(self, skipped: tuple[str, ...], waits: dict[tuple[str, str], int]) -> None: ...
+
+@final
+class HostLook(_Looking):
     ns: dict[int, int]
     def __init__(self, position: Callable[[], int], skipped: tuple[str, ...], thread: int) -> None: ...
-    def look(self) -> None: ...

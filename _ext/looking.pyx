@@ -25,8 +25,23 @@ cdef extern from "Python.h":
 cdef object current_frames = sys._current_frames
 
 
+cdef class _Looking:
+    """`look` takes notes with the collection of garbage off: it would run the program's finalizers here."""
+
+    def look(self):
+        cdef int collects = PyGC_Disable()
+        try:
+            self.note()
+        finally:
+            if collects:
+                PyGC_Enable()
+
+    cdef object note(self):
+        raise NotImplementedError
+
+
 @cython.final
-cdef class Look:
+cdef class Look(_Looking):
     """`look` notes where each thread of a profile is; the sampler calls it, which holds Python's lock.
 
     `skipped`: beginnings of the names of files that are never the program's own. `waits`: {(file, name) of a function
@@ -45,18 +60,9 @@ cdef class Look:
         self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
         self.own = {}
 
-    def look(self):
-        cdef int collects
+    cdef object note(self):
         if self.collector is None:
             return
-        collects = PyGC_Disable()
-        try:
-            self.note()
-        finally:
-            if collects:
-                PyGC_Enable()
-
-    cdef object note(self):
         threads = self.collector.timelines()
         frames = current_frames() if threads else {}
         for ident, timeline in threads:
@@ -81,7 +87,7 @@ cdef class Look:
 
 
 @cython.final
-cdef class HostLook:
+cdef class HostLook(_Looking):
     """Of a program that is estimated: how long is it at something of its own, which nobody counts?
 
     `look` is called again and again. Where from one look to the next `position()` stayed what it was, so that no op was
@@ -98,14 +104,6 @@ cdef class HostLook:
     def __init__(self, position, skipped, thread):
         self.position, self.skipped, self.thread = position, skipped, thread
         self.ns = {}
-
-    def look(self):
-        cdef int collects = PyGC_Disable()
-        try:
-            self.note()
-        finally:
-            if collects:
-                PyGC_Enable()
 
     cdef object note(self):
         cdef uint64_t now = mt_now(), position = self.position()

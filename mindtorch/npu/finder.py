@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ..base.loading import find_elsewhere, is_asking
 from . import library
 
 __all__ = ["NAMES", "is_installed", "unwatch", "watch"]
@@ -70,7 +70,7 @@ class _Finder:
         self.probes = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        if not name.startswith(("torch_npu", "torch.npu")):
+        if not name.startswith(("torch_npu", "torch.npu")) or is_asking(self, name):
             return None
         if name == "torch_npu" and (is_installed() or not self.wanted() or not (self.probes or not _is_probe())):
             return None
@@ -101,23 +101,9 @@ def _is_probe() -> bool:
 _finder: Any = _Finder()
 
 
-class _Looking(threading.local):
-    now = False
-
-
-_looking = _Looking()
-
-
 def is_installed() -> bool:
     """Is torch_npu itself there, whether it works or not?"""
-    if _looking.now:  # another finder asks all finders, too
-        return True
-    _looking.now = True
-    try:
-        others = (getattr(other, "find_spec", None) for other in sys.meta_path if other is not _finder)
-        return any(find is not None and find("torch_npu", None, None) is not None for find in others)
-    finally:
-        _looking.now = False
+    return find_elsewhere(_finder, "torch_npu") is not None
 
 
 def watch(wanted: Callable[[], bool] = lambda: True, probes: bool = True) -> None:

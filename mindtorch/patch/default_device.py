@@ -21,11 +21,12 @@ from torch.utils import _device as _torch_device
 from torch.utils._device import DeviceContext
 
 from .._ext import hooks as _hooks
+from ..base import loading
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 from ..engine.record.meeting import bring_together
-from . import creation, generators, hooks, late, loaders, parallel, pretrained, slot
+from . import creation, generators, hooks, loaders, parallel, pretrained, slot
 from .replaced import replaced
 
 __all__ = ["default_device", "one_generator"]
@@ -47,9 +48,9 @@ def default_device(index: int) -> Iterator[None]:
     A process that the program forks has torch's own default: what it makes goes back as bytes, as batches do.
     """
     hooks.enable()
-    late.when_loaded("transformers.modeling_utils", pretrained.patch)
-    late.when_loaded("accelerate.state", pretrained.patch_accelerate)
-    late.when_loaded("transformers.training_args", pretrained.patch_arguments)
+    loading.when_loaded("transformers.modeling_utils", pretrained.patch)
+    loading.when_loaded("accelerate.state", pretrained.patch_accelerate)
+    loading.when_loaded("transformers.training_args", pretrained.patch_arguments)
     nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
     told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
     if slot.module.is_available():

@@ -14,7 +14,7 @@ import torch
 
 from .. import npu
 from .._ext import hooks as _hooks
-from ..base import config
+from ..base import config, loading
 from ..base.errors import UnsupportedOperationError
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
@@ -23,7 +23,7 @@ from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.moves import names_npu
 from ..npu.tensor import is_npu
-from . import attention, files, generators, late, torch_accelerator
+from . import attention, files, generators, torch_accelerator
 from .device_module import DeviceModule
 
 __all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
@@ -39,14 +39,14 @@ def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
     _hooks.hook_types(_CONSTRUCTORS, _asked)
     _hooks.hook_family(torch._C.TensorBase)
-    late.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
-    late.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
+    loading.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
+    loading.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
     tensors.set_claim(claim)
 
 
 def unwatch() -> None:
     """Leave torch's constructors alone. A slot that was claimed stays claimed."""
-    late.forget()
+    loading.forget()
     attention.restore()
     _hooks.unhook_types()
 

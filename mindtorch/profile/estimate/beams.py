@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ...base import loading
 from ...devices import mode
-from ...patch import late
 
 __all__ = ["install"]
 _steps = _most = 0  # taken, and to take
@@ -18,7 +18,7 @@ _steps = _most = 0  # taken, and to take
 
 def install() -> None:
     """For good: what is replaced asks whether an estimate is under way."""
-    late.when_loaded("transformers.generation.utils", _patch)
+    loading.when_loaded("transformers.generation.utils", _patch)
 
 
 def _patch(module: Any) -> None:

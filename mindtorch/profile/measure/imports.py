@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from mindtorch.patch.late import find_elsewhere
+from mindtorch.base.loading import find_elsewhere
 
 
 class ImportWatch:

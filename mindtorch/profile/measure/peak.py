@@ -110,15 +110,9 @@ class Registered:
             if id(parameter) not in self._refs and not is_lazy(parameter):
                 self._note(parameter)
 
-    def made(self) -> list[Role]:
-        """Of the parameters that modules were given within the block."""
-        return self._roles([ref for key, ref in list(self._refs.items()) if key in self._made])
-
-    def roles(self) -> list[Role]:
-        return self._roles(list(self._refs.values()))
-
-    @staticmethod
-    def _roles(refs: list[weakref.ref[torch.Tensor]]) -> list[Role]:
+    def roles(self, made_only: bool = False) -> list[Role]:
+        """Of all parameters that are alive; or of those that modules were given within the block."""
+        refs = [ref for key, ref in list(self._refs.items()) if not made_only or key in self._made]
         alive = [parameter for ref in refs if (parameter := ref()) is not None]
         return [(alive, PARAMETERS), (_gradients(alive), GRADIENTS)]
 

@@ -60,7 +60,7 @@ class Run:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
-        self._take([*self.registered.made(), *peak.of_model(root)])
+        self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._take(peak.of_optimizer(optimizer))

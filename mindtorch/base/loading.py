@@ -1,4 +1,7 @@
-"""What is done to a module once the program has loaded it, if ever: nobody else's package is imported for us."""
+"""What is done to a module once the program has loaded it, if ever: nobody else's package is imported for us.
+
+And how a finder of ours asks the finders of others, which may ask all finders, too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["find_elsewhere", "forget", "when_loaded"]
+__all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded"]
 _waiting: dict[str, Callable[[Any], None]] = {}
 
 
@@ -21,14 +24,20 @@ class _Asking(threading.local):
 _asking = _Asking()
 
 
-def find_elsewhere(finder: Any, name: str, path: Any, target: Any) -> Any:
-    """The spec that the finders other than this one find; None where there is none."""
+def is_asking(finder: Any, name: str) -> bool:
+    """Does this finder ask the others for the module now, in this thread?"""
+    return any(each is finder and wanted == name for each, wanted in _asking.now)
+
+
+def find_elsewhere(finder: Any, name: str, path: Any = None, target: Any = None) -> Any:
+    """The spec that the finders other than this one find; None where there is none, or one of them asks back."""
+    if is_asking(finder, name):
+        return None
     _asking.now.append((finder, name))
     try:
         for other in list(sys.meta_path):
-            asks = any(each is other and wanted == name for each, wanted in _asking.now)
-            find = None if asks else getattr(other, "find_spec", None)
-            spec = find(name, path, target) if find is not None else None
+            find = getattr(other, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None  # this finder's own answer is None
             if spec is not None:
                 return spec
     finally:
