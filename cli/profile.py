@@ -11,6 +11,7 @@ import click
 
 from mindtorch.base import clusters
 from mindtorch.base.formats import Format
+from mindtorch.base.loading import without_collecting
 from mindtorch.base.ranks import Rank
 from mindtorch.profile.report.export import FORMATS
 from mindtorch.program.workload import DTYPES, Request
@@ -281,8 +282,9 @@ def _measure(
     import mindtorch
 
     mindtorch._bootstrap(wait=True)
-    from mindtorch.profile import Profiler
-    from mindtorch.profile.cost import targets
+    with without_collecting():
+        from mindtorch.profile import Profiler
+        from mindtorch.profile.cost import targets
 
     target = None if predict is None else targets.find(predict)
     if not program.is_model:

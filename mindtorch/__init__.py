@@ -6,7 +6,6 @@ compute it when somebody reads a value. Public names are in ``__all__``; the com
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -34,6 +33,7 @@ _find_compiled()
 
 from .base import VERSION  # noqa: E402
 from .base.errors import LazyTensorError, MaterializationError, NoDataError, UnsupportedOperationError, UsageError  # noqa: E402
+from .base.loading import without_collecting  # noqa: E402
 
 if TYPE_CHECKING:
     from . import profile
@@ -132,13 +132,8 @@ def _bootstrap(wait: bool = False) -> None:
     if _ready:
         return
     _ready = True
-    collects = gc.isenabled()
-    gc.disable()  # what is imported stays: collections would go through all of torch again and again, and find nothing
-    try:
+    with without_collecting():
         _load(wait)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _load(wait: bool) -> None:

@@ -1,17 +1,31 @@
 """What is done to a module once the program has loaded it, if ever: nobody else's package is imported for us.
 
-And how a finder of ours asks the finders of others, which may ask all finders, too.
+How a finder of ours asks the finders of others, which may ask all finders, too; and how to import without a search for garbage.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded"]
+__all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded", "without_collecting"]
 _waiting: dict[str, Callable[[Any], None]] = {}
+
+
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """What is imported stays: collections would go through all of torch again and again, and find nothing."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Asking(threading.local):

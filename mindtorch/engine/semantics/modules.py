@@ -105,6 +105,11 @@ def roots() -> list[tuple[torch.nn.Module, int]]:
     return [(module, path) for module, path in alive if module is not None]
 
 
+def is_alone(module: torch.nn.Module) -> None:
+    """Say that nobody holds the module, so that no holder is searched for when it is called."""
+    _model_path(module)
+
+
 def outermost_path(module: torch.nn.Module) -> int:
     """Path of a module that is called while none runs: within the model that it belongs to."""
     name = context.class_name(module)

@@ -88,6 +88,8 @@ def measure(collector: CollectingMode) -> Costs:
         plain = [_plain(work) for work in works]
         semantics.install()
         try:
+            semantics.modules.is_alone(block)
+            semantics.modules.is_alone(identity)
             collector.start()
             with collector:
                 for work in works:

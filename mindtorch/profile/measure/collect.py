@@ -159,6 +159,8 @@ class Profiler(Run):
         semantics.install()
         peak.listening.append(collector.balance.mark)
         self.registered.__enter__()
+        if self._begun_ns is None:  # else the process began with this profile, and has no parameter yet
+            self.registered.look()
         owners.watching.append(collector.aside)
         modules.add_listener(self._saw_root)
         phases.add_listener(self._saw_optimizer)
@@ -204,7 +206,8 @@ class Profiler(Run):
         owners.watching.remove(self.collector.aside)
         phases.remove_listener(self._saw_optimizer)
         self.registered.__exit__(kind, error, trace)
-        self.registered.look()
+        if self.collector.n_ops:
+            self.registered.look()
         peak.say_roles(self.registered)
         self.collector.balance.close()
         peak.listening.remove(self.collector.balance.mark)

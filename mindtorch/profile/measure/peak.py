@@ -74,7 +74,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Role]:
 
 
 class Registered:
-    """The parameters that modules are given within the block, and those that there are at `look`: a module that is
+    """The parameters that modules are given within the block, and those that there are at a `look`: a module that is
     never called has parameters, too, and so has a program that does without modules."""
 
     def __init__(self) -> None:
@@ -82,7 +82,6 @@ class Registered:
         self._made: set[int] = set()  # those within the block: older ones may be another program's
 
     def __enter__(self) -> Registered:
-        self.look()
         self._handle = register_module_parameter_registration_hook(self._saw)
         return self
 
@@ -107,6 +106,7 @@ class Registered:
         self._refs[key] = weakref.ref(parameter, gone)
 
     def look(self) -> None:
+        """Take in those that are alive: it goes through all objects that there are."""
         for parameter in paths.living(torch.nn.Parameter):
             if id(parameter) not in self._refs and not is_lazy(parameter):
                 self._note(parameter)
