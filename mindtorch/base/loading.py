@@ -1,6 +1,6 @@
 """What is done to a module once the program has loaded it, if ever: nobody else's package is imported for us.
 
-How a finder of ours asks the finders of others, which may ask all finders, too; and how to import without a search for garbage.
+How a finder of ours asks the finders of others, which may ask all finders, too; how imports search for no garbage.
 """
 
 from __future__ import annotations

@@ -138,8 +138,6 @@ class Profiler(Run):
         self._away: list[tuple[int, int]] = []  # (when, ns) of loading modules and compiling, up to then
         self._spent = 0  # their sum
 
-    # ---------------------------------------------------------------- the block
-
     def __enter__(self) -> Profiler:
         if self._used:
             raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
@@ -159,7 +157,7 @@ class Profiler(Run):
         semantics.install()
         peak.listening.append(collector.balance.mark)
         self.registered.__enter__()
-        if self._begun_ns is None:  # else the process began with this profile, and has no parameter yet
+        if self._begun_ns is None:  # else the process began with this profile: it has no parameter yet
             self.registered.look()
         owners.watching.append(collector.aside)
         modules.add_listener(self._saw_root)
