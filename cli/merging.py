@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import click
@@ -18,6 +17,8 @@ __all__ = ["merge_ranks"]
 def merge_ranks(rank: Rank, file: OutputFile) -> None:
     """Merge the reports of all ranks when this one is the last; nothing to do before."""
     reports = []
+    import gzip  # which `genie --help` does without
+
     for number in range(rank.world_size):
         try:
             path = file.of_rank(number).path

@@ -7,7 +7,6 @@ that may be the user's program.
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import os
 import re
@@ -126,9 +125,8 @@ class OutputFile:
             with open(self.path, "rb") as file:
                 head = file.read(1024)
             if head.startswith(b"\x1f\x8b"):
-                with gzip.open(self.path) as packed:
-                    head = packed.read(1024)
-        except (OSError, EOFError, zlib.error):  # cannot be read, is no gzip file after all
+                head = zlib.decompressobj(wbits=31).decompress(head, 1024)
+        except (OSError, zlib.error):  # cannot be read, is no gzip file after all
             return True
         return _ours().match(head) is None
 

@@ -27,7 +27,7 @@ def is_there(process: int) -> bool:
     try:
         with open(f"/proc/{process}/stat") as f:
             return f.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
 
 
