@@ -644,14 +644,18 @@ cdef class Collector:
         cdef int64_t number
         try:
             if op.begins:
-                self.labels.begin(here, str(args[0]) if args else "", after, self.overhead + own)
+                self.labels.begin(here, str(args[0]) if args else "", after, self.elsewhere() + own)
                 return
-            number = self.labels.end(here, before, self.overhead, &start)
+            number = self.labels.end(here, before, self.elsewhere(), &start)
         except MemoryError:
             self.failed += 1
             return
         if number >= 0:
             self.note(here, EVENT_LABEL, start, before - start, <uint32_t> number, 0, 0, current_phase())
+
+    cdef inline uint64_t elsewhere(self) noexcept:
+        """ns that went into recording, loading modules and compiling: no part of what is named."""
+        return self.overhead + self.imported + self.compiled
 
     def event_count(self):
         return self.log.n
@@ -686,7 +690,7 @@ cdef class Collector:
         self.gap(here, now, self.cost_module, current_module(), current_phase(),
                  here.place if kind == MODULE_EXIT and here.place else self.at_line())
         if phase == PHASE_BACKWARD and kind != PHASE_CHANGE and not self.labels.recompute(
-                here, kind == MODULE_ENTER, now, self.overhead):
+                here, kind == MODULE_ENTER, now, self.elsewhere()):
             self.failed += 1
         self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:

@@ -9,10 +9,10 @@ cdef class Labels:
     cdef dict numbers
     cdef dict sums                             # number -> (calls, ns, least, most)
 
-    # Begin and end a stretch of the thread `here`; `overhead`: ns of interception so far. `end` gives its number and
+    # Begin and end a stretch of the thread `here`; `elsewhere`: ns so far that are no part of any. `end` gives its number and
     # sets `start`; -1: none had begun.
-    cdef int begin(self, Timeline here, str name, uint64_t now, uint64_t overhead) except -1
+    cdef int begin(self, Timeline here, str name, uint64_t now, uint64_t elsewhere) except -1
     # A module is entered or left in backward: checkpointing calls it again. False when memory is short. Called before
     # the depth of `here` changes.
-    cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t overhead) noexcept
-    cdef int64_t end(self, Timeline here, uint64_t now, uint64_t overhead, uint64_t *start) except -2
+    cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t elsewhere) noexcept
+    cdef int64_t end(self, Timeline here, uint64_t now, uint64_t elsewhere, uint64_t *start) except -2

@@ -1,7 +1,7 @@
 """Named stretches of a program: what it names itself with ``record_function``, as torch's DataLoader and optimizers do.
 
-A stretch lasts from its begin to its end, whatever runs within; interception is taken off. Stretches of one thread lie
-within each other.
+A stretch lasts from its begin to its end, whatever runs within; interception, loading modules and compiling are taken
+off. Stretches of one thread lie within each other.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -21,7 +21,7 @@ cdef class Labels:
         self.numbers = {}
         self.sums = {}
 
-    cdef int begin(self, Timeline here, str name, uint64_t now, uint64_t overhead) except -1:
+    cdef int begin(self, Timeline here, str name, uint64_t now, uint64_t elsewhere) except -1:
         number = self.numbers.get(name)
         if number is None:
             if len(self.names) >= MOST:
@@ -31,10 +31,10 @@ cdef class Labels:
                 self.names.append(name)
         if here.labels is None:
             here.labels = []
-        here.labels.append((number, now, overhead))
+        here.labels.append((number, now, elsewhere))
         return 0
 
-    cdef int64_t end(self, Timeline here, uint64_t now, uint64_t overhead, uint64_t *start) except -2:
+    cdef int64_t end(self, Timeline here, uint64_t now, uint64_t elsewhere, uint64_t *start) except -2:
         cdef uint64_t ns, before, ours
         cdef object number
         if not here.labels:
@@ -42,7 +42,7 @@ cdef class Labels:
         number, before, ours = here.labels.pop()
         start[0] = before
         ns = now - before if now > before else 0
-        ours = overhead - ours if overhead > ours else 0       # it begins anew with each stage
+        ours = elsewhere - ours if elsewhere > ours else 0     # recording begins anew with each stage
         ns = ns - ours if ours < ns else 0
         found = self.sums.get(number)
         if found is None:
@@ -52,17 +52,17 @@ cdef class Labels:
             self.sums[number] = (calls + 1, total + ns, ns if ns < least else least, ns if ns > most else most)
         return number
 
-    cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t overhead) noexcept:
+    cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t elsewhere) noexcept:
         cdef uint64_t start = 0
         try:
             if enters and not here.recomputing:
                 here.recompute_labels = <uint32_t> len(here.labels) if here.labels is not None else 0
-                self.begin(here, RECOMPUTING, now, overhead)
+                self.begin(here, RECOMPUTING, now, elsewhere)
                 here.recomputing = here.depth + 1
             elif not enters and here.recomputing and here.recomputing == here.depth:
                 here.recomputing = 0
                 del here.labels[here.recompute_labels + 1:]    # what an error kept from ending
-                self.end(here, now, overhead, &start)
+                self.end(here, now, elsewhere, &start)
         except MemoryError:
             return False
         return True

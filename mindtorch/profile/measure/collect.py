@@ -135,8 +135,8 @@ class Profiler(Run):
         self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
         self._running: dict[int, tuple[str, Timeline]] = {}
         self._held: dict[str, peak.Held] = {}  # by stage
-        self._away: list[tuple[int, int]] = []  # (when, ns) of loading modules and compiling, up to then
-        self._spent = 0  # their sum
+        self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
+        self._overhead = 0  # ns, of the stages that ended
 
     def __enter__(self) -> Profiler:
         if self._used:
@@ -246,7 +246,7 @@ class Profiler(Run):
             imported_ns=collector.imported,
             imports=self._watch.found,
             compiled_ns=collector.compiled,
-            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), self._away),
+            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), [*self._away, *self._recording]),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             chains=self.collector.lines,
@@ -288,6 +288,7 @@ class Profiler(Run):
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
+        self._overhead += overhead
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)
@@ -324,6 +325,7 @@ class Profiler(Run):
 
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
+            self._recording.note(now, self._overhead + self.collector.overhead)
             if kind == "backward end":
                 peak.say_roles(self.registered)
             elif kind == "op":
@@ -365,10 +367,7 @@ class Profiler(Run):
         self._note_away()
 
     def _note_away(self) -> None:
-        spent = self.collector.imported + self.collector.compiled
-        if spent > self._spent:
-            self._away.append((now_ns(), spent - self._spent))
-            self._spent = spent
+        self._away.note(now_ns(), self.collector.imported + self.collector.compiled)
 
     def _imported(self) -> None:
         self.collector.end_import()

@@ -100,7 +100,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "counted_ops": counted,
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
-        "steps": _steps(seen, _seconds(tables, "warmup", main), share),
+        "steps": _steps(seen, _seconds(tables, "warmup", main)),
         "phases": _phases(seen, by_phase, forecast),
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main]),
@@ -182,11 +182,11 @@ def _seconds(tables: dict[str, Any], stage: str, main: str) -> float:
     return sum(row.ns for row in grouped(tables[stage], SIG)) / 1e9
 
 
-def _steps(seen: Recording, warmup_s: float, share: float) -> dict[str, Any]:
+def _steps(seen: Recording, warmup_s: float) -> dict[str, Any]:
     """Iterations: how many ended, how many of them are left out as warm-up and what those cost, times of the others."""
     count, times = len(seen.marks), seen.step_ns
     return {"count": count, "warmup": min(seen.warmup, count), "warmup_s": warmup_s,
-            "time_s": seconds(times, share), "first_s": times[0] * share / 1e9 if times else None}  # fmt: skip
+            "time_s": seconds(times), "first_s": times[0] / 1e9 if times else None}  # fmt: skip
 
 
 def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:

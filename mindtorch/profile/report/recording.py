@@ -131,8 +131,8 @@ class Recording:
     imported_ns: int = 0
     imports: Mapping[str, int] = field(default_factory=dict)  # ns by package, what it imported included
     compiled_ns: int = 0
-    step_ns: Sequence[int] = ()  # of the iterations reported, recording included
-    call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, likewise
+    step_ns: Sequence[int] = ()  # of the iterations reported
+    call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
     runs: Sequence[Any] = ()  # of what was recorded on lazy tensors: signatures recorded, ran and unseen, and how often

@@ -1,6 +1,7 @@
 """How long single iterations and single calls of modules took, as far as the log of events reaches.
 
-Times are those of the run, less what went into loading modules and compiling, and the share that recording has in it.
+Times are those of the run, less what went into loading modules and compiling. Recording is taken off each iteration as
+it was measured there, off each call by its share in the whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ from mindtorch._ext import timeline
 from mindtorch._ext.timeline import ENTER, EXIT
 
 EVENT = np.dtype(timeline.EVENT)
+
+
+class Apart(list[tuple[int, int]]):
+    """(when, ns) of what is none of the program's own time, up to then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sum = 0
+
+    def note(self, now: int, total: int) -> None:
+        """`total` ns until now."""
+        if total > self._sum:
+            self.append((now, total - self._sum))
+            self._sum = total
 
 
 def spread(times: Sequence[float]) -> dict[str, float] | None:
@@ -62,6 +77,6 @@ def steps(ends: Sequence[int], began: int, away: Iterable[tuple[int, int]] = ())
     return list(itertools.starmap(apart_from(away), itertools.pairwise(marks)))
 
 
-def seconds(ns: Sequence[int], share: float) -> dict[str, Any] | None:
+def seconds(ns: Sequence[int], share: float = 1.0) -> dict[str, Any] | None:
     """`spread` in seconds, of which `share` is the program's own."""
     return spread([value * share / 1e9 for value in ns])

@@ -1,0 +1,51 @@
+"""C2: what went into recording, loading modules and compiling is in no named stretch, and in no iteration's time."""
+
+import sys
+import time
+
+import torch
+
+from mindtorch._ext.collect import now_ns
+from mindtorch.profile import Profiler
+
+
+def test_C2_a_scope_is_never_longer_than_the_whole(tmp_path, monkeypatch) -> None:
+    """The first zero_grad loads torch's compiler: it was 70 % of a run of which its phase was 4 %."""
+    (tmp_path / "slow_within.py").write_text("import time\ntime.sleep(0.3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Profiler(whole=True) as profiler:
+        torch.ones(2)
+        with torch.profiler.record_function("loads"):
+            import slow_within  # noqa: F401
+        with torch.profiler.record_function("works"):
+            time.sleep(0.1)
+    report = profiler.report()
+    scopes = {row["name"]: row["total_s"] for row in report["labels"]}
+    assert report["startup"]["import_s"] >= 0.3
+    assert scopes["loads"] <= report["totals"]["time_s"] - scopes["works"] and scopes["works"] >= 0.1
+    del sys.modules["slow_within"]
+
+
+def test_C2_recording_is_taken_off_the_iteration_that_it_was_in() -> None:
+    """All iterations were told shorter by the same share, though the first one has what is new."""
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step() -> None:
+        net(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    with Profiler() as profiler:
+        for number in range(3):
+            if number == 1:
+                since = now_ns()
+                time.sleep(0.4)
+                profiler.collector.aside(since)  # as if recording had taken that long
+            if number == 2:
+                time.sleep(0.2)
+            step()
+    steps, totals = profiler.report()["steps"], profiler.report()["totals"]
+    assert totals["overhead_s"] >= 0.4 and steps["count"] == 3
+    assert steps["time_s"]["max"] >= 0.2 > steps["time_s"]["median"]
+    assert sum(profiler.recording().step_ns) <= totals["time_s"] * 1e9
