@@ -18,7 +18,7 @@ from ..base.errors import UsageError
 from ..devices import mode
 from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
-from . import creation, generators, hooks, parallel, slot
+from . import creation, generators, hooks, parallel, slot, tensor_types
 from .default_device import one_generator
 from .device_module import NOT_APPLICABLE, REFUSED
 from .replaced import generators_made_by, of_cuda, refusing, replaced
@@ -44,7 +44,8 @@ def cuda_is_ours() -> Iterator[None]:
             "--map cuda: recordings run on CUDA in this process (GENIE_EXECUTOR_DEVICE), where the program's cuda and "
             "the executor's could not be told apart: use --executor pipe"
         )
-    told = [*of_cuda(_said()), *_of_any_kind(), *_of_tensors(), *parallel.data_parallel()]
+    told = [*of_cuda(_said()), *_of_any_kind(), *_of_tensors(), *tensor_types.replacements("cuda", torch.Tensor)]
+    told += parallel.data_parallel()
     with one_generator(0), mode.enter(cuda_is_ours=True), replaced(told):
         yield
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..._ext import ledger
+from ...patch import tensor_types
 from . import assumptions, compiling, kernel_limits
 
 __all__ = ["replacements"]
@@ -32,7 +33,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
         *((torch.cuda.graphs, name, value) for name, value in graphs.items()),
         *((torch.cuda.nvtx, name, value) for name, value in marks.items()),
         *((torch.cuda.memory, name, value) for name, value in history.items()),
-        *((torch.cuda, name, _type_of(name, dtype, kind)) for name, dtype in _TYPES.items()),
+        *tensor_types.replacements(kind),
         (torch.autograd.profiler, "emit_nvtx", _Marks),
         (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
@@ -113,31 +114,6 @@ _torch_profiler_init = torch.profiler.profiler._KinetoProfile.__init__
 def _profiler_init(self: Any, *, activities: Any = None, **options: Any) -> None:
     """Of torch.profiler: of the CPU alone, as there is no device that could be asked for its events."""
     _torch_profiler_init(self, activities=[torch.profiler.ProfilerActivity.CPU], **options)
-
-
-# ---- types -----------------------------------------------------------------------------------------------------------
-_TYPES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
-    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
-}  # fmt: skip
-
-
-def _type_of(name: str, dtype: torch.dtype, kind: str) -> type:
-    """Stands for ``torch.cuda.FloatTensor`` and its like."""
-
-    class Meta(type):
-        def __instancecheck__(cls, t: object) -> bool:
-            return isinstance(t, torch.Tensor) and t.dtype is dtype and t.device.type == kind
-
-    class Typed(metaclass=Meta):
-        def __new__(cls, *args: Any) -> Any:
-            if len(args) == 1 and not isinstance(args[0], int):
-                return torch.as_tensor(args[0], dtype=dtype, device=kind)
-            return torch.empty(args or (0,), dtype=dtype, device=kind)
-
-    Typed.__name__ = Typed.__qualname__ = name
-    return Typed
 
 
 # ---- LBFGS -----------------------------------------------------------------------------------------------------------

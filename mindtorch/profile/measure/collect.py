@@ -246,7 +246,7 @@ class Profiler(Run):
             imported_ns=collector.imported,
             imports=self._watch.found,
             compiled_ns=collector.compiled,
-            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), [*self._away, *self._recording]),
+            step_ns=self._step_ns(),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             chains=self.collector.lines,
@@ -358,6 +358,10 @@ class Profiler(Run):
         ops = self.collector.sig_ops
         return {sig: entry for sig, entry in enumerate(self.collector.sig_works)
                 if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
+
+    def _step_ns(self) -> list[int]:
+        away = [*self._away, *self._recording]
+        return [] if self._announced else times.steps(self.marks, self._reported_since(), away)
 
     def _reported_since(self) -> int:
         return self._began.get("main") or self._began.get("warmup") or 0
