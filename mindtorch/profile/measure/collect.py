@@ -223,7 +223,7 @@ class Profiler(Run):
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 
     def recording(self) -> Recording:
-        collector, npu = self.collector, self.npu.report()
+        collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
         held = Recording(
             mode="measured",
             device="",
@@ -246,7 +246,7 @@ class Profiler(Run):
             imported_ns=collector.imported,
             imports=self._watch.found,
             compiled_ns=collector.compiled,
-            step_ns=self._step_ns(),
+            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             chains=self.collector.lines,
@@ -358,10 +358,6 @@ class Profiler(Run):
         ops = self.collector.sig_ops
         return {sig: entry for sig, entry in enumerate(self.collector.sig_works)
                 if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
-
-    def _step_ns(self) -> list[int]:
-        away = [*self._away, *self._recording]
-        return [] if self._announced else times.steps(self.marks, self._reported_since(), away)
 
     def _reported_since(self) -> int:
         return self._began.get("main") or self._began.get("warmup") or 0
