@@ -108,3 +108,16 @@ def test_C4_a_table_of_targets_is_not_called_cpu() -> None:
         Path("target.toml").write_text(f"[{table}]\n{sheet}{rates}")
         result = CliRunner().invoke(cli, ["profile", "--target", "target.toml", "program.py"], prog_name="genie")
         assert result.exit_code == code, result.output + result.stderr
+
+
+@pytest.mark.parametrize("program", ["torch.nn.Linear(8, 8)(torch.ones(2, 8))", "print(torch.ones(8).sum())", "pass"])
+def test_C4_a_program_that_puts_nothing_on_the_accelerator_is_told_so(program: str) -> None:
+    """A small model, or none: it was told to fit the accelerator, with times there, and nothing more."""
+    for place, told in (("", program != "pass"), ("\ntorch.ones(4, device='cuda')", False)):
+        Path("program.py").write_text(f"import torch\n{program}{place}\n")
+        arguments = ["profile", "--target", "h100", "--json", f"out{told}.json", "program.py"]
+        assert CliRunner().invoke(cli, arguments, prog_name="genie").exit_code == 0
+        notes = json.loads(Path(f"out{told}.json").read_text())["warnings"]
+        assert any("nothing of the program is on the accelerator" in note for note in notes) == told, notes
+        said = CliRunner().invoke(cli, ["check", "--target", "h100", "program.py"], prog_name="genie")
+        assert ("nothing of the program is on the accelerator" in said.output) == told, said.output

@@ -367,7 +367,8 @@ class Estimator(Run):
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
         assert self.memory is not None
-        if self._accelerator is not None and (note := self._on_host.note(self._on_accelerator())):
+        somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
+        if self._accelerator is not None and (note := self._on_host.note(somewhere)):
             found.append(note)
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:

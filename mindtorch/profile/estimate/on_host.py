@@ -1,4 +1,4 @@
-"""Which models does a program call on the CPU that is estimated on an accelerator? It may have forgotten them there."""
+"""What a program that is estimated on an accelerator leaves on the CPU: models that it calls there, or everything."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mindtorch._ext import context
 
 _FEW = 8  # calls that are all looked at; of later ones ever fewer
 _LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB
+_NOTHING_THERE = "nothing of the program is on the accelerator, whose times are told; the memory is the host's"
 
 
 class OnHost:
@@ -38,10 +39,8 @@ class OnHost:
     def note(self, on_accelerator: bool) -> str:
         """What the report says, if anything; on_accelerator: whether the program holds something there."""
         left = sum(size for _, size in self._models.values())
-        if left < _LEAST:
-            return ""
-        words = "" if on_accelerator else ": nothing of it is on the accelerator, whose times are told"
-        return f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU{words}"
+        found = [f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU"] if left >= _LEAST else []
+        return ": ".join([*found, *([] if on_accelerator else [_NOTHING_THERE])])
 
 
 def _bytes(model: torch.nn.Module) -> int:
