@@ -38,7 +38,8 @@ _PARSERS_WORDS = re.compile(
 #: What no accelerator says: that a tensor has no data, is of a class of ours, that torch contradicts itself, or what
 #: torch's C++ says of half precision to a CPU alone (`torch.fft`).
 _NEVER_AN_ACCELERATORS = re.compile(
-    r"with Meta tensors|'Meta' backend|on meta tensors|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
+    r"with Meta tensors|'Meta' backend|(on|of) meta tensors?|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
+    r"|data is not allocated yet|[Cc]annot access data pointer|access the data pointer on an invalid"
     r"|Internal error: |Please file an issue|no NVIDIA driver|No CUDA GPUs are available|active drivers"
     r"|not compiled with CUDA|Unsupported dtype (Complex)?Half"
     rf"|_?(Fast)?Meta(Tensor|Parameter|Storage)\b|\b{NAME}\.|remote_accelerator"

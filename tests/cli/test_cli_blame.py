@@ -141,6 +141,26 @@ def test_C10_words_of_an_assertion_inside_torch_are_no_accelerators() -> None:
     assert not captured(lambda: MADE[10**6]).ours
 
 
+def test_C10_that_a_tensor_has_no_data_is_no_accelerators_word() -> None:
+    """C++ that reads its tensors asks nobody: "does not take this" was said of a program that draws Sobol points."""
+    state = torch.zeros(2, 30, dtype=torch.int64, device="meta")
+    assert captured(lambda: torch._sobol_engine_initialize_state_(state, 2)).ours
+
+
+def test_C4_sobol_sequences_go_through_an_estimate(here: Path) -> None:
+    (here / "sobol.py").write_text(
+        "import torch\nfrom torch.quasirandom import SobolEngine\n"
+        "engine = SobolEngine(3, scramble=True, seed=1)\nfirst = engine.draw(4)\nengine.fast_forward(2)\n"
+        "more = engine.draw(2, dtype=torch.float64)\nengine.reset()\n"
+        "plain = SobolEngine(2).draw_base2(3).cuda()\n"
+        "assert (first.shape, first.dtype, more.shape, more.dtype, plain.shape) == (\n"
+        "    (4, 3), torch.float32, (2, 3), torch.float64, (8, 2)), (first, more)\n"
+        "from torch.distributions import Normal\nNormal(0, 1).icdf(plain)\n"
+    )
+    result = genie("--target", "l4", "sobol.py")
+    assert result.exit_code == 0, result.output
+
+
 # ---- what makes tensors of what the host has -------------------------------------------------------------------------
 BUFFER, ARRAY = bytearray(range(16)), numpy.arange(6)
 MADE = [

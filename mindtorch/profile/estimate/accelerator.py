@@ -22,7 +22,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda, refusing
-from . import compiling, fused_attention, kernel_limits, memory_answers, side_streams
+from . import compiling, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
 
 
@@ -57,6 +57,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", _compile_module),
         (torch.Tensor, "pin_memory", _pin),
+        *sobol.replacements(),
         (torch.backends.cudnn, "is_acceptable", lambda tensor: False),  # without a warning that there is no cuDNN here
         (torch.Tensor, "share_memory_", lambda self: self),
         (torch.Tensor, "is_shared", lambda self: True),  # nobody else has what it holds
