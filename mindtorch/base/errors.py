@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
+from typing import Any, cast
+
 
 class LazyTensorError(RuntimeError):
     """Base of every error the lazy engine raises about its own work."""
 
 
-class MaterializationError(LazyTensorError):
+class _ByKind(type):
+    """The class of `MaterializationError`: those made by `also` are pickled by what they are made of."""
+
+
+class MaterializationError(LazyTensorError, metaclass=_ByKind):
     """A recorded operation failed when it was run.
 
     The message names the op, the module path and the user's source line that recorded it;
-    ``__cause__`` is torch's own error.
+    ``__cause__`` is torch's own error. It is of that error's class, too (`also`), so that ``except IndexError`` and
+    ``except torch.linalg.LinAlgError`` mean what they mean in eager.
     """
 
     #: Should the operation have written to a tensor that there is? Then whoever reads next has to hear of it.
     lost_write = False
+
+    #: The class that torch's error has, where that is not in this class's name.
+    also_a: type[Exception] | None = None
+
+    @staticmethod
+    def also(kind: type[Exception]) -> type[MaterializationError]:
+        """The MaterializationError that is also a ``kind``; this class where a RuntimeError is all that ``kind`` says,
+        and where Python has no such class."""
+        return kind if issubclass(kind, MaterializationError) else _also(cast(Any, kind))
+
+    def __str__(self) -> str:
+        return RuntimeError.__str__(self)  # a KeyError would show its argument's repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
+
+
+@functools.lru_cache(256)
+def _also(kind: type[Exception]) -> type[MaterializationError]:
+    if issubclass(MaterializationError, kind):
+        return MaterializationError
+    named = {"__module__": __name__, "__doc__": MaterializationError.__doc__, "also_a": kind}
+    try:
+        made = _ByKind("MaterializationError", (MaterializationError, kind), named)
+        made("")
+    except Exception:  # noqa: BLE001 - a class of the program's, which may ask for anything when it is made
+        return MaterializationError
+    return cast("type[MaterializationError]", made)
+
+
+def _again(kind: type[MaterializationError], args: tuple[Any, ...]) -> MaterializationError:
+    return kind(*args)
+
+
+def _reduced(kind: Any) -> Any:
+    return kind.__qualname__ if kind.also_a is None else (MaterializationError.also, (kind.also_a,))
+
+
+copyreg.pickle(_ByKind, _reduced)
 
 
 class SessionLost(MaterializationError):

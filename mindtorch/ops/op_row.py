@@ -19,6 +19,8 @@ ScratchRule = FlopRule
 #: Bytes read and written.
 ByteRule = Callable[[Call], tuple[int, int]]
 ProductRule = Callable[[Call], Product | None]
+#: ``rule(args, kwargs)``: may the kernel refuse this call for its values?
+RefusalRule = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 TAGS = (
     "attention", "matmul", "conv", "norm", "elementwise", "reduction", "softmax", "data movement", "view", "creation",
@@ -46,6 +48,7 @@ class OpRow(NamedTuple):
         recorded once it has been seen.
     probe: torch's meta prediction is known to differ from the CPU kernel in strides or sizes that do not depend on
         values: the kernel itself is asked, once per distinct call.
+    refuses: the calls that may be refused for what is in the inputs, which programs catch: they run at the call.
     whole: torch computes something else (another decomposition, other last bits) when handed a tensor subclass: where
         no gradient is needed it must run or be recorded as one call.
     values_backward: the same, of the op's gradient formula: its backward step runs on computed values.
@@ -87,6 +90,7 @@ class OpRow(NamedTuple):
     eager: bool = False
     as_seen: bool = False
     probe: bool = False
+    refuses: RefusalRule | None = None
     whole: bool = False
     values_backward: bool = False
     python: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,6 +18,22 @@ def overloads(name: str) -> list[Any]:
         for o in (getattr(packet, o) for o in packet.overloads())
         if any("Tensor" in str(a.type) for a in o._schema.arguments)
     ]
+
+
+@functools.cache
+def numbers(name: str) -> frozenset[int | str]:
+    """Positions and names of the arguments of an op that are numbers and never sizes, in any of its overloads."""
+    found: dict[bool, set[int | str]] = {True: set(), False: set()}
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    for overload in () if packet is None else (getattr(packet, o) for o in packet.overloads()):
+        schema = overload._schema
+        if not any("Tensor" in str(a.type) for a in (*schema.arguments, *schema.returns)):
+            continue
+        for position, a in enumerate(schema.arguments):
+            kind = str(a.type)
+            if "number" in kind or "float" in kind or "int" in kind.lower():
+                found["int" in kind.lower()].update((a.name,) if a.kwarg_only else (a.name, position))
+    return frozenset(found[False] - found[True])
 
 
 def is_pure(overload: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import algorithm_rules as alg
 from . import layout_rules as lay
+from . import refusal_rules as refusal
 from .flop_rules import PerInput, PerOutput, elementwise, reduction, zero
 from .op_row import OpRow, op, ops
 
@@ -112,9 +113,10 @@ ROWS: list[OpRow] = [
     op("logsumexp", "reduction", reduction, cpu="exp"),
     *ops("reduction", reduction, "cumsum cummax cummin logcumsumexp _cummax_helper _cummin_helper", cpu="cumsum"),
     *ops("reduction", reduction, "prod cumprod", values_backward=True, cpu="cumsum"),
-    *ops("reduction", reduction, "linalg_norm linalg_matrix_norm", whole=True),
-    op("norm", "reduction", reduction, whole=True, cpu="sum"),
-    op("nuclear_norm", "reduction", whole=True),
+    op("linalg_norm", "reduction", reduction, whole=True, refuses=refusal.if_matrix_norm),
+    op("linalg_matrix_norm", "reduction", reduction, whole=True, refuses=refusal.if_decomposed),
+    op("norm", "reduction", reduction, whole=True, cpu="sum", refuses=refusal.if_nuclear),
+    op("nuclear_norm", "reduction", whole=True, refuses=refusal.always),
     # mean, subtract, square, sum
     *ops("reduction", PerInput(4), "var std var_mean std_mean", cpu="var"),
     *ops("reduction", reduction, "max min median", values_backward=True, cpu="max", over_all=True),
@@ -135,14 +137,15 @@ ROWS: list[OpRow] = [
     *ops("other", None, "unique_dim_consecutive _unique"),
     *ops("other", None, "unique_dim unique_consecutive _unique2", sizes_from_values=True),
     # Linear algebra. Those marked probe: the meta kernel's strides are not LAPACK's.
-    *ops("other", alg.lu, "det logdet slogdet _lu_with_info linalg_det linalg_lu linalg_lu_factor_ex linalg_slogdet"),
+    *ops("other", alg.lu, "det logdet slogdet _lu_with_info linalg_det linalg_lu linalg_slogdet"),
+    op("linalg_lu_factor_ex", "other", alg.lu, refuses=refusal.if_checked),
     *ops("other", alg.lu, "_linalg_det _linalg_slogdet"),
-    *ops("other", alg.cholesky, "linalg_cholesky_ex linalg_ldl_factor_ex"),
-    *ops("other", alg.solve, "linalg_solve_ex _linalg_solve_ex"),
+    *ops("other", alg.cholesky, "linalg_cholesky_ex linalg_ldl_factor_ex", refuses=refusal.if_checked),
+    *ops("other", alg.solve, "linalg_solve_ex _linalg_solve_ex", refuses=refusal.if_checked),
     *ops("other", alg.cholesky_solve, "cholesky_solve _cholesky_solve_helper"),
     *ops("other", alg.qr, "qr linalg_qr"),
     *ops("other", alg.householder, "orgqr linalg_householder_product", values_backward=True),
-    op("linalg_inv_ex", "other", alg.inverse),
+    op("linalg_inv_ex", "other", alg.inverse, refuses=refusal.if_checked),
     op("linalg_solve_triangular", "other", alg.solve_triangular),
     op("triangular_solve", "other", alg.triangular_solve),
     op("lu_unpack", "data movement"),
@@ -154,9 +157,9 @@ ROWS: list[OpRow] = [
     *ops(
         "other",
         None,
-        "pinverse lu_solve matrix_exp matrix_exp_backward linalg_eigh linalg_ldl_solve linalg_matrix_exp linalg_vander "
-        "_linalg_eigh _linalg_eigvals vander corrcoef cov _compute_linear_combination renorm pdist _pdist_forward "
-        "_pdist_backward pairwise_distance cosine_similarity gradient",
+        "lu_solve matrix_exp matrix_exp_backward linalg_ldl_solve linalg_matrix_exp linalg_vander vander corrcoef cov "
+        "_compute_linear_combination renorm pdist _pdist_forward _pdist_backward pairwise_distance cosine_similarity "
+        "gradient",
     ),
     # Programs catch what these raise about their values (a matrix that is singular or not positive definite).
     op("_linalg_check_errors", "other", zero, eager=True),
@@ -168,14 +171,22 @@ ROWS: list[OpRow] = [
     *ops("other", None, "linalg_tensorinv linalg_tensorsolve", eager=True),
     op("linalg_lstsq", "other", eager=True),  # whether there are residuals depends on the rank
     op("ormqr", "other", probe=True, values_backward=True),
-    *ops("other", None, "linalg_eig linalg_svd _linalg_svd svd geqrf", probe=True),
+    op("geqrf", "other", probe=True),
+    *ops(
+        "other",
+        None,
+        "linalg_eig linalg_eigh _linalg_eigh _linalg_eigvals linalg_svd _linalg_svd svd pinverse",
+        refuses=refusal.always,
+    ),
     op("linalg_lu_solve", "other", alg.lu_solve, probe=True),
     *ops(
         "other",
         None,
-        "linalg_cond linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank linalg_pinv",
+        "linalg_eigvals linalg_eigvalsh linalg_svdvals linalg_matrix_rank linalg_pinv",
         whole=True,
+        refuses=refusal.always,
     ),
+    op("linalg_cond", "other", whole=True, refuses=refusal.if_condition),
     # Fourier transforms: the libraries differ in what they do; of the real ones in several dimensions, in strides too
     *ops("other", alg.Fft(-1), "fft_fft fft_ifft"),
     *ops("other", alg.Fft(-2, -1), "fft_fft2 fft_ifft2"),

@@ -6,6 +6,7 @@ from . import attention_rules as attn
 from . import byte_rules as moved
 from . import matrix_rules as mat
 from . import product_rules as products
+from . import refusal_rules as refusal
 from . import scratch_rules as scratch
 from .flop_rules import zero
 from .op_row import OpRow, op, ops
@@ -56,8 +57,9 @@ ROWS: list[OpRow] = [
         "bilinear _trilinear sparse_sampled_addmm _mixed_dtypes_linear "
         "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
         "_dyn_quant_matmul_4bit _cslt_sparse_mm _sparse_semi_structured_mm _sparse_semi_structured_linear "
-        "_sparse_semi_structured_addmm _sparse_sparse_matmul matrix_power linalg_matrix_power kron",
+        "_sparse_semi_structured_addmm _sparse_sparse_matmul kron",
     ),
+    *ops("matmul", None, "matrix_power linalg_matrix_power", refuses=refusal.if_inverted),
     # convolutions
     op("convolution", "conv", mat.convolution, scratch=scratch.convolution, product=products.convolution),
     op("_convolution", "conv", mat.convolution, product=products.convolution),

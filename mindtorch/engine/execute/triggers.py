@@ -31,7 +31,7 @@ def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
         if by_signal_handler(error):
             raise
         if segment.next is None:
-            raise MaterializationError(f"{type(error).__name__}: {error}") from error
+            raise MaterializationError.also(type(error))(f"{type(error).__name__}: {error}") from error
         raise failure(tape, segment.next, error) from error
     finally:
         segment.close()
@@ -75,7 +75,7 @@ def told(name: str, module: int, location: int, error: Exception) -> Materializa
     path = _context.module_path(module) or "(no module)"
     place = _context.location(location)
     line = f"{place[0]}:{place[1]} in {place[2]}" if place else "(unknown line)"
-    failed = MaterializationError(f"[{name}] recorded in {path} at {line}: {text}")
+    failed = MaterializationError.also(type(error))(f"[{name}] recorded in {path} at {line}: {text}")
     failed.__cause__ = error
     return failed
 

@@ -310,7 +310,13 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
     if _core.get_handle(index) is None or index.dtype is not torch.int64:
         return NotImplemented
     if not _without_data(index):
-        if classes == 0 or classes < -1 or not index.numel():
+        if classes <= 0 and not index.numel():
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        if classes == 0 or classes < -1:
+            negative = index.min().item() < 0
+            which = "non-negative" if negative else "smaller than num_classes"
+            raise RuntimeError(f"Class values must be {which}.")
+        if not index.numel():
             return NotImplemented
         if classes == -1:
             least, greatest = index.aminmax() if torch_facts.one_hot_asks_once() else (index.min(), None)

@@ -139,9 +139,12 @@ def _infer_once(
     if device is not None or not check or info.random or not (info.pointwise or info.bumps):
         return _infer(info, args, kwargs, dispatch, device, check)
     shown: list[Any] = []
-    if not _without_floats((args, tuple(kwargs.items())), shown):
+    floats: list[float] = []
+    _without_floats((args, tuple(kwargs.items())), shown, floats)
+    if not floats:
         return _infer(info, args, kwargs, dispatch, device, check)
-    key = (info, dispatch, torch.is_grad_enabled(), *shown)
+    order = sorted(set(floats))
+    key = (info, dispatch, torch.is_grad_enabled(), *shown, *map(order.index, floats))
     found = _same_but_floats.get(key)
     if found is None:
         found = _infer(info, args, kwargs, dispatch, device, check)
@@ -163,20 +166,27 @@ def forget() -> None:
     trial.forget()
 
 
-def _without_floats(a: Any, shown: list[Any]) -> bool:
-    """Append what the argument is, but for the values of floats in it; True when there is one."""
+#: Floats up to this one, 0 aside, are alike to a kernel that is asked whether it takes a call: every dtype holds them.
+_HELD_BY_ALL = 100.0
+
+
+def _without_floats(a: Any, shown: list[Any], floats: list[float]) -> None:
+    """Append what the argument is, but for the values of floats in it that any dtype holds, and those floats.
+
+    Of these only the sign counts, whether they exceed 1, and which is the greater: kernels ask for no more.
+    """
     if isinstance(a, torch.Tensor):
         handle = _core.get_handle(a)
         shown.append(object() if handle is None else (*_core.meta_of(handle), _core.view_bits(handle)))
-    elif type(a) is float:
-        shown.append(float)
-        return True
+    elif type(a) is float and 0 < abs(a) <= _HELD_BY_ALL:
+        shown.append((float, a > 0, abs(a) <= 1))
+        floats.append(a)
     elif isinstance(a, (tuple, list)):
         shown.append((type(a), len(a)))
-        return sum(_without_floats(item, shown) for item in a) > 0  # all of them, not only up to the first
+        for item in a:
+            _without_floats(item, shown, floats)
     else:
         shown.append((type(a), a))  # 1, 1.0 and True are equal
-    return False
 
 
 def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool) -> Any:
@@ -189,8 +199,10 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
     if info.name == "genie::manual_seed":
         return [], [], (_intern.NOTHING,), b"", _intern.RANDOM
     inputs, written = collect(info, args, kwargs)
-    if kwargs.get("generator") is not None:
+    if kwargs.get("generator") is not None or _refusable(info.name, args, kwargs, inputs):
         return None
+    if info.name.endswith("empty_strided") and _negative((*args, kwargs.get("stride"))):
+        return None  # torch's meta kernel makes other strides of them
     facts = [(*_core.meta_of(h), _core.view_bits(h)) for h in map(_core.get_handle, inputs)]
 
     def predicted(args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
@@ -198,9 +210,23 @@ def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | N
 
     spec = predicted(args, kwargs, facts)
     place = device if device is not None else facts[0][4] if facts else 0
-    if spec is None or info.view or not check or place < 0 or (device is not None and not info.random):
+    if spec is None or info.view or not check or place < 0:
         return spec
+    if device is not None and not info.random and trial.numbers(info).isdisjoint((*range(len(args)), *kwargs)):
+        return spec  # nothing but sizes and a dtype
     return spec if trial.passes(info, args, kwargs, facts, spec, predicted) else None
+
+
+def _refusable(name: str, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
+    """May the kernel refuse this call for what is in its inputs? What programs catch has to come at the call."""
+    rule = ops.about(name).refuses
+    return rule is not None and any(_core.device_index(t) >= 0 for t in inputs) and rule(args, kwargs)
+
+
+def _negative(args: tuple) -> bool:
+    """Is there a negative number in the last list of numbers, which is that of the strides?"""
+    numbers = [a for a in args if isinstance(a, (tuple, list))]
+    return any(isinstance(n, int) and n < 0 for a in numbers[-1:] for n in a)
 
 
 def _predicted(
@@ -330,6 +356,8 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
         shared = storages.get(item.untyped_storage()._cdata, -1)
         if shared >= 0 and not dispatch:
             return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
+        if shared < 0 and extent(item.shape, item.stride(), item.storage_offset()) * item.dtype.itemsize >= 1 << 63:
+            return None  # there is no such memory, of which torch's meta kernels do not always tell
         codes.append(len(outs))
         alias.append(shared)
         outs.append(

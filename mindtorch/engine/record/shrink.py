@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -15,13 +15,17 @@ KEPT = 4  # sizes up to this one stay as they are; the others become distinct mu
 _AT_ONCE = 2  # so many different sizes may stay as they are in the later copies
 
 
-def copies(args: tuple, kwargs: dict, facts: list[tuple], most: int) -> Iterator[tuple[tuple, dict, list[tuple]]]:
+def copies(
+    args: tuple, kwargs: dict, facts: list[tuple], most: int, as_they_are: Container[int | str] = ()
+) -> Iterator[tuple[tuple, dict, list[tuple]]]:
     """(args, kwargs, facts) of copies of a call, none with more than `most` elements, the smallest first.
 
-    facts: (dtype, size, stride, offset, place, bits) of each of our tensors among the arguments.
+    facts: (dtype, size, stride, offset, place, bits) of each of our tensors among the arguments; as_they_are:
+    positions and names of arguments that are no sizes, whatever number they are.
     """
     listed: list[int] = []
-    if not _numbers((args, tuple(kwargs.values())), listed):
+    may_be_sizes = [a for key, a in (*enumerate(args), *kwargs.items()) if key not in as_they_are]
+    if not _numbers(may_be_sizes, listed):
         return
     sizes = sorted({n for f in facts for n in f[1] if n > KEPT} or ({n for n in listed if n > KEPT}))
     products = _products(facts, listed)
@@ -41,8 +45,8 @@ def copies(args: tuple, kwargs: dict, facts: list[tuple], most: int) -> Iterator
                 return  # elements that share memory: what the kernel does with them may depend on how
             if sum(math.prod(f[1]) for f in small if f is not None) <= most:
                 yield (
-                    tuple(_resized(a, new) for a in args),
-                    {k: _resized(a, new) for k, a in kwargs.items()},
+                    tuple(a if i in as_they_are else _resized(a, new) for i, a in enumerate(args)),
+                    {k: a if k in as_they_are else _resized(a, new) for k, a in kwargs.items()},
                     [f for f in small if f is not None],
                 )
 

@@ -8,6 +8,7 @@ the copy says how far that prediction can be trusted.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -49,6 +50,14 @@ def passes(info: Any, args: tuple, kwargs: dict, facts: list[tuple], spec: Any, 
     if verdict is None and elements <= MOST:
         return _passes_as_it_is(info, args, kwargs, facts, spec, False)
     return verdict is not False
+
+
+def numbers(info: Any) -> frozenset[int | str]:
+    """Where numbers are among the arguments with which such a call is recorded, and no sizes (`schema.numbers`)."""
+    found = ops.schema.numbers(info.name)
+    if isinstance(info.call, functools.partial):  # `handlers.made_like`: size, strides and dtype in a tensor's place
+        found = frozenset(n + 2 if isinstance(n, int) else n for n in found)
+    return found
 
 
 def forget() -> None:
@@ -140,7 +149,7 @@ def _on_copies(
     calls that are not too large for it, the call itself is.
     """
     refused = False
-    for sargs, skwargs, sfacts in shrink.copies(args, kwargs, facts, MOST):
+    for sargs, skwargs, sfacts in shrink.copies(args, kwargs, facts, MOST, numbers(info)):
         with Caught() as caught:
             verdict = _try(info, sargs, skwargs, sfacts, predict)
         caught.drop()  # it names sizes of the copy; the prediction of the call itself has warned
@@ -172,7 +181,7 @@ def _try(info: Any, args: tuple, kwargs: dict, facts: list[tuple], predict: Pred
 
 def _judge(info: Any, args: tuple, kwargs: dict, facts: list[tuple], predict: Predict) -> _Verdict:
     spec = predict(args, kwargs, facts)
-    if spec is None:
+    if spec is None or sum(o[1].numel() for o in spec[0]) > MOST:
         return _UNFIT
     out = _run(info, args, kwargs, facts)
     if isinstance(out, torch.linalg.LinAlgError):

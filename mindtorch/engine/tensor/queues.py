@@ -8,6 +8,7 @@ everything that was recorded may, as they are read.
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -30,7 +31,7 @@ def told_at_the_other_end(reduce: Callable[..., Any]) -> Callable[..., Any]:
             if not _only_printed():
                 raise
             text = str(error) if isinstance(error, MaterializationError) else f"{type(error).__name__}: {error}"
-            return _raise, (f"a tensor could not be handed over by a queue: {text}",)
+            return _raise, (f"a tensor could not be handed over by a queue: {text}", _sendable(type(error)))
 
     return reduced
 
@@ -40,5 +41,14 @@ def _only_printed() -> bool:
     return _prints in getattr(threading.current_thread(), "_args", ())
 
 
-def _raise(text: str) -> NoReturn:
-    raise MaterializationError(text)
+def _sendable(kind: type[Exception]) -> type[MaterializationError]:
+    also = MaterializationError.also(kind)
+    try:
+        pickle.dumps(also)
+    except Exception:  # noqa: BLE001 - a class of the program's, which may be found by no name or refuse in any way
+        return MaterializationError
+    return also
+
+
+def _raise(text: str, kind: type[MaterializationError]) -> NoReturn:
+    raise kind(text)
