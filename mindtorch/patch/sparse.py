@@ -1,11 +1,11 @@
-"""Sparse tensors on ``remote_accelerator``: torch's own, which know where they are (SPEC L3, L8).
+"""Sparse and quantized tensors on ``remote_accelerator``: torch's own, which know where they are (SPEC L3, L8).
 
-Calls with them run at once, on the values. What comes out is on the device: dense results are lazy tensors, sparse ones
-are of this class again. A sparse tensor of torch's becomes one of these by its class: it stays the same object, in its
-graph, to C++ a sparse tensor where recordings run.
+Calls with them run at once, on the values. What comes out is on the device: dense results are lazy tensors, others are
+of these classes again. A tensor of torch's becomes one of these by its class: it stays the same object, in its graph,
+to C++ what it was where recordings run. So do those in oneDNN's own layout.
 
-Its parts (``values()``, ``indices()`` …) are lazy tensors on its own memory. They are put in below autograd, which
-makes them views of it as on the CPU: gradients, version counters and refused writes are torch's.
+The parts of a sparse one (``values()``, ``indices()`` …) are lazy tensors on its own memory. They are put in below
+autograd, which makes them views of it as on the CPU: gradients, version counters and refused writes are torch's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..engine.record.arguments import tensors_in, to_options
 from ..engine.semantics import phases
 from ..engine.tensor import queues
 
-__all__ = ["Lent", "SparseTensor", "label", "storage_of"]
+__all__ = ["KeptTensor", "Lent", "QuantizedTensor", "SparseTensor", "label", "storage_of"]
 _base: Any = torch.Tensor
 _below: Any = torch._C._disabled_torch_function_impl
 _info = functools.cache(functools.partial(intercept.describe, dispatch=False))
@@ -84,7 +84,7 @@ phases.before_backward(_settle_all)
 class _Lending(TorchDispatchMode):
     """Lets what an operation gives be a lazy tensor on the memory of ``source``, of which it is a part."""
 
-    def __init__(self, source: SparseTensor) -> None:
+    def __init__(self, source: KeptTensor) -> None:
         super().__init__()
         self.source = source
 
@@ -94,8 +94,8 @@ class _Lending(TorchDispatchMode):
         return self.source._lent.lend(out, self.source._index) if lends else out
 
 
-class SparseTensor(torch.Tensor):
-    """A sparse tensor on ``remote_accelerator``."""
+class KeptTensor(torch.Tensor):
+    """A tensor on ``remote_accelerator`` that is none of ours, since it is not a dense one."""
 
     _is_mindtorchs = True
     _index: int
@@ -120,7 +120,7 @@ class SparseTensor(torch.Tensor):
                 return out
         with torch._C.DisableTorchFunctionSubclass():
             mixing.mixed_devices(_info(func), args, kwargs)
-        ours = [t for t in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(t, SparseTensor)]
+        ours = [t for t in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(t, KeptTensor)]
         for t in ours:
             t._settle()
         if getattr(func, "__name__", "").partition(".")[0] in _PARTS:
@@ -136,6 +136,8 @@ class SparseTensor(torch.Tensor):
     def _copied_to(self, device: Any, dtype: Any) -> Any:
         self._settle()
         with torch._C.DisableTorchFunctionSubclass():
+            if self.layout is torch._mkldnn:  # type: ignore[attr-defined]  # has no copy to another memory format
+                return _base.to(_base.clone(self), device=device, dtype=dtype)
             return _base.to(self, device=device, dtype=self.dtype if dtype is None else dtype, copy=True)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -196,13 +198,31 @@ class SparseTensor(torch.Tensor):
         return "tensor(" + super().__repr__(tensor_contents=tensor_contents).removeprefix(f"{type(self).__name__}(")
 
 
+class SparseTensor(KeptTensor):
+    """A sparse tensor on ``remote_accelerator``."""
+
+
+class QuantizedTensor(KeptTensor):
+    """A quantized tensor on ``remote_accelerator``."""
+
+
+def _kind(t: torch.Tensor) -> type[KeptTensor] | None:
+    """The class by which a tensor of torch's own knows where it is; None where it is a dense one, or nested."""
+    if t.layout in mixing.SPARSE:
+        return SparseTensor
+    if t.is_quantized:
+        return QuantizedTensor
+    return None if t.layout is torch.strided or t.is_nested else KeptTensor
+
+
 def label(t: Any, index: int, lent: Lent | None = None, given: Mapping[int, Any] | None = None) -> Any:
-    """Let ``t``, a result on device ``index``, know that it is there, if it is a sparse tensor of torch's own.
+    """Let ``t``, a result on device ``index``, know that it is there, if it is a tensor of torch's own that can.
 
     given: by storage, the lazy tensors that it may have been made of.
     """
-    if type(t) is torch.Tensor and t.layout in mixing.SPARSE:
-        t.__class__ = SparseTensor  # type: ignore[assignment]
+    kind = _kind(t) if type(t) is torch.Tensor else None
+    if kind is not None:
+        t.__class__ = kind
         t._index, t._lent = index, Lent() if lent is None else lent
         for part in _parts(t) if given else ():
             if (made_of := (given or {}).get(values.executor().home(part.untyped_storage()))) is not None:
@@ -215,31 +235,33 @@ def storage_of(t: torch.Tensor) -> int:
 
 
 def _parts(t: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse one is made of."""
+    """The dense tensors that a sparse one is made of, of which there are none in others."""
     with Unseen(), NoGrad(), torch._C.DisableTorchFunctionSubclass():
         if t.layout is torch.sparse_coo:
             return [t._indices(), t._values()]
         if t.layout in (torch.sparse_csr, torch.sparse_bsr):
             return [t.crow_indices(), t.col_indices(), t.values()]
-        return [t.ccol_indices(), t.row_indices(), t.values()]
+        if t.layout in mixing.SPARSE:
+            return [t.ccol_indices(), t.row_indices(), t.values()]
+        return []
 
 
-def _sharing(t: torch.Tensor, sources: list[SparseTensor]) -> Lent | None:
+def _sharing(t: torch.Tensor, sources: list[KeptTensor]) -> Lent | None:
     """What those of ``sources`` lend whose memory a result has, if there is one."""
     memory = set(map(storage_of, _parts(t)))
     return next((s._lent for s in sources if not memory.isdisjoint(map(storage_of, _parts(s)))), None)
 
 
-def _on_device(out: Any, sources: list[SparseTensor]) -> Any:
-    """What a call gave, where its sparse operands are."""
+def _on_device(out: Any, sources: list[KeptTensor]) -> Any:
+    """What a call gave, where those of its operands are."""
     if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
         items = [_on_device(item, sources) for item in out]
         return type(out)(items) if type(out) in (tuple, list) or not hasattr(out, "_fields") else type(out)(*items)
-    if type(out) is not torch.Tensor or out.is_nested or out.is_quantized:
+    if type(out) is not torch.Tensor or out.is_nested:
         return out
     index = sources[0]._index
-    if out.layout is not torch.strided:
-        return label(out, index, _sharing(out, sources)) if out.layout in mixing.SPARSE else out
+    if _kind(out) is not None:
+        return label(out, index, _sharing(out, sources))
     if out.device != values.executor().device:
         return out
     if out.requires_grad and torch.is_grad_enabled():
