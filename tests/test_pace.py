@@ -1,0 +1,75 @@
+"""When what is pending is begun at the end of a step (SPEC R1), and who hears of each op that runs (L14)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mindtorch.engine.execute import local
+from mindtorch.engine.execute.pace import Pace
+
+LAZY = "remote_accelerator:0"
+
+
+def test_R1_a_program_that_never_reads_has_its_steps_begun() -> None:
+    pace = Pace()
+    assert [pace.step(recorded) for recorded in (100, 200, 300)] == [True, True, True]
+
+
+@pytest.mark.parametrize(("since", "begins"), [(8, False), (9, True)])
+def test_R1_reads_right_after_a_step_keep_the_next_one_from_beginning(since: int, begins: bool) -> None:
+    """Up to eight ops after a step are no forward pass: the program looks at its loss at the end."""
+    pace = Pace()
+    pace.step(100)
+    pace.read(100 + since, left=False)
+    assert pace.step(200) is begins
+    pace.step(300)
+    pace.read(300, left=True)
+    assert not pace.step(400), "what was left had to wait for the read"
+
+
+def test_R1_the_first_read_of_a_step_counts() -> None:
+    pace = Pace()
+    pace.step(100)
+    pace.read(150, left=False)
+    pace.read(199, left=True)
+    assert pace.step(200)
+    assert pace.step(300), "nothing was read since"
+
+
+class Hears:
+    """An observer; all of one name are equal."""
+
+    def __init__(self, name: str, heard: list[str], mark: str = "") -> None:
+        self.name, self.heard, self.mark = name, heard, mark
+
+    def __call__(self, name: str, *_: int) -> None:
+        if name == "aten::add":
+            self.heard.append(self.name + self.mark)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hears) and other.name == self.name
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_L14_of_equal_observers_the_last_that_was_added_goes() -> None:
+    heard: list[str] = []
+    first, other, last = Hears("a", heard, "1"), Hears("b", heard), Hears("a", heard, "2")
+    for observer in (first, other, last):
+        local.add_op_observer(observer)
+    try:
+        (torch.ones(2, device=LAZY) + 1).tolist()
+        assert heard == ["a1", "b", "a2"]
+        local.remove_op_observer(first)
+        heard.clear()
+        (torch.ones(2, device=LAZY) + 1).tolist()
+        assert heard == ["a1", "b"]
+    finally:
+        local.remove_op_observer(first)
+        local.remove_op_observer(other)
+    heard.clear()
+    (torch.ones(2, device=LAZY) + 1).tolist()
+    assert heard == [] and local._op_observer is None
+    with pytest.raises(ValueError):
+        local.remove_op_observer(first)
