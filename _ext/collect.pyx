@@ -221,18 +221,31 @@ cdef class Collector:
         # The engine's own threads (one for each CUDA device) work while the one that called it waits.
         return self.caller if current_phase() == PHASE_BACKWARD else None
 
-    def begin_import(self):
-        """A module is being loaded: the time since the last interval was the program's own."""
-        cdef Timeline here = self.here() if self.enabled else None
-        if here is not None and here.in_op:
-            here.last = mt_now()               # until now it was the op's
-        elif here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
+    def begin_import(self, bint installed, bint nested):
+        """A module is being loaded: the time since the last interval was the program's own.
 
-    def end_import(self):
+        installed: it is a library's; all that it does between ops is loading it. nested: within an import of the
+        program's own; what that did until now was loading, too, unless it ran an op.
+        """
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is None:
+            return
+        if nested and (here.in_op or here.n_ops == here.n_ops_before):
+            self.end_import(False)
+        elif here.in_op:
+            here.last = mt_now()               # until now it was the op's
+        else:
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
+        if not nested:
+            here.n_ops_before = here.n_ops
+        here.importing = installed
+
+    def end_import(self, bint installed=False):
         """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
         cdef uint64_t now = mt_now()
         cdef Timeline here = self.here() if self.enabled else None
+        if here is not None and installed:
+            here.importing = False
         if here is not None and now > here.last:
             self.imported += now - here.last
             if here.in_op:
@@ -274,6 +287,10 @@ cdef class Collector:
         ns = ns - elsewhere if elsewhere < ns else 0
         if here.compiling:
             self.compiled += ns
+            self.until(here, at if at > here.last else here.last, ns)
+            return
+        if here.importing:
+            self.imported += ns
             self.until(here, at if at > here.last else here.last, ns)
             return
         ours = cost if cost < ns else ns

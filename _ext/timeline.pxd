@@ -26,7 +26,8 @@ cdef class Timeline:                           # of one thread
     cdef uint64_t last                         # end of the interval accounted for last
     cdef uint64_t seen                         # what all threads together had been accounted for by then
     cdef uint64_t inner                        # ns within the current op that are accounted for already
-    cdef bint compiling
+    cdef bint compiling, importing             # importing: a module of a library
+    cdef uint64_t n_ops_before                 # the import that it is in
     cdef bint in_op                            # an op written in Python may call modules: part of the op
     cdef readonly uint32_t depth               # of running modules
     cdef readonly uint16_t number              # 0: the thread that started the collector

@@ -148,11 +148,15 @@ def _startup(startup: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _slow_imports(startup: dict[str, Any]) -> str:
-    """The packages that most of the time of imports went into."""
+    """The packages that most of the time of imports went into; of one within another, which one that is."""
     most = _SLOW * (startup.get("import_s") or 0.0)
     slow = [row for row in startup.get("imports") or [] if row["total_s"] > most][:3]
-    named = ", ".join(f"{clean(row['name'])} {seconds(row['total_s'])}" for row in slow)
-    return f" ({named})" if slow else ""
+    named = []
+    for row in slow:
+        outer, part = max((row.get("within") or {}).items(), key=lambda item: item[1], default=("", 0.0))
+        inside = f", in {clean(outer)}" if 2 * part > row["total_s"] else ""
+        named.append(f"{clean(row['name'])} {seconds(row['total_s'])}{inside}")
+    return f" ({'; '.join(named)})" if slow else ""
 
 
 def _mostly(report: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def test_C2_a_lazy_import_is_timed_when_it_happens(tmp_path, monkeypatch):
     (tmp_path / "late_pkg.py").write_text("import time\ntime.sleep(0.02)\nvalue = 3\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     calls = []
-    with ImportWatch(lambda: calls.append("begin"), lambda: calls.append("end")) as watch:
+    with ImportWatch(lambda *said: calls.append("begin"), lambda *said: calls.append("end")) as watch:
         spec = importlib.util.find_spec("late_pkg")
         spec.loader = importlib.util.LazyLoader(spec.loader)
         module = importlib.util.module_from_spec(spec)
@@ -116,7 +116,7 @@ def test_C8_an_import_that_fails_leaves_nothing_open(tmp_path, monkeypatch):
     (tmp_path / "also_bad_pkg.py").write_text("raise OSError('sick')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     calls = []
-    with ImportWatch(lambda: calls.append("begin"), lambda: calls.append("end")) as watch:
+    with ImportWatch(lambda *said: calls.append("begin"), lambda *said: calls.append("end")) as watch:
         for _ in range(2):
             with pytest.raises(OSError, match="sick"):
                 import bad_pkg  # noqa: F401
@@ -137,11 +137,51 @@ def test_L1_finders_that_ask_all_others_do_not_ask_each_other_for_ever(tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[object] = []
     loading.when_loaded("waited_for", seen.append)
-    with ImportWatch(lambda: None, lambda: None) as watch:
+    with ImportWatch(lambda *said: None, lambda *said: None) as watch:
         import waited_for
     assert seen == [waited_for] and list(watch.found) == ["waited_for"]
     assert not loading._asking.now
-    with pytest.raises(ModuleNotFoundError), ImportWatch(lambda: None, lambda: None):
+    with pytest.raises(ModuleNotFoundError), ImportWatch(lambda *said: None, lambda *said: None):
         loading.when_loaded("never_there", seen.append)
         importlib.import_module("never_there")
     assert not loading._asking.now
+
+
+LIBRARY = """
+import time
+time.sleep(0.2)
+import torch
+table = torch.ones(2) + 1                  # as torchvision and timm do
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("within", ["", "own_pkg"])
+def test_C2_a_library_that_runs_an_op_while_it_is_loaded_is_loaded_all_the_same(tmp_path, monkeypatch, within):
+    """What it took until that op was "construction": 12.5 s of a run that did nothing then but import."""
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "computing_pkg.py").write_text(LIBRARY)
+    (tmp_path / "own_pkg.py").write_text("import time\ntime.sleep(0.1)\nimport computing_pkg\ntime.sleep(0.1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(installed))
+    with Profiler() as seen:
+        importlib.import_module(within or "computing_pkg")
+        time.sleep(0.05)
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    for name in ("own_pkg", "computing_pkg"):
+        sys.modules.pop(name, None)
+    startup = seen.report()["startup"]
+    assert startup["import_s"] >= (0.6 if within else 0.4) and startup["init_s"] < startup["import_s"] / 2
+    rows = {row["name"]: row for row in startup["imports"]}
+    assert rows["computing_pkg"]["within"] == ({within: rows["computing_pkg"]["total_s"]} if within else {})
+
+
+def test_C2_what_a_program_does_while_its_own_module_is_loaded_is_its_own(tmp_path, monkeypatch):
+    (tmp_path / "training_pkg.py").write_text("import time\nimport torch\nx = torch.ones(1)\ntime.sleep(0.2)\nx + 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Profiler() as seen:
+        import training_pkg  # noqa: F401  # of the temporary folder
+    del sys.modules["training_pkg"]
+    report = seen.report()
+    assert report["totals"]["time_s"] >= 0.2 > report["startup"]["import_s"]

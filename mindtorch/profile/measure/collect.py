@@ -245,6 +245,7 @@ class Profiler(Run):
             frozen=self.frozen_ns,
             imported_ns=collector.imported,
             imports=self._watch.found,
+            imports_within=self._watch.within,
             compiled_ns=collector.compiled,
             step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
@@ -369,8 +370,8 @@ class Profiler(Run):
     def _note_away(self) -> None:
         self._away.note(now_ns(), self.collector.imported + self.collector.compiled)
 
-    def _imported(self) -> None:
-        self.collector.end_import()
+    def _imported(self, installed: bool) -> None:
+        self.collector.end_import(installed)
         self._note_away()
         self._compile_watch.look()
 

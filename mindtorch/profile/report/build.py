@@ -269,9 +269,20 @@ def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str]) -
 
 
 def _imports(seen: Recording) -> list[dict[str, Any]]:
-    """The packages that took longest to import, with what they imported in turn: an entry may be part of another."""
+    """The packages that took longest to import, with what they imported in turn.
+
+    within: of that, seconds by the package that was being loaded then, which they are part of.
+    """
     slowest = sorted(seen.imports.items(), key=lambda item: -item[1])[:_IMPORTS]
-    return [{"name": name, "total_s": ns / 1e9} for name, ns in slowest if ns]
+    return [
+        {
+            "name": name,
+            "total_s": ns / 1e9,
+            "within": {outer: part / 1e9 for (inner, outer), part in seen.imports_within.items() if inner == name},
+        }
+        for name, ns in slowest
+        if ns
+    ]
 
 
 def _uncounted(seen: Recording, op_rows: list[Row]) -> list[dict[str, Any]]:

@@ -130,6 +130,7 @@ class Recording:
     frozen: int  # when nothing more was recorded, as asked
     imported_ns: int = 0
     imports: Mapping[str, int] = field(default_factory=dict)  # ns by package, what it imported included
+    imports_within: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by it and what was being loaded then
     compiled_ns: int = 0
     step_ns: Sequence[int] = ()  # of the iterations reported
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
