@@ -63,7 +63,8 @@ NEAREST = {
     "_ext/timeline.pyx": "profile/test_times.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes.py ops",
-    "mindtorch/engine/execute/*.py": "test_execute.py test_incremental.py test_pace.py test_failures.py test_limits.py test_lazy_tensor.py",
+    "mindtorch/engine/execute/*.py": "test_execute.py test_incremental.py test_pace.py test_failures.py"
+    " test_limits.py test_lazy_tensor.py",
     "mindtorch/engine/record/meta.py": "test_meta.py",
     "mindtorch/engine/record/*.py": "test_lazy_operators.py test_lazy_mistakes.py test_lazy_autograd.py test_meta.py",
     "mindtorch/engine/remote/*.py": "remote/test_wire.py remote/test_checks.py remote/test_messages.py"
