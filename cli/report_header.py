@@ -153,8 +153,7 @@ def _slow_imports(startup: dict[str, Any]) -> str:
     slow = [row for row in startup.get("imports") or [] if row["total_s"] > most][:3]
     named = []
     for row in slow:
-        outer, part = max((row.get("within") or {}).items(), key=lambda item: item[1], default=("", 0.0))
-        inside = f", in {clean(outer)}" if 2 * part > row["total_s"] else ""
+        inside = f", in {clean(row['within'])}" if 2 * (row.get("within_s") or 0.0) > row["total_s"] else ""
         named.append(f"{clean(row['name'])} {seconds(row['total_s'])}{inside}")
     return f" ({'; '.join(named)})" if slow else ""
 

@@ -271,18 +271,14 @@ def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str]) -
 def _imports(seen: Recording) -> list[dict[str, Any]]:
     """The packages that took longest to import, with what they imported in turn.
 
-    within: of that, seconds by the package that was being loaded then, which they are part of.
+    within: the package of which that was most a part; within_s: how much of it.
     """
-    slowest = sorted(seen.imports.items(), key=lambda item: -item[1])[:_IMPORTS]
-    return [
-        {
-            "name": name,
-            "total_s": ns / 1e9,
-            "within": {outer: part / 1e9 for (inner, outer), part in seen.imports_within.items() if inner == name},
-        }
-        for name, ns in slowest
-        if ns
-    ]
+    found = []
+    for name, ns in sorted(seen.imports.items(), key=lambda item: -item[1])[:_IMPORTS]:
+        outer = {outer: part for (inner, outer), part in seen.imports_within.items() if inner == name}
+        most = max(outer, key=outer.__getitem__, default="")
+        found.append({"name": name, "total_s": ns / 1e9, "within": most, "within_s": outer.get(most, 0) / 1e9})
+    return [row for row in found if row["total_s"]]
 
 
 def _uncounted(seen: Recording, op_rows: list[Row]) -> list[dict[str, Any]]:
