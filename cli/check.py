@@ -78,7 +78,7 @@ def command(
 ) -> int:
     """Run PROGRAM without data, and list what the accelerator refuses: the first error that nobody catches.
 
-    Exit code 0: nothing is refused, and it fits. 1: something is. 2: it cannot be told.
+    Exit code 0: nothing is refused, and it fits. 1: something is, or the program itself fails. 2: it cannot be told.
     """
     request = Request(seq, batch, decode, train, dtype)
     program = parse_program(argument, script_args, inputs, request=request, as_module=as_module)
@@ -169,6 +169,8 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
         kind = "not known"
     elif isinstance(error, torch.OutOfMemoryError):
         kind = "does not fit"
+    elif outcome.own:
+        kind = "fails"
     file, line = _place(program, error)
     note = ""
     if outcome.ours and not blame.says_so(error):
@@ -231,6 +233,7 @@ def _show(
         "refused": "does not take this",
         "does not fit": "has not the memory for this",
         "not known": "may take this: an estimate cannot tell",
+        "fails": "is not the reason: the program itself fails",
     }
     for each in found:
         file = each["file"]

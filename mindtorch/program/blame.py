@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ..base import NAME, PACKAGE
 from ..base.errors import LazyTensorError, NoDataError, UnsupportedOperationError, UsageError
 
-__all__ = ["REPORT", "is_ours", "is_tool_file", "says_so"]
+__all__ = ["REPORT", "is_ours", "is_programs", "is_tool_file", "says_so"]
 
 #: What is said of an error that we did not mean.
 REPORT = "this is an error of genie's own, not the accelerator's: please report it to its maintainers"
@@ -57,6 +57,31 @@ def is_ours(error: BaseException) -> bool:
     To be asked while the traceback has its frames of ours.
     """
     return any(map(_is_ours, _chain(error)))
+
+
+def is_programs(error: BaseException) -> bool:
+    """Whether the program itself failed: an error of Python's own, or one that its code raised and torch did not cause.
+
+    Where torch's code or ours raises such an error it is none: those are its words for what a device lacks. To be asked
+    while the traceback has its frames of ours.
+    """
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return all(map(_is_programs, chain))
+
+
+def _is_programs(error: BaseException) -> bool:
+    if isinstance(error, (OSError, SyntaxError)):
+        return True  # where the program's files are opened and compiled for it, too
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    file = "" if last is None else last.tb_frame.f_code.co_filename
+    if last is None or is_tool_file(file) or f"{os.sep}torch{os.sep}" in file:
+        return False
+    of_a_library = type(error).__module__.partition(".")[0] not in ("builtins", "torch")
+    return of_a_library or isinstance(error, (*_PYTHONS, StopIteration)) or _is_raised(last)
 
 
 def says_so(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .blame import is_ours, is_tool_file
+from .blame import is_ours, is_programs, is_tool_file
 
 __all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames", "wait_for_threads"]
 
@@ -25,7 +25,7 @@ _GLUE = tuple(os.path.join("torch", *name.split("/")) for name in _GLUE_FILES)
 class Outcome:
     """How a run ended. ``exit_code`` is what ``python script.py`` would have exited with.
 
-    ours: the error is of this package's making (`blame.is_ours`).
+    ours: the error is of this package's making (`blame.is_ours`). own: of the program's (`blame.is_programs`).
     """
 
     exit_code: int = 0
@@ -33,6 +33,7 @@ class Outcome:
     interrupted: bool = False
     result: Any = None
     ours: bool = False
+    own: bool = False
     shown: bool = field(default=False, repr=False)
 
     def show(self, interrupts: bool = False) -> None:
@@ -63,9 +64,9 @@ def captured(work: Callable[[], Any]) -> Outcome:
         strip_tool_frames(error)
         return Outcome(130, error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - not swallowed: handed back, shown by Outcome.show
-        ours = is_ours(error)  # while the frames that say so are there
+        ours, own = is_ours(error), is_programs(error)  # while the frames that say so are there
         strip_tool_frames(error)
-        return Outcome(1, error, ours=ours)
+        return Outcome(1, error, ours=ours, own=own)
 
 
 def leave_forked_child(outcome: Outcome) -> None:

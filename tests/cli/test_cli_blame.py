@@ -55,7 +55,6 @@ THEIRS = [
     "torch.frombuffer(bytearray(16), dtype=torch.int32, device='cpu')",
     "torch.complex(torch.ones(2), torch.ones(2), device='cpu')",
     "torch.frombuffer(bytearray(3), dtype=torch.int32)",
-    "torch.ones(3, device='cuda').no_such_attribute",
     "torch.ones(3, device='cuda') + 'a'",
     "torch.ones(3, device='cuda').view('a')",
     "torch.ones(3, device='cuda').to(object())",
@@ -67,10 +66,36 @@ THEIRS = [
     "torch.cuda.get_device_name(5)",
     "torch.from_file('letters.bin', size=4, device='cuda')",
     "torch.from_file('nothing.bin', size=4)",
+]
+#: Errors that the program makes itself.
+ITS_OWN = [
     "{}['a']",
     "None.what",
+    "torch.ones(3, device='cuda').no_such_attribute",
     "open('nothing.txt')",
+    "import nowhere.to_be_found",
+    "assert torch.ones(2).cuda().is_cpu, 'a check of its own'",
+    "10 % 0",
+    "raise ValueError('wrong option')",
+    "raise RuntimeError('wrong option')",
+    "def f(:",
+    "import json; json.loads('{')",
 ]
+#: Errors that it puts into its own words, or meets on its way to another one.
+CAUSED = [
+    "try: torch.ones(3, device='cuda') + torch.ones(3)\nexcept RuntimeError as e: raise ValueError('no') from e",
+    "try: torch.ones(3, device='cuda') + torch.ones(3)\nexcept RuntimeError: {}['a']",
+]
+
+
+@pytest.mark.parametrize(("program", "own"), [*((p, True) for p in ITS_OWN), *((p, False) for p in CAUSED)])
+def test_C10_an_error_of_the_programs_own_is_not_the_accelerators(here: Path, program: str, own: bool) -> None:
+    """ "NVIDIA L4 24 GB does not take this", it said: "ModuleNotFoundError: No module named 'mingpt'"."""
+    (here / "bad.py").write_text(f"import torch\n{program}\n")
+    result = genie("--target", "l4", "bad.py")
+    assert result.exit_code == 1, result.output
+    assert ("L4 24 GB is not the reason: the program itself fails" in result.output) == own, result.output
+    assert ("does not take this" in result.output) != own, result.output
 
 
 @pytest.mark.parametrize("program", OURS)
