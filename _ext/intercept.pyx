@@ -434,7 +434,7 @@ cdef uint32_t _scripted(OpInfo info) except? 0:
         if has_kept(K.ins[i]):
             K.n = 0
             return 0
-    if not _grad_is_off() and K.uncertain or not (info.handler is None or info.handler()):
+    if not _grad_is_off() and K.uncertain or info.kind == KIND_RECORD and not (info.handler is None or info.handler()):
         K.n = 0
         return 0
     if K.serial == serial:
@@ -544,6 +544,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if (out := meet(info, func, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
     if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
+        if info.kind == KIND_HANDLER and (
+            out := info.handler(args, {} if kwargs is None else kwargs)
+        ) is not NotImplemented:
+            return out
         out = _apart(info, func, types, args, <dict>kwargs)
         if out is not NOT_RECORDED:
             return out

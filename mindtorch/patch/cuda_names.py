@@ -44,7 +44,12 @@ def cuda_is_ours() -> Iterator[None]:
             "--map cuda: recordings run on CUDA in this process (GENIE_EXECUTOR_DEVICE), where the program's cuda and "
             "the executor's could not be told apart: use --executor pipe"
         )
-    told = [*of_cuda(_said()), *_of_any_kind(), *_of_tensors(), *tensor_types.replacements("cuda", torch.Tensor)]
+    told = [
+        *of_cuda(_said()),
+        *_of_any_kind(),
+        *_of_tensors(),
+        *tensor_types.replacements("cuda", named_otherwise=True),
+    ]
     told += parallel.data_parallel()
     with one_generator(0), mode.enter(cuda_is_ours=True), replaced(told):
         yield

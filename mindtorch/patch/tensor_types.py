@@ -46,10 +46,11 @@ class _TensorType(type):
         return isinstance(t, torch.Tensor) and t.is_cuda and t.dtype is cls.dtype
 
 
-def replacements(kind: str, tensors: type | None = None) -> Iterator[tuple[Any, str, Any]]:
+def replacements(kind: str, named_otherwise: bool) -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, replacement), for `replaced`.
 
-    kind: what the program's "cuda" is called, as it says it. tensors: a class whose `type` does not know of such types.
+    kind: what the program's "cuda" is called, as it says it. named_otherwise: tensors there do not know that they are
+    on CUDA, and have to be told so.
     """
     types = {
         name: _TensorType(name, (), {"__module__": "torch.cuda", "plain": getattr(torch, name), "kind": kind})
@@ -59,7 +60,7 @@ def replacements(kind: str, tensors: type | None = None) -> Iterator[tuple[Any, 
     def named(what: Any) -> Any:
         return types.get(what.removeprefix("torch.cuda."), what) if isinstance(what, str) else what
 
-    before: Any = getattr(tensors, "type", None)
+    before: Any = torch.Tensor.type
 
     def typed(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         """``t.type(dtype)``, whose device is part of the type."""
@@ -67,7 +68,7 @@ def replacements(kind: str, tensors: type | None = None) -> Iterator[tuple[Any, 
         if isinstance(dtype, _TensorType):
             there = f"{kind}:{self.get_device()}" if self.is_cuda else kind
             return self.to(there, dtype.dtype, non_blocking=non_blocking)
-        if not self.is_cuda:
+        if not (named_otherwise and self.is_cuda):
             return before(self, dtype, non_blocking, **kwargs)
         if dtype is None:
             name = before(self)
@@ -97,6 +98,5 @@ def replacements(kind: str, tensors: type | None = None) -> Iterator[tuple[Any, 
             chosen = False
 
     yield from ((torch.cuda, name, value) for name, value in types.items())
-    if tensors is not None:
-        yield tensors, "type", typed
+    yield torch.Tensor, "type", typed
     yield torch, "set_default_tensor_type", set_default

@@ -152,6 +152,8 @@ def _calls_ours(last: types.TracebackType, words: str) -> bool:
     if called is None:
         return False
     name = called[1].rpartition(".")[2]
+    if re.match(r"_[a-z]", name) and name not in last.tb_frame.f_code.co_names:
+        return True  # a function that the frame knows nothing of: one that stands for what it called
     return any(f.__qualname__ == called[1] or f.__name__ == name for f in _functions_named_in(last.tb_frame))
 
 

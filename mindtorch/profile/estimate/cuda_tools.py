@@ -33,7 +33,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
         *((torch.cuda.graphs, name, value) for name, value in graphs.items()),
         *((torch.cuda.nvtx, name, value) for name, value in marks.items()),
         *((torch.cuda.memory, name, value) for name, value in history.items()),
-        *tensor_types.replacements(kind),
+        *tensor_types.replacements(kind, named_otherwise=False),
         (torch.autograd.profiler, "emit_nvtx", _Marks),
         (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
