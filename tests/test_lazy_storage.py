@@ -141,3 +141,19 @@ def test_L9_sizes_of_nested_tensors_are_compared_in_torchs_words() -> None:
         with pytest.raises(RuntimeError, match="Expected both self and other to be nested tensors"):
             a.is_same_size(b)
     assert made().is_same_size(made()) and not made().is_same_size(torch.ones(2))
+
+
+def test_L7_what_was_recorded_has_read_a_storage_that_shrinks(same_as_eager: Same) -> None:
+    """FSDP2 frees the memory of gathered weights by their storage, and takes it again."""
+
+    def program(d: str) -> object:
+        weight = torch.arange(8.0).to(d)
+        shown = torch.as_strided(weight, (2, 4), (4, 1))
+        total, moved = shown.sum(), shown[1]
+        weight.untyped_storage().resize_(0)
+        seen = total.item()
+        weight.untyped_storage().resize_(32)
+        weight.copy_(torch.ones(8, device=d))
+        return seen, shown * 2, moved
+
+    same_as_eager(program)

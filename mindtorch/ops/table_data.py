@@ -187,6 +187,8 @@ ROWS: list[OpRow] = [
     *ops("other", None, "torch::grad torch::module_load", anywhere=True),
     op("__setitem__", "other", indexed=True),
     *ops("other", None, "_add_batch_dim _remove_batch_dim", never_whole=True),  # of torch's older vmap: wrappers
+    # FSDP2's: writes what it is to gather into the result of the gathering, of which it gives a view
+    op("fsdp::all_gather_copy_in", "data movement", writes=(1,)),
     # collectives
     *ops(
         "communication",

@@ -226,6 +226,9 @@ class DeviceModule(types.ModuleType):
         values.executor().sync()
 
 
+_DEVICE_TYPE = int(torch.autograd.DeviceType.PrivateUse1)  # the slot's number, as torch's own streams have it
+
+
 class Stream:
     """The order in which a device's calls are recorded: the program's own."""
 
@@ -233,6 +236,7 @@ class Stream:
         index = device if isinstance(device, int) else 0 if device is None else tensors.index_of(device)
         self.device = tensors.torch_device(index)
         self.device_index = index
+        self.device_type = _DEVICE_TYPE
         self.priority = priority
         self.stream_id = 0
 

@@ -23,7 +23,7 @@ from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.moves import names_npu
 from ..npu.tensor import is_npu
-from . import attention, files, generators, torch_accelerator
+from . import attention, files, generators, meshes, torch_accelerator
 from .device_module import DeviceModule
 
 __all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
@@ -41,6 +41,7 @@ def watch() -> None:
     _hooks.hook_family(torch._C.TensorBase)
     loading.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
     loading.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
+    loading.when_loaded("torch.distributed.fsdp", meshes.stand_in)
     tensors.set_claim(claim)
 
 
@@ -48,6 +49,7 @@ def unwatch() -> None:
     """Leave torch's constructors alone. A slot that was claimed stays claimed."""
     loading.forget()
     attention.restore()
+    meshes.restore()
     _hooks.unhook_types()
 
 

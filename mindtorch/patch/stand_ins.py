@@ -21,7 +21,7 @@ from ..npu import moves as npu_moves
 from ..npu import random as npu_random
 from ..npu import subclasses
 from ..npu.tensor import is_npu
-from . import creation, slot
+from . import creation, meshes, slot
 from .module_moves import is_ours
 
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
@@ -46,6 +46,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype", _group_tensors
     yield _optimizers, "_group_tensors_by_device_and_dtype", _group_for_optimizers
     yield torch.overrides, "has_torch_function", _has_torch_function
+    yield from meshes.patches()
     if _torch_adjust is not None:
         yield _CrossEntropyOptions, "_adjust", functools.wraps(_torch_adjust)(_adjust_cross_entropy)
 

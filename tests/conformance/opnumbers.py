@@ -27,8 +27,11 @@ NUMBERS: tuple[int | float, ...] = (
     2**53 + 1, 2**63 - 1, -(2**63), 2.0**63, 3e38, 3.5e38, -3.5e38, 1e300, math.inf, -math.inf, math.nan,
 )  # fmt: skip
 _NUMBER = {"number", "Optional[number]", "float", "Optional[float]"}
-#: What their numbers say is how much memory they take.
-SIZED = {"arange", "linspace", "logspace", "linspace.tensor_overload", "logspace.tensor_overload"}
+#: What their numbers say is how much memory they take, or how long.
+SIZED = {
+    "arange", "linspace", "logspace", "linspace.tensor_overload", "logspace.tensor_overload",
+    "special.laguerre_polynomial_l", "special.legendre_polynomial_p",
+}  # fmt: skip
 #: Named here, as their operators have numbers, while their functions or samples have none.
 WITHOUT = {
     "std.unbiased", "std_mean.unbiased", "var.unbiased", "var_mean.unbiased", "linalg.lstsq.grad_oriented",

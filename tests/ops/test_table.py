@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 import torch
-import torch.distributed  # registers c10d
+import torch.distributed.fsdp  # registers c10d's operators and its own
 import torch.nn.functional as F
 
 from mindtorch.base import torch_facts

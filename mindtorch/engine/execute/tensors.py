@@ -117,6 +117,7 @@ class LazyTensor(RecordedTensor):
         return values.executor().address(values.materialize([self], "data_ptr")[0])
 
     def untyped_storage(self) -> Any:
+        values.materialize([self], "storage", [self])  # what reads it has read it, whatever becomes of the storage
         storage = handlers.lend_storage(self, values.read([self], "storage", whole=True)[0].untyped_storage())
         if values.executor().place.type == "meta":  # a copy, which is to say whom it is of
             start = self.data_ptr() - self.storage_offset() * self.element_size() if self.numel() else 0
