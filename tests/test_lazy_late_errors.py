@@ -411,3 +411,21 @@ def test_L9_one_hot_of_any_number_of_classes(values: list[int], classes: int, sa
             assert str(lazy.value) == str(e)
     else:
         same_bits(F.one_hot(t.to(LAZY), classes), expected)
+
+
+def test_L9_meshgrid_shows_what_it_refuses() -> None:
+    a, b = torch.arange(2.0), torch.arange(4.0).view(2, 2)
+    for call in (
+        lambda d: torch.meshgrid(a.to(d), b.to(d), indexing="ij"),
+        lambda d: torch.meshgrid([b.to(d) * 2, a.to(d)], indexing="xy"),
+        lambda d: torch.meshgrid(a.to(d), a.to(d), indexing="no"),
+    ):
+        with pytest.raises(RuntimeError) as eager:
+            call("cpu")
+        with pytest.raises(RuntimeError) as lazy:
+            call(LAZY)
+        assert str(lazy.value) == str(eager.value)
+    assert [t.tolist() for t in torch.meshgrid(a.to(LAZY), a[0].to(LAZY), indexing="ij")] == [
+        [[0.0], [1.0]],
+        [[0.0]] * 2,
+    ]

@@ -367,6 +367,14 @@ def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any 
     return input.new_zeros(bins).scatter_add_(0, at, inside.to(input.dtype))
 
 
+def _meshgrid(args: tuple, kwargs: dict) -> Any:
+    # C++ shows what it refuses, and would read the memory that a lazy tensor has not.
+    given = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    if all(t.dim() < 2 for t in given) or any(map(_without_data, given)):
+        return NotImplemented
+    return torch.meshgrid(*(t.cpu() for t in given), **kwargs)
+
+
 def _without_data(a: Any) -> bool:
     return _core.get_handle(a) is not None and _core.device_index(a) < 0
 
@@ -383,6 +391,7 @@ def table() -> dict[Any, Handler]:
     return {
         T.__setitem__: _set_item,
         torch.nn.functional.one_hot: _one_hot,
+        **dict.fromkeys((torch.meshgrid, torch._C._VariableFunctions.meshgrid), _meshgrid),
         T.requires_grad_: _unsure,
         _base.requires_grad.__set__: _unsure,  # type: ignore[attr-defined]
         _base.data.__set__: set_data,  # type: ignore[attr-defined]
