@@ -25,6 +25,8 @@ nn.functional.conv_transpose2d nn.functional.conv_transpose3d nn.functional.scal
 nn.functional.multi_head_attention_forward cholesky cholesky_solve lu qr pinverse linalg.inv linalg.svd linalg.solve
 linalg.eigh linalg.householder_product linalg.lu_solve linalg.solve_triangular triangular_solve
 """.split()
+#: Removed from torch after some years of warnings: a later database has them no more.
+REMOVED = {"cholesky", "lu", "qr", "triangular_solve"}
 
 
 class Pairs(TorchDispatchMode):
@@ -51,7 +53,12 @@ class Pairs(TorchDispatchMode):
 @pytest.mark.parametrize("name", REACHING)
 def test_C3_equals_torch_counter_over_its_operator_database(name):
     pairs, refused = Pairs(), 0
-    for entry in (found for found in op_db if found.name == name and found.variant_test_name == ""):
+    entries = [found for found in op_db if found.name == name and found.variant_test_name == ""]
+    if not entries and name in REMOVED:
+        with pytest.raises(RuntimeError, match="removed"):
+            getattr(torch, name)(torch.eye(2))
+        return
+    for entry in entries:
         for sample in itertools.islice(entry.sample_inputs("meta", torch.float32, requires_grad=True), SAMPLES):
             call = (sample.input, sample.args, sample.kwargs)
             try:
