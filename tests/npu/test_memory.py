@@ -362,3 +362,19 @@ def test_N2_neighbours_that_become_free_while_a_piece_is_taken_are_merged(in_npu
         LD_PRELOAD=str(pauses),
     )
     assert said.splitlines() == ["0 0"] * 20
+
+
+def test_N2_where_a_whole_segment_does_not_fit_one_of_the_size_that_is_asked_for_does(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        held = [blocks.allocate(0, (12 << 20) - 32)]
+        print(npu.memory_reserved(0) >> 20)
+        for size in (6, 5):  # not in 20 MiB, of which 12 are left, and then 6
+            held.append(blocks.allocate(0, (size << 20) - 32))
+            print(npu.memory_reserved(0) >> 20, npu.memory_stats(0)["num_alloc_retries"])
+        """,
+        GENIE_TEST_NPU_MEMORY=str(24 << 20),
+    )
+    assert said.splitlines() == ["12", "18 1", "24 2"]

@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from mindtorch.engine.remote import functions
+from mindtorch.engine.remote import functions, wire
 from mindtorch.engine.remote.wire import HERE, Hole, Reference, WireError, dumps, loads
 from mindtorch.engine.remote.worker import Worker
 
@@ -27,6 +27,23 @@ VALUES = [
 def test_R3_values_come_out_as_they_went_in(value: object) -> None:
     found = loads(dumps(value))
     assert type(found) is type(value) and repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("n", "nbytes"), [(0, 1), (127, 1), (128, 2), (129, 2), (16383, 2), (16384, 3), ((1 << 63) - 1, 9), (1 << 63, 10)]
+)
+def test_R3_a_size_takes_a_byte_for_seven_bits(n: int, nbytes: int) -> None:
+    out = bytearray()
+    wire._size(out, n)
+    assert len(out) == nbytes
+    reader = wire._Reader(bytes(out) + b"\x05")
+    assert (reader.size(), reader.size()) == (n, 5)
+
+
+def test_R3_a_size_ends_within_a_hundred_bytes() -> None:
+    assert wire._Reader(b"\x80" * 100 + b"\x01").size() == 1 << 700
+    with pytest.raises(WireError, match="without an end"):
+        wire._Reader(b"\x80" * 101 + b"\x01").size()
 
 
 @pytest.mark.parametrize(
