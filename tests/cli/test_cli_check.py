@@ -245,3 +245,15 @@ def test_C10_a_group_of_several_wants_several(here: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("RANK")
     result = genie("--target", "h100", "many.py")
     assert result.exit_code == 1 and "environment variable RANK expected" in result.output
+
+
+def test_C4_what_a_distribution_would_refuse_depends_on_values(here: Path) -> None:
+    """Pyro switches validation on: "Expected parameter loc … to satisfy the constraint Real()", called our error."""
+    (here / "drawn.py").write_text(
+        "import torch\nfrom torch import distributions as d\nd.Distribution.set_default_validate_args(True)\n"
+        "x = torch.randn(300, device='cuda')\nprint(d.Normal(x, x.exp()).log_prob(x).sum().item())\n"
+        "print(d.Dirichlet(torch.ones(8) / 8, validate_args=True).sample().shape)\n"
+        "print(d.Bernoulli(logits=x).log_prob((x > 0).float()).shape)\n"
+    )
+    result = genie("--target", "l4", "drawn.py")
+    assert result.exit_code == 0 and "torch.Size([8])" in result.output, result.output

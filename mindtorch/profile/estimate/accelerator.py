@@ -26,6 +26,11 @@ from . import compiling, fused_attention, kernel_limits, memory_answers, side_st
 from .device_memory import Devices
 
 
+def _valid(checked: torch.Tensor) -> torch.Tensor:
+    """Of the arguments of a distribution: nobody but distributions asks ``torch._is_all_true``."""
+    return torch.ones((), dtype=torch.bool, device="cpu")
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """name, memory_bytes: those of one device; count: how many the program sees; capability: CUDA's compute
@@ -62,8 +67,9 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "share_memory_", lambda self: self),
         (torch.Tensor, "is_shared", lambda self: True),  # nobody else has what it holds
         (torch.Tensor, "record_stream", lambda self, stream: None),
-        # What it would refuse, or not, depends on values.
+        # What they would refuse, or not, depends on values: by default, and where the program asks for it.
         (torch.distributions.Distribution, "_validate_args", False),
+        (torch, "_is_all_true", _valid),
     ]
     if accelerator is None:
         return shared + _of_npus_of_programs_for_them()
