@@ -88,9 +88,9 @@ def claim() -> bool:
     owner = torch._C._get_privateuse1_backend_name()
     _refused = True
     if owner != "privateuseone":
-        log.info("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
+        log.debug("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
     elif mode == "auto" and cuda_present():
-        log.info("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
+        log.debug("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
     elif mode != "never":
         _refused = False
         _claim()

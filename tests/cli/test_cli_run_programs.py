@@ -344,3 +344,15 @@ def test_C9_a_compiled_function_and_a_custom_one(runs):
         out.sum().backward()
         print(out, x.grad, torch.vmap(torch.sum)(torch.ones(2, 3)), torch.func.grad(lambda a: a @ a)(torch.ones(3)))
     """)
+
+
+def test_C9_the_programs_own_log_has_no_line_of_ours(runs):
+    """A program that logs to the terminal, or to a file, by the root logger."""
+    runs.same("""
+        import logging, sys
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+        import torch
+        logging.info("begins")
+        x = torch.randperm(5)
+        print(torch.ones(4).nonzero().shape, x.sort().values.tolist(), x[x > 3].tolist())
+    """)

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from ... import ops
 from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
-from ...base.config import unsupported
+from ...base.config import log_intercepts, unsupported
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
@@ -116,12 +116,16 @@ def _turned(a: Any, write: bool, device: int) -> Any:
 
 
 def note_fallback(name: str) -> None:
-    """Count a call that runs now because it cannot be recorded; the first of each op is logged."""
+    """Count a call that runs now because it cannot be recorded; the first of each op is logged.
+
+    Not to a program that logs on its own account, unless asked: its log is the same as without us.
+    """
     with _counting:
         calls = fallback_counts.get(name, 0)
         fallback_counts[name] = calls + 1
     if not calls:
-        log.info("%s runs eagerly: it cannot be recorded", name)
+        level = logging.INFO if log_intercepts() else logging.DEBUG
+        log.log(level, "%s runs eagerly: it cannot be recorded", name)
 
 
 def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
