@@ -144,7 +144,7 @@ def _ops(report: dict[str, Any], canvas: Canvas, view: View, default_top: int, f
         canvas.sheet_row(Text(name), cells(columns, row, total, canvas), columns, style(row.get("self_s"), total))
     rest = rows[top:]
     if rest:
-        keys = {column.key for column in columns}
+        keys = {column.key for column in columns} | {"host_flops"}
         summed = {key: sum(row.get(key) or 0 for row in rest) for key in keys}
         more = Text(f"{len(rest)} more")
         canvas.sheet_row(more, cells(columns, summed, total, canvas), columns, style(summed["self_s"], total))

@@ -30,7 +30,7 @@ def cells(columns: list[Any], row: dict[str, Any], total: float, canvas: Canvas)
         if column.text == "share":
             found.append(percent(value, total))
         elif column.text == "rate":
-            flops = row.get("flops")
+            flops = (row.get("flops") or 0) - (row.get("host_flops") or 0)  # those have no time
             found.append(amount(flops / value) if value and value > 0 and flops else "")
         elif column.text == "bar":
             found.append(canvas.bar((value or 0.0) / total if total else 0.0, column.width))

@@ -83,8 +83,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     text = f"{work(flops, 'FLOP')} ({macs})"
     if flops and products is not None and products != flops:
         text = f"{work(flops, 'FLOP')} of all ops, products alone {work(products, 'FLOP')} ({macs})"
-    if flops and time_s:
-        text += f" · {work(flops / time_s, 'FLOP/s')}"
+    if (timed := flops - (totals.get("host_flops") or 0)) and time_s:
+        text += f" · {work(timed / time_s, 'FLOP/s')}"
     facts.append(("work", text))
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.

@@ -12,6 +12,7 @@ from mindtorch import ops
 from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
 from mindtorch._ext.opinfo import Op
+from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.ops.op_row import FREE_TAGS
@@ -28,7 +29,7 @@ __all__ = ["DistinctCalls", "call_of"]
 class DistinctCalls:
     """By signature, a number that `number` gives for one of the tape's: ``ops``, ``flops``, ``works``.
 
-    collectives: the signatures of those between ranks.
+    collectives: the signatures of those between ranks. on_host: of those that have tensors of the CPU alone.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class DistinctCalls:
         self.flops: list[tuple[int, int] | None] = [(0, 0)]
         self.works: list[Work | None] = [None]
         self.collectives: dict[exchanged.Call, int] = {}
+        self.on_host: set[int] = set()
         self._bytes = [0]  # what a measured profile calls the bytes of one call
         self._signatures: dict[int, int] = {}  # of the tape → of the recording
 
@@ -60,6 +62,8 @@ class DistinctCalls:
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
             nbytes = _allocated(op, args, out)
+            if name is None and _is_on_host(sig):
+                self.on_host.add(len(self._bytes))
         self.ops.append(op)
         self.flops.append(flops)
         self.works.append(done)
@@ -173,6 +177,13 @@ def _shared(wait: int, phase: int, calls: Any, host: Any, busy: Any) -> list[tup
 def _bookkeeping(name: str) -> Op:
     tag = ops.about(name).tag
     return Op(None, None, name, tag, False, tag in FREE_TAGS, False, False)
+
+
+def _is_on_host(sig: int) -> bool:
+    """Are all its tensors the CPU's?"""
+    metas = [values.tape.interner.meta(m) for m in _core.input_metas(sig)]
+    metas += [_core.sig_output_meta(sig, i) for i in range(_core.sig_outputs(sig))]
+    return bool(metas) and all(index < 0 and str(DATALESS[-1 - index]) == "cpu" for *_, index in metas)
 
 
 def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:

@@ -52,7 +52,9 @@ from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
-from mindtorch.profile.report.rows import CALLS, as_table
+from mindtorch.profile.report.rows import CALLS, SIG, as_table
+
+_MUCH = 1 << 20  # bytes
 
 
 class Estimator(Run):
@@ -105,6 +107,7 @@ class Estimator(Run):
         self._not_held_back: list[str] = []
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
+        self._apart: frozenset[int] = frozenset()  # numbers of calls on the CPU, beside those on the accelerator
         self._how: Any = None  # of each entry of the log: see `compiling.flags`
         self._whole = False  # gradients that the program has sparse
         self._on_host = OnHost()
@@ -195,7 +198,11 @@ class Estimator(Run):
         if self._how is not None:
             fused = np.unique(found.calls["sig"][(self._how & compiling.FUSED) != 0]).tolist()
             self._fused = frozenset(self._calls.number(sig) for sig in fused if sig)
-        return Forecast(self.target, self._calls.works, 0, self._precision, estimated=True, fused=self._fused)
+        self._apart = frozenset(self._calls.on_host) if self._on_accelerator() else frozenset()
+        return Forecast(
+            self.target, self._calls.works, 0, self._precision,
+            estimated=True, fused=self._fused, on_host=self._apart,
+        )  # fmt: skip
 
     def _on_accelerator(self) -> bool:
         """Whether what the program holds is the target's memory, not the host's."""
@@ -333,6 +340,7 @@ class Estimator(Run):
             target=target,
             precision=self._precision,
             fused=self._fused,
+            on_host=self._apart,
             assumed=self._assumed,
             not_written=self._not_written,
             not_held_back=self._not_held_back,
@@ -341,6 +349,15 @@ class Estimator(Run):
         )
         held.host = self._host_time.facts(held.reached)
         return held
+
+    def _calls_on_host(self) -> int:
+        """Of the stage reported, beside those on the accelerator; where they move so much that it may matter."""
+        stage = next((self.stages[name] for name in reversed(STAGES[:-1]) if name in self.stages), None)
+        calls = moved = 0
+        for row in as_table(stage.rows).tolist() if stage is not None and self._apart else ():
+            if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
+                calls, moved = calls + row[CALLS], moved + row[CALLS] * work.bytes
+        return calls if moved >= _MUCH else 0
 
     def _warnings(self) -> list[str]:
         found = []
@@ -363,6 +380,11 @@ class Estimator(Run):
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
                 "though it moves fewer bytes and holds less (flex_attention: no scores)"
                 + ("; the time is that of fused kernels, of what was compiled" if self._fused else "")
+            )
+        if calls := self._calls_on_host():
+            found.append(
+                f"{counted(calls, 'op')} {'is' if calls == 1 else 'are'} on tensors of the CPU: counted, but how long "
+                "they compute there is in no time"
             )
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")

@@ -50,7 +50,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     if seen.target is not None:
         forecast = Forecast(
             seen.target, seen.works, 0 if seen.mode == "estimate" else stage.peak_bytes, seen.precision,
-            estimated=seen.mode == "estimate", fused=seen.fused,
+            estimated=seen.mode == "estimate", fused=seen.fused, on_host=seen.on_host,
         )  # fmt: skip
     op_rows = [row for row in rows if row.sig]
     counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)
@@ -90,6 +90,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "ops": sum(row.calls for row in op_rows),
             "flops": sum(_cost(seen, row)[0] for row in op_rows),
             "macs": macs,
+            "host_flops": sum(_cost(seen, row)[0] for row in op_rows if row.sig in seen.on_host),
             "product_flops": 2 * macs,
             "params": seen.parameters.total,
             "trainable_params": seen.parameters.trainable,

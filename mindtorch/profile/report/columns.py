@@ -26,6 +26,7 @@ class Sums:
     nbytes: int = 0
     flops: int = 0
     macs: int = 0
+    host_flops: int = 0  # of an estimate: those of calls on the CPU, which are in no time
     rows: int = 0  # calls, with stretches between ops
     predicted_s: float = 0.0
     times: dict[str, float] = field(default_factory=dict)  # on a target: at least, about, interval
@@ -48,6 +49,7 @@ def sums(
         entry.nbytes += row.nbytes
         entry.flops += row.calls * flops
         entry.macs += row.calls * macs
+        entry.host_flops += row.calls * flops * (row.sig in seen.on_host)
         if forecast is not None:
             seconds = forecast.about(row)
             entry.predicted_s += seconds
@@ -94,6 +96,7 @@ PHASES = (
     Column("time_s", None, " ", 12, "bar", "alone"),
     Column("flops", lambda s: s.flops, "FLOPs", 8, "amount"),
     Column("macs", lambda s: s.macs),
+    Column("host_flops", lambda s: s.host_flops),
     Column("time_s", None, "FLOP/s", 8, "rate"),
     Column("peak_bytes", None, "peak", 8, "bytes"),
     _PREDICTED,
@@ -132,6 +135,7 @@ OPS = (
     Column("self_s", None, "%", 5, "share"),
     Column("flops", lambda s: s.flops, "FLOPs", 7, "amount"),
     Column("macs", lambda s: s.macs),
+    Column("host_flops", lambda s: s.host_flops),
     Column("self_s", None, "FLOP/s", 8, "rate"),
     Column("bytes", lambda s: s.nbytes, "bytes", 8, "bytes"),
     Column("category"),

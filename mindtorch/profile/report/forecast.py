@@ -54,7 +54,7 @@ class Forecast:
 
     footprint: the most bytes that the program holds. allowed: TF32. estimated: the rows' own times are the target's.
     fused: signatures of calls that are there in compiled functions: chains of those that stream memory are one kernel,
-    and of each nothing is known at least.
+    and of each nothing is known at least. on_host: those of calls on the CPU, which take nothing of the target's time.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class Forecast:
         *,
         estimated: bool = False,
         fused: Collection[int] = frozenset(),
+        on_host: Collection[int] = frozenset(),
     ) -> None:
         self.target = target
-        self.estimated, self.fused = estimated, fused
+        self.estimated, self.fused, self.on_host = estimated, fused, on_host
         self._works = works
         self._footprint, self._allowed = footprint, allowed
         self._costs: dict[int, Cost] = {}
@@ -82,7 +83,7 @@ class Forecast:
         if found is None:
             work = self._works[sig]
             found = NOTHING
-            if work is not None:
+            if work is not None and sig not in self.on_host:
                 found = estimate(work, self.target, self._footprint, self._allowed, self._among)
                 if sig in self.fused and found.family == "stream":
                     found = replace(found, least=0.0)
@@ -100,7 +101,11 @@ class Forecast:
     def in_compiled(self, sig: int, tuned: bool) -> float:
         """Seconds of one call in what was compiled, if it is not fused. tuned: see `about.compiled`."""
         work = self._works[sig]
-        return 0.0 if work is None else about.compiled(work, self.target, self._allowed, self._among, tuned)
+        return (
+            0.0
+            if work is None or sig in self.on_host
+            else about.compiled(work, self.target, self._allowed, self._among, tuned)
+        )
 
     def seconds(self, rows: Iterable[Row]) -> float:
         return sum(self.about(row) for row in rows)
@@ -157,7 +162,7 @@ class Forecast:
         for row in rows:
             cost, work = self.cost(row.sig), self._works[row.sig]
             bound[cost.bound] = bound.get(cost.bound, 0.0) + self.about(row)
-            if work is not None:
+            if work is not None and row.sig not in self.on_host:
                 flops += row.calls * (work.flops or 0)
                 nbytes += row.calls * work.bytes
                 if cost.family:

@@ -150,6 +150,7 @@ class Recording:
     target: Target | None = None
     precision: Precision | None = None  # what the program allows of float32
     fused: frozenset[int] = frozenset()  # of an estimate: calls that are there in what was compiled
+    on_host: frozenset[int] = frozenset()  # of an estimate for an accelerator: calls on tensors of the CPU
     assumed: Sequence[dict[str, Any]] = ()
     not_written: Sequence[str] = ()  # by an estimated program: absolute paths
     not_held_back: Sequence[str] = ()  # what it may have changed nevertheless

@@ -1,0 +1,46 @@
+"""C4: what a program computes on the CPU, beside the accelerator, takes nothing of the accelerator's time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+
+L4 = targets.find("l4")
+
+
+def estimate(here: bool, there: bool) -> dict[str, Any]:
+    with Estimator(target=L4) as estimator:
+        if here:
+            x = torch.randn(2048, 2048)
+            for _ in range(10):
+                x = x @ x
+        if there:
+            y = torch.empty(2048, 2048, device="cuda")
+            y @ y
+    return estimator.report()
+
+
+def device_s(report: dict[str, Any]) -> float:
+    return sum(row["self_s"] for row in report["ops"] if row["name"] == "aten::mm")
+
+
+def test_C4_ops_on_the_cpu_take_nothing_of_the_accelerators_time() -> None:
+    """A dataset's transforms were a third of the time on the L4, as its launches."""
+    both, alone = estimate(True, True), estimate(False, True)
+    assert device_s(both) == device_s(alone) > 0
+    assert both["totals"]["bound_s"] == alone["totals"]["bound_s"]
+    mm = next(row for row in both["ops"] if row["name"] == "aten::mm")
+    assert mm["calls"] == 11 and mm["flops"] == 11 * 2 * 2048**3 and mm["host_flops"] == 10 * 2 * 2048**3
+    assert both["totals"]["host_flops"] == mm["host_flops"] and alone["totals"]["host_flops"] == 0
+    assert any("11 ops are on tensors of the CPU" in note for note in both["warnings"])
+    assert not any("on tensors of the CPU" in note for note in alone["warnings"])
+
+
+def test_C4_a_program_that_keeps_to_the_cpu_is_told_what_it_would_take_on_the_accelerator() -> None:
+    report = estimate(True, False)
+    assert device_s(report) > 0 and report["totals"]["host_flops"] == 0
+    assert any("nothing of the program is on the accelerator" in note for note in report["warnings"])
