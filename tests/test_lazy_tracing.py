@@ -88,3 +88,31 @@ def test_L8_other_sparse_layouts_of_lazy_ones(named: bool, same_as_eager: Same) 
         return [(t.to_dense().tolist(), t.requires_grad) for t in made]
 
     same_as_eager(program)
+
+
+MAKING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "full": lambda x: torch.full(x.shape, 3, device=x.device).add_(1) + x,
+    "zeros": lambda x: torch.zeros(4, device=x.device).index_fill_(0, torch.arange(2, device=x.device), 5.0) * x,
+    "two alike": lambda x: torch.ones(4, device=x.device).mul_(x) + torch.ones(4, device=x.device),
+    "empty": lambda x: torch.empty(4, dtype=torch.float64, device=x.device).copy_(x),
+    "drawn": lambda x: torch.rand(4, device=x.device) + x,
+    "requires grad": lambda x: torch.ones(4, device=x.device, requires_grad=True) * x,
+    "new_full": lambda x: x.new_full((4,), 2.0).sub_(1) + x,
+    "like": lambda x: torch.zeros_like(x).add_(1) + x,
+}
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_L7_what_make_fx_traces_makes_its_tensors_anew(name: str, same_as_eager: Same) -> None:
+    """A tensor that the traced function makes is no constant of the graph: it may write to it, each time."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+    def program(d: str) -> object:
+        x = torch.arange(4.0).to(d)
+        traced = make_fx(MAKING[name])(x.clone())
+        assert not list(traced.buffers()) and not [n for n in traced.graph.nodes if n.op == "get_attr"]
+        fewer = CSEPass()(traced).graph_module  # type: ignore[misc]
+        return traced(x.clone()), traced(x.clone() + 1), fewer(x.clone()), fewer(x.clone())
+
+    same_as_eager(program)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch as _dispatch
 
 from .._ext import hooks as _hooks
@@ -27,9 +28,9 @@ Create = Callable[[Any, tuple, "dict[str, Any]"], Any]
 class _Last(_dispatch.TorchDispatchMode):
     """Below the modes of the program."""
 
-    def __init__(self, create: Create, generator: Any) -> None:
+    def __init__(self, create: Create, generator: Any, tracer: Any) -> None:
         super().__init__()
-        self._create, self._generator = create, generator
+        self._create, self._generator, self._tracer = create, generator, tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -42,7 +43,12 @@ class _Last(_dispatch.TorchDispatchMode):
         drawn_from = kwargs.get("generator")
         if drawn_from is not None and self._generator is not None and drawn_from._cdata == self._generator._cdata:
             kwargs["generator"] = self._generator  # C++ hands down another object for it
-        return self._create(_hooks.original(getattr(_functions, name)), args, kwargs)
+        made = self._create(_hooks.original(getattr(_functions, name)), args, kwargs)
+        if self._tracer is not None and drawn_from is None:
+            # torch's mode that traces is below this one. Its call would be of the operator, which the device has not.
+            call = self._tracer.create_proxy("call_function", getattr(torch, name), args, kwargs)
+            proxy_tensor.track_tensor_tree(made, call, constant=None, tracer=self._tracer)
+        return made
 
 
 def create_shown(create: Create, func: Any, args: tuple, kwargs: dict[str, Any], from_data: bool) -> Any:
@@ -54,7 +60,9 @@ def create_shown(create: Create, func: Any, args: tuple, kwargs: dict[str, Any],
         return NotImplemented
     device = torch_device(index_of(kwargs["device"]))
     modes = _dispatch._get_current_dispatch_mode_stack()
-    if not isinstance(device, torch.device) or any(getattr(mode, "_mode_key", None) is not None for mode in modes):
+    own = [mode for mode in modes if getattr(mode, "_mode_key", None) is not None]
+    tracing = [mode for mode in own if isinstance(mode, proxy_tensor.ProxyTorchDispatchMode) and not from_data]
+    if not isinstance(device, torch.device) or own != tracing:
         return NotImplemented  # torch's parser does not know the device; modes of torch's own (fake tensors)
     needs_gradient = kwargs.get("requires_grad", False)
     options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
@@ -62,6 +70,7 @@ def create_shown(create: Create, func: Any, args: tuple, kwargs: dict[str, Any],
     if from_data:
         with Modes():
             made = create(func, args, options)
-    with Modes(_Last(create, kwargs.get("generator")), *modes):
+    tracer = tracing[0].tracer if tracing else None
+    with Modes(_Last(create, kwargs.get("generator"), tracer), *modes):
         out = func(*args, **{**options, "device": device}) if made is None else _lift(made)
     return out.requires_grad_() if needs_gradient else out
