@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mindtorch.engine.execute import local
+import mindtorch
+from mindtorch.base.errors import MaterializationError
+from mindtorch.engine.execute import LocalExecutor, local, values
 from mindtorch.engine.execute.pace import Pace
 
 LAZY = "remote_accelerator:0"
@@ -35,6 +37,35 @@ def test_R1_the_first_read_of_a_step_counts() -> None:
     pace.read(199, left=True)
     assert pace.step(200)
     assert pace.step(300), "nothing was read since"
+
+
+class Fails(LocalExecutor):
+    """What began before turns out to have failed when something else begins."""
+
+    def __init__(self, lost_write: bool) -> None:
+        super().__init__()
+        self.error: MaterializationError | None = MaterializationError("it had begun before")
+        self.error.lost_write = lost_write
+
+    def begin(self) -> None:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+@pytest.mark.parametrize("lost_write", [False, True])
+def test_L9_a_write_that_failed_elsewhere_is_told_at_the_next_read(lost_write: bool) -> None:
+    """Once, of whatever value; a failed value is told of where it is read."""
+    previous = mindtorch.set_executor(Fails(lost_write))
+    try:
+        x = torch.ones(2, device=LAZY) + 1
+        assert values.go_on() and not values.go_on()
+        if lost_write:
+            with pytest.raises(MaterializationError, match="it had begun before"):
+                x.tolist()
+        assert x.tolist() == [2, 2]
+    finally:
+        mindtorch.set_executor(previous)
 
 
 class Hears:

@@ -178,6 +178,30 @@ def test_C4_old_blocks_are_given_back_beyond_the_threshold() -> None:
     check(a)
 
 
+def test_C4_blocks_that_are_free_for_equally_long_go_together() -> None:
+    a = allocator("garbage_collection_threshold:0.25", capacity=400 * MIB)
+    a.fraction = 1.0
+    one, other, _held = (a.malloc(50 * MIB) for _ in range(3))
+    a.free(one)
+    a.free(other)
+    a.malloc(60 * MIB)  # into which neither fits; 50 MiB would be enough
+    assert a.reserved == (50 + 60) * MIB
+    check(a)
+
+
+def test_C4_no_more_old_blocks_are_given_back_than_it_takes() -> None:
+    a = allocator("garbage_collection_threshold:0.25", capacity=480 * MIB)
+    a.fraction = 1.0
+    old, young, other = a.malloc(50 * MIB), a.malloc(50 * MIB), a.malloc(70 * MIB)
+    a.free(old)
+    a.free(other)
+    a.malloc(70 * MIB)  # `other` again, while `old` stays free
+    a.free(young)
+    a.malloc(80 * MIB)  # 170 MiB of 120: `old` is exactly enough
+    assert a.reserved == (50 + 70 + 80) * MIB
+    check(a)
+
+
 def test_C4_expandable_segments_grow_by_pages() -> None:
     a = allocator("expandable_segments:True", capacity=1000 * MIB)
     first = a.malloc(30 * MIB)
