@@ -16,7 +16,7 @@ from libc.stdlib cimport calloc, free
 from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_DATA, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_DATA, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_OTHER,
     add_transition_hook, current_module, current_phase, in_step, outermost_optimizer,
     remove_transition_hook,
 )
@@ -295,8 +295,9 @@ cdef class Collector:
             return
         ours = cost if cost < ns else ns
         here.place = place
-        if here.n_looks:
-            self.looked(here, at - here.last, ns - ours, module, phase)
+        if here.n_looks:                       # so long that no loss is computed there
+            self.looked(here, at - here.last, ns - ours, module,
+                        PHASE_OTHER if phase == PHASE_FORWARD and module == 0 else phase)
         else:
             r = self.table.row(0, module, place, phase)
             r.ns += ns - ours

@@ -153,7 +153,7 @@ def _slow_imports(startup: dict[str, Any]) -> str:
     slow = [row for row in startup.get("imports") or [] if row["total_s"] > most][:3]
     named = []
     for row in slow:
-        inside = f", in {clean(row['within'])}" if 2 * (row.get("within_s") or 0.0) > row["total_s"] else ""
+        inside = f", in {clean(row['within'])}" if (row.get("within_s") or 0.0) > 0.9 * row["total_s"] else ""
         named.append(f"{clean(row['name'])} {seconds(row['total_s'])}{inside}")
     return f" ({'; '.join(named)})" if slow else ""
 

@@ -49,3 +49,20 @@ def test_C2_recording_is_taken_off_the_iteration_that_it_was_in() -> None:
     assert totals["overhead_s"] >= 0.4 and steps["count"] == 3
     assert steps["time_s"]["max"] >= 0.2 > steps["time_s"]["median"]
     assert sum(profiler.recording().step_ns) <= totals["time_s"] * 1e9
+
+
+def test_L12_what_follows_a_model_for_long_without_an_op_is_not_its_forward_pass() -> None:
+    """Drawing a figure of what a model gave was 69 % "forward"."""
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.1)
+            return x * 2
+
+    net = Slow()
+    with Profiler() as profiler:
+        loss = (net(torch.ones(2, requires_grad=True)) ** 2).sum()
+        time.sleep(0.3)
+        loss.backward()
+    phases = {row["name"]: row["time_s"] for row in profiler.report()["phases"]}
+    assert phases["other"] >= 0.25 and 0.1 <= phases["forward"] < 0.25

@@ -1,7 +1,7 @@
 """The execution phase of every op: forward, backward, optimizer or other; prefill and decode where announced.
 
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
-  step, because that is where the loss is computed.
+  step, because that is where the loss is computed (a profile leaves out stretches of milliseconds without an op).
 - backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
 - optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
   count as such.
