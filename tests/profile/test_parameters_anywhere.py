@@ -83,3 +83,18 @@ def test_C2_the_hook_for_parameters_is_gone_afterwards():
         with profile():
             assert len(hooks) == len(before) + 1
         assert dict(hooks) == before
+
+
+def made_in_the_first_call_and_dropped():
+    net = nn.Sequential(nn.LazyLinear(16, bias=False), nn.LazyLinear(4))
+    for _ in range(2):
+        net(torch.ones(2, 256))
+
+
+@pytest.mark.parametrize("profiler", [Profiler, Estimator])
+def test_C2_parameters_made_in_the_first_call_of_a_model_that_is_dropped(profiler):
+    """A `main()` that returns took the model with it: "Model, 0 parameters"."""
+    with profiler() as seen:
+        made_in_the_first_call_and_dropped()
+    [model] = seen.report()["models"]
+    assert (model["name"], model["params"]) == ("Sequential", 256 * 16 + 16 * 4 + 4)

@@ -234,6 +234,7 @@ class Estimator(Run):
         self._marks.append((kind, at))
         if kind == "enter":
             self._on_host.called(which)
+        self.book.marked(kind)
         if kind == "backward end":
             peak.say_roles(self.registered)
         elif not self._announced:

@@ -136,7 +136,7 @@ class Profiler(Run):
         self._running: dict[int, tuple[str, Timeline]] = {}
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
-        self._overhead = 0  # ns, of the stages that ended
+        self._overhead = 0  # of stages that ended
 
     def __enter__(self) -> Profiler:
         if self._used:
@@ -327,6 +327,7 @@ class Profiler(Run):
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
             self._recording.note(now, self._overhead + self.collector.overhead)
+            self.book.marked(kind)
             if kind == "backward end":
                 peak.say_roles(self.registered)
             elif kind == "op":

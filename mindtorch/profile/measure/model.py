@@ -26,16 +26,27 @@ class ModelBook:
         self._frozen: dict[int, bool] = {}  # token -> whether it gets no gradient, when it was looked at last
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
         self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
+        self._new = 0  # how many of them nobody looked at after a call
 
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
         noted: set[int] = set()
+        self._new += 1
         self._seen.append((weakref.ref(root), path, noted))
         self.roots.setdefault(path, (context.class_name(root), []))[1].extend(self._look(root, path, noted))
 
+    def marked(self, kind: str) -> None:
+        """Look again at new roots when their first call has ended: the program may drop them."""
+        if self._new and kind != "enter":
+            self._refresh(self._seen[-self._new :])
+            self._new = 0
+
     def refresh(self) -> None:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""
-        for ref, path, noted in self._seen:
+        self._refresh(self._seen)
+
+    def _refresh(self, roots: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]]) -> None:
+        for ref, path, noted in roots:
             root = ref()
             if root is None:
                 continue
