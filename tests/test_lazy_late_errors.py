@@ -331,7 +331,17 @@ def test_L9_signs_and_which_number_is_the_greater_matter(same_bits: Callable[...
         lambda t, a, b: F.celu(t, a),
         lambda t, a, b: torch._C._nn.hardtanh(t.byte(), a, b),
     ):
-        for a, b in ((0.25, 2.0), (2.0, 0.25), (-0.5, 0.5), (0.5, -0.5), (0.0, 0.0), (-0.25, -2.0), (0.5, 0.5)):
+        for a, b in (
+            (0.25, 0.75),
+            (0.75, 0.25),
+            (0.25, 2.0),
+            (2.0, 0.25),
+            (-0.5, 0.5),
+            (0.5, -0.5),
+            (0.0, 0.0),
+            (-0.25, -2.0),
+            (0.5, 0.5),
+        ):
             try:
                 expected = call(x, a, b)
             except (RuntimeError, ValueError) as e:

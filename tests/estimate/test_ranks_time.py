@@ -9,7 +9,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.cli import report_cluster
 from mindtorch.cli.render import Canvas
 from mindtorch.profile.cost import targets
-from mindtorch.profile.cost.collectives import links_of, on_wire
+from mindtorch.profile.cost.collectives import Fitted, Links, links_of, on_wire
 from mindtorch.profile.estimate import communication
 from mindtorch.profile.estimate.all_ranks import every_rank, layout, spans
 from mindtorch.profile.estimate.communication import rows, simulate
@@ -22,6 +22,32 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 def test_C4_bytes_on_the_wire_are_those_of_the_bus_bandwidth() -> None:
     assert on_wire("all_reduce", 800, 8) == 1400 and on_wire("all_gather", 800, 8) == 700
     assert on_wire("reduce_scatter", 800, 2) == 400 and on_wire("broadcast", 800, 8) == 800
+    assert (
+        on_wire("all_to_all", 800, 8) == 700 and on_wire("reduce", 800, 8) == 800 and on_wire("all_reduce", 800, 1) == 0
+    )
+
+
+def test_C4_between_machines_an_all_to_all_sends_what_is_for_others_over_the_network() -> None:
+    fitted = {"all_to_all": Fitted(0.0, 0.0, 0.0, (100.0, 100.0, 100.0))}
+    links = Links(100.0, fitted, 1.0, 10.0, "x")
+    assert links.seconds("all_to_all", 800, 8) == 7.0
+    assert links.seconds("all_to_all", 800, 8, 2) == pytest.approx(40.0, abs=1e-3), "half of it, at the network's rate"
+    assert links.seconds("all_to_all", 800, 8, 8) == pytest.approx(70.0, abs=1e-3)
+    assert Links(100.0, fitted, 1.0, 1e6, "x").seconds("all_to_all", 800, 8, 2) == pytest.approx(3.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("computed,exposed", [(0.0, 4.0), (3.0, 1.0), (4.0, 0.0), (5.0, 0.0)])
+def test_C4_what_is_exposed_is_what_computation_does_not_cover(computed: float, exposed: float) -> None:
+    one = Call("all_reduce", 8, EIGHT)
+    (timed,) = simulate([one], [Event(0, 0, False), Event(1, 0, True)], [0.0, computed], lambda call: 4.0)
+    assert (timed.seconds, timed.exposed) == (4.0, exposed)
+    first, second = simulate(
+        [one, one],
+        [Event(0, 0, False), Event(0, 1, False), Event(1, 1, True), Event(1, 0, True)],
+        [0.0, computed],
+        lambda call: 4.0,
+    )
+    assert (first.exposed, second.exposed) == (max(4.0 - computed, 0.0), min(8.0 - computed, 4.0))
 
 
 @pytest.mark.parametrize("target", ["h100", "a100", "b200", "l40s", "h200", "l4", "unheard-of", "h100-pcie"])

@@ -184,3 +184,17 @@ def test_L7_a_finalizer_that_records_in_the_middle_of_a_call_changes_nothing(thr
             gc.set_threshold(*before)
     assert y.tolist() == [200.0] * 4 and w.tolist() == [2.0] * 4 and x.tolist() == [1.0] * 4
     assert a.tolist() == [1.0, 3.0] and p.tolist() == [0.0, 1.0] and q.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("limit", [7, 8, 15, 16, 31, 32, 63], ids=lambda bits: f"2**{bits}")
+def test_L7_numbers_at_the_limits_of_a_keys_bytes(limit: int) -> None:
+    """A key holds a small number in one byte, others in eight; what does not fit is torch's."""
+    x, sizes = torch.ones(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    for n in (-(2**limit) - 1, -(2**limit), -(2**limit) + 1, 2**limit - 1, 2**limit, 2**limit + 1, 2**limit + 2):
+        if -(2**63) <= n < 2**63:
+            assert (x.to(LAZY) * n).tolist() == [n, n] == (n * x.to(LAZY)).tolist()
+            assert torch.add(x.to(LAZY), x.to(LAZY), alpha=n).tolist() == torch.add(x, x, alpha=n).tolist()
+        if 0 <= n < 2**17:
+            assert sizes.to(LAZY).expand(n).shape == (n,) and torch.zeros((n,), device=LAZY).sum().item() == 0
+    assert (x.to(LAZY) * 0.0).tolist() == [0.0, 0.0] and str((x.to(LAZY) * -0.0).tolist()) == "[-0.0, -0.0]"
+    assert torch.equal((x.to(LAZY) * True).cpu(), x) and (x.to(LAZY) * 1.0).dtype is torch.float32

@@ -181,3 +181,25 @@ def test_S5_many_names_for_one_value() -> None:
     assert names[0].tolist() == names[999].tolist() == [2.0, 2.0]
     del names
     assert x.tolist() == [2.0, 2.0]
+
+
+def test_L7_what_reads_a_tensor_runs_before_it_is_written_at_once() -> None:
+    x = torch.arange(3.0, device=LAZY)
+    assert x.tolist() == [0.0, 1.0, 2.0], "it has been computed: nothing that is pending makes it"
+    before = x + 1
+    view = x[1:] * 2
+    x.apply_(lambda v: 9.0)  # which cannot wait
+    assert before.tolist() == [1.0, 2.0, 3.0] and view.tolist() == [2.0, 4.0] and x.tolist() == [9.0] * 3
+
+
+def test_S5_only_the_last_name_of_a_value_lets_go_of_it() -> None:
+    x = torch.arange(1000.0, device=LAZY)
+    x.cpu()
+    waits = x + 1
+    waiting = main.waiting
+    other = x.detach()
+    del x
+    assert main.waiting == waiting, "another name holds it"
+    del other
+    assert main.waiting == waiting + 4000
+    assert waits.sum().item() == 500_500.0

@@ -271,6 +271,20 @@ def test_N5_reads() -> None:
         numpy.from_dlpack(x)
 
 
+def test_L7_devices_that_are_used_later_have_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindtorch.npu import random as npu_random
+
+    monkeypatch.setattr(npu_random, "_generators", {})
+    monkeypatch.setattr(npu_random, "_seed", None)
+    unseeded = npu_random._generator(0).initial_seed()
+    npu_random.manual_seed_all(0)
+    assert npu_random._generator(0).initial_seed() == npu_random._generator(1).initial_seed() == 0 != unseeded
+    npu_random.manual_seed_all(2**63 - 1)
+    assert {npu_random._generator(i).initial_seed() for i in range(3)} == {2**63 - 1}
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(2**63 - 1))
+    assert torch.equal(torch.rand(3, generator=npu_random._generator(5)), expected)
+
+
 def test_L7_a_seed_gives_the_cpus_numbers() -> None:
     torch.manual_seed(5)
     expected = torch.randn(3), torch.nn.functional.dropout(torch.ones(20)), torch.randperm(9)

@@ -263,3 +263,17 @@ def test_C4_tf32_is_of_matrix_work_only(precision) -> None:
     plain, faster = ({row["name"]: row["about_s"] for row in estimate(run)["ops"]} for run in (train, allowed))
     assert plain["aten::_softmax"] == faster["aten::_softmax"]
     assert plain["aten::mm"] > 2 * faster["aten::mm"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+@pytest.mark.parametrize("shape,stride,odd", [
+    ((4, 3), (3, 1), True), ((4, 4), (4, 1), False), ((1, 3), (3, 1), False), ((4, 1), (1, 1), False),
+    ((4, 2), (1, 4), False), ((3, 3), (1, 3), True), ((2, 2), (2, 1), False), ((2, 4, 4), (17, 4, 1), True),
+    ((2, 2), (3, 1), True), ((0, 3), (3, 1), False),
+])  # fmt: skip
+def test_C4_odd_rows_of_either_operand_count(dtype: torch.dtype, shape: tuple, stride: tuple, odd: bool) -> None:
+    t = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    even = torch.empty(4, 4, dtype=dtype, device="meta")
+    expected = odd and dtype.itemsize == 2
+    assert work._unaligned((t, even)) == work._unaligned((even, t)) == expected
+    assert work._unaligned((torch.empty(4, 3, dtype=dtype, device="meta"), even, t)) == expected, "the last two are"

@@ -29,6 +29,16 @@ def test_R3_values_come_out_as_they_went_in(value: object) -> None:
     assert type(found) is type(value) and repr(found) == repr(value)
 
 
+@pytest.mark.parametrize("bits", [6, 7, 8, 13, 14, 15, 31, 32, 62, 63, 64, 128])
+def test_R3_numbers_and_lengths_at_the_limits_of_their_bytes(bits: int) -> None:
+    for n in (2**bits - 2, 2**bits - 1, 2**bits, 2**bits + 1):
+        for value in (n, -n):
+            assert loads(dumps(value)) == value
+            if bits <= 15:
+                assert loads(dumps(b"x" * n)) == b"x" * n and loads(dumps([0] * n)) == [0] * n
+        assert len(dumps(n)) - len(dumps(0)) == (2 * n).bit_length() // 7 - ((2 * n).bit_length() % 7 == 0)
+
+
 @pytest.mark.parametrize(
     ("n", "nbytes"), [(0, 1), (127, 1), (128, 2), (129, 2), (16383, 2), (16384, 3), ((1 << 63) - 1, 9), (1 << 63, 10)]
 )
