@@ -107,17 +107,6 @@ def test_C4_between_machines_the_network_is_the_limit() -> None:
     assert links_of("h100").network == 50e9  # 400 Gb/s
 
 
-@pytest.mark.parametrize(("ranks", "machines", "outside"), [(16, 2, 8 / 16), (32, 4, 24 / 32), (8, 8, 7 / 8)])
-def test_C4_of_an_all_to_all_only_what_is_for_other_machines_goes_there(
-    ranks: int, machines: int, outside: float
-) -> None:
-    found = links_of("h100", 1e9).seconds("all_to_all", 1 << 30, ranks, machines)
-    assert found == pytest.approx(outside * (1 << 30) / 1e9, rel=0.05)
-    fast = links_of("h100", 1e15).seconds("all_to_all", 1 << 30, ranks, machines)
-    alone = links_of("h100").seconds("all_to_all", 1 << 30, ranks // machines)
-    assert fast < 1.1 * max(alone, 1e-3)
-
-
 def test_C4_what_is_waited_for_is_exposed_from_the_last_one_back() -> None:
     """Each at most for as long as it takes."""
     calls = [Call("all_reduce", 8, EIGHT)] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 
@@ -203,3 +204,15 @@ def test_S5_only_the_last_name_of_a_value_lets_go_of_it() -> None:
     del other
     assert main.waiting == waiting + 4000
     assert waits.sum().item() == 500_500.0
+
+
+@pytest.mark.parametrize("names", [1, 2, 3])
+def test_L7_values_with_several_names_stay_shared_in_copies(names: int) -> None:
+    def program(device: str) -> list[list[float]]:
+        first = torch.ones(4).to(device) * 2
+        held = [first, *(first.detach() for _ in range(names - 1))]
+        made = copy.deepcopy(held)
+        made[-1].mul_(5)
+        return [t.tolist() for t in (*held, *made)]
+
+    assert program(LAZY) == program("cpu")

@@ -81,19 +81,3 @@ def test_L7_a_seed_is_said_to_take_effect(in_npu_program: Any) -> None:
         """
     )
     assert said == "True False\n"
-
-
-@pytest.mark.parametrize("seeded", ["torch.manual_seed(5)", "npu.manual_seed_all(5)"])
-def test_L7_a_device_that_is_used_later_has_the_seed_too(in_npu_program: Any, seeded: str) -> None:
-    said = in_npu_program(
-        f"""
-        import torch, mindtorch
-        from mindtorch import npu
-        first = torch.rand(3, device="npu:0")  # its generator is made here, the other one's after the seed
-        {seeded}
-        drawn = [torch.rand(3, device=device).tolist() for device in ("npu:0", "npu:1")]
-        torch.manual_seed(5)
-        print([each == torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist() for each in drawn])
-        """
-    )
-    assert said == "[True, True]\n"

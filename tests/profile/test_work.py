@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch.ops.call import distinct
-from mindtorch.profile.cost.work import Work, _unaligned, work
+from mindtorch.profile.cost.work import Work, work
 
 aten = torch.ops.aten
 F4, HALF, LONG, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
@@ -241,21 +241,3 @@ def test_C4_every_op_of_a_training_step_has_its_work():
         moves = done.tag != "view" and not done.name.startswith(still)
         assert (done.bytes > 0) == moves, done
         assert done.bytes_new <= done.bytes_written
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shapes", "transposed", "found"),
-    [
-        (torch.bfloat16, [(4, 3), (3, 8)], (), True), (torch.bfloat16, [(4, 8), (8, 3)], (), True),
-        (torch.float16, [(4, 8), (8, 6)], (), False), (torch.bfloat16, [(4, 8), (8, 5)], (1,), False),
-        (torch.bfloat16, [(4, 3), (8, 3)], (1,), True), (torch.float32, [(4, 3), (3, 5)], (), False),
-        (torch.float16, [(1, 3), (3, 2)], (), False), (torch.float16, [(7, 3), (4, 8), (8, 2)], (), False),
-        (torch.float16, [(2, 3), (4, 8), (8, 3)], (), True),
-    ],
-)  # fmt: skip
-def test_C4_rows_that_begin_at_odd_multiples_of_two_bytes(dtype, shapes, transposed, found):
-    """Of one of the last two operands: before them comes what is added."""
-    args = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
-    for i in transposed:
-        args[i] = torch.empty(shapes[i][::-1], dtype=dtype, device="meta").t()
-    assert _unaligned(tuple(args)) is found

@@ -39,17 +39,6 @@ def test_R3_numbers_and_lengths_at_the_limits_of_their_bytes(bits: int) -> None:
         assert len(dumps(n)) - len(dumps(0)) == (2 * n).bit_length() // 7 - ((2 * n).bit_length() % 7 == 0)
 
 
-@pytest.mark.parametrize(
-    ("n", "nbytes"), [(0, 1), (127, 1), (128, 2), (129, 2), (16383, 2), (16384, 3), ((1 << 63) - 1, 9), (1 << 63, 10)]
-)
-def test_R3_a_size_takes_a_byte_for_seven_bits(n: int, nbytes: int) -> None:
-    out = bytearray()
-    wire._size(out, n)
-    assert len(out) == nbytes
-    reader = wire._Reader(bytes(out) + b"\x05")
-    assert (reader.size(), reader.size()) == (n, 5)
-
-
 def test_R3_a_size_ends_within_a_hundred_bytes() -> None:
     assert wire._Reader(b"\x80" * 100 + b"\x01").size() == 1 << 700
     with pytest.raises(WireError, match="without an end"):
