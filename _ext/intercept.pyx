@@ -434,7 +434,7 @@ cdef uint32_t _scripted(OpInfo info) except? 0:
         if has_kept(K.ins[i]):
             K.n = 0
             return 0
-    if not _grad_is_off() and K.uncertain or info.kind == KIND_RECORD and not (info.handler is None or info.handler()):
+    if not _grad_is_off() and K.uncertain or info.kind != KIND_HANDLER and not (info.handler is None or info.handler()):
         K.n = 0
         return 0
     if K.serial == serial:

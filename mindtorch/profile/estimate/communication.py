@@ -56,7 +56,7 @@ def simulate(calls: Sequence[Call], events: Sequence[Event], computed: Any,
             stalled += stop
             # Of what is waited for, this one is the last: those before it that nobody has waited for yet are in it.
             for number in range(event.number, -1, -1):
-                part = min(stop, takes[number])
+                part = min(stop, takes[number] - exposed[number])
                 exposed[number] += part
                 stop -= part
                 if stop <= 0:

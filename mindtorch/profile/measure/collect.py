@@ -270,8 +270,6 @@ class Profiler(Run):
         held.memory = self._held[reached].report(collector, self.names, self._began.get(reached, 0))
         return held
 
-    # ---------------------------------------------------------------- parts of the run
-
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: one of them begins, as "warmup" or as "main" (in the report), or
         what they need is made ready ("init"). Nothing is guessed from then on; `warmup` and `steps` say nothing."""
