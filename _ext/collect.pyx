@@ -465,6 +465,7 @@ cdef class Collector:
             nbytes = self.balance.track(out, &maker, here)
         elif op.writes:
             nbytes = self.written(out)
+        self.balance.in_module(module)         # it holds what is there, also where it only makes views
         self.balance.in_phase(phase)
         self.note_place(out, args)
         ns = t1 - t0 - here.inner

@@ -80,3 +80,23 @@ def test_L9_who_raised_an_error_is_found_out_without_keeping_it() -> None:
     for number in range(3):
         catches(number)
     assert gc.collect() == 0
+
+
+def test_C2_a_module_that_only_makes_views_holds_what_is_there_in_backward_too() -> None:
+    """Measured, nn.Flatten held what was there as it was called, and nothing of the backward pass."""
+
+    def step() -> None:
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4)
+        )
+        net(torch.ones(50, 3, 8, 8)).sum().backward()
+
+    with Profiler() as measured:
+        step()
+    with Estimator() as estimator:
+        step()
+    peaks = [
+        {row["path"]: row["peak_bytes"] for row in seen.report()["modules"] if row["path"]}
+        for seen in (measured, estimator)
+    ]
+    assert peaks[0] == peaks[1] and len(peaks[0]) == 5
