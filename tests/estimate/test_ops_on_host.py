@@ -44,3 +44,14 @@ def test_C4_a_program_that_keeps_to_the_cpu_is_told_what_it_would_take_on_the_ac
     report = estimate(True, False)
     assert device_s(report) > 0 and report["totals"]["host_flops"] == 0
     assert any("nothing of the program is on the accelerator" in note for note in report["warnings"])
+
+
+def test_C4_small_known_tensors_on_the_cpu_are_the_hosts_too() -> None:
+    """What a dataset makes of bytes that are known: an image of 32 × 32."""
+    with Estimator(target=L4) as estimator:
+        torch.ones(4, device="cuda") + 1
+        for _ in range(3):
+            torch.arange(1024).reshape(32, 32).div(255).sub_(0.5)
+            torch.arange(1024, device="cuda").mul_(2)
+    times = {row["name"]: row["self_s"] for row in estimator.report()["ops"]}
+    assert times["aten::div"] == times["aten::sub_"] == 0 < times["aten::mul_"]

@@ -62,7 +62,7 @@ class DistinctCalls:
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
             nbytes = _allocated(op, args, out)
-            if name is None and _is_on_host(sig):
+            if name in known.on_host if name is not None else _is_on_host(sig):
                 self.on_host.add(len(self._bytes))
         self.ops.append(op)
         self.flops.append(flops)

@@ -54,6 +54,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     assumptions.begin(assume)
     _ledger.decide_with(decisions.NAMES - deciding.CARRYING)
     ran.clear()
+    on_host.clear()
     _names.clear()
     with mode.enter(known=_Answers, **changes):
         yield
@@ -317,6 +318,7 @@ def _shares(value: torch.Tensor, values: list[torch.Tensor]) -> bool:
 #: Calls that were not recorded, under the names that the ledger has for them: (function, args, kwargs, result), with
 #: torch's own meta tensors for the tensors.
 ran: dict[str, tuple[Any, tuple, dict[str, Any], Any]] = {}
+on_host: set[str] = set()  # those whose tensors are all the CPU's
 _names: dict[Any, str] = {}
 
 
@@ -336,6 +338,8 @@ def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: C
         out = _run(info, args, kwargs, inputs, without_data)
     if found is not None:
         ran[name] = (*found, _plain(out))
+        if inputs and all(t.is_cpu for t in inputs):
+            on_host.add(name)
     return out
 
 
