@@ -50,7 +50,9 @@ def refusing(name: str, why: str) -> type:
     def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedOperationError(f"[torch.cuda.{name}] {why}")
 
-    return type(name, (), {"__new__": refuse})
+    # Dynamo asks torch's decorated functions for what they wrap.
+    wrapped = getattr(getattr(torch.cuda, name, None), "__wrapped__", None)
+    return type(name, (), {"__new__": refuse} | ({} if wrapped is None else {"__wrapped__": wrapped}))
 
 
 _torch_generator = torch.Generator

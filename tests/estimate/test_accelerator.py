@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,3 +120,21 @@ def test_C4_one_device_in_data_parallel() -> None:
 def test_C4_libraries_with_kernels_of_their_own_find_the_stream(session: None) -> None:
     """bitsandbytes asks for it by name when it is imported."""
     assert torch._C._cuda_getCurrentRawStream(0) == 0
+
+
+#: Functions of torch's own that wrap others, before anything stands for them. Deprecated ones wrap themselves.
+WRAPPING = [
+    name
+    for name, value in vars(torch.cuda).items()
+    if inspect.isfunction(value) and hasattr(value, "__wrapped__") and not hasattr(value, "__deprecated__")
+]
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+def test_C4_what_stands_for_a_function_of_cuda_says_what_that_one_wraps(name: str) -> None:
+    """Dynamo asks torch's context managers for it as it is imported."""
+    assert callable(getattr(torch.cuda, name).__wrapped__)
+
+
+def test_C4_functions_of_cuda_wrap_others() -> None:
+    assert "use_mem_pool" in WRAPPING
