@@ -187,7 +187,7 @@ def _init_process_group(backend: Any = None, init_method: Any = None, timeout: A
 @functools.wraps(_new_helper)
 def _new_process_group_helper(group_size: Any, group_rank: Any, ranks: Any, backend: Any, store: Any, group_name: Any,
                               backend_options: Any = None, timeout: Any = None, pg_tag: Any = None,
-                              device_id: Any = None, group_desc: Any = None) -> Any:  # fmt: skip
+                              device_id: Any = None, group_desc: Any = None, **_: Any) -> Any:  # fmt: skip
     group, prefix = _new_helper(group_size, group_rank, ranks, "fake", store, group_name, timeout=timeout,
                                 pg_tag=pg_tag, group_desc=group_desc)  # fmt: skip
     if prefix is not None:
@@ -228,13 +228,13 @@ def _size(group: Any) -> int:
     return dist.get_world_size(group)
 
 
-def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **_: Any) -> None:
     exchanged.begun("all_gather", 0, exchanged.ranks_of(group or dist.group.WORLD), False)
     object_list[: _size(group)] = [copy.deepcopy(obj) for _ in range(_size(group))]
 
 
 def _gather_object(
-    obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None, **_: Any
 ) -> None:
     if object_gather_list is not None:
         _all_gather_object(object_gather_list, obj, group)
@@ -246,7 +246,7 @@ def _broadcast_object_list(object_list: list[Any], src: Any = None, group: Any =
 
 def _scatter_object_list(
     scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None, group: Any = None,
-    group_src: Any = None,
+    group_src: Any = None, **_: Any,
 ) -> None:  # fmt: skip
     given = scatter_object_input_list
     scatter_object_output_list[0] = given[dist.get_rank(group)] if given else None
@@ -259,12 +259,12 @@ def _peer(global_rank: int | None, group: Any, in_group: int | None) -> int:
 
 
 def _send_object_list(object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-                      use_batch: bool = False) -> None:  # fmt: skip
+                      use_batch: bool = False, **_: Any) -> None:  # fmt: skip
     others.sent(dist.get_rank(), _peer(dst, group, group_dst), object_list)
 
 
 def _recv_object_list(object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-                      use_batch: bool = False) -> int:  # fmt: skip
+                      use_batch: bool = False, **_: Any) -> int:  # fmt: skip
     source = _peer(src, group, group_src)
     found = others.received(source, dist.get_rank())
     if found is not others.MISSING:

@@ -18,6 +18,9 @@ from . import assumptions, exchanged, kernel_limits
 __all__ = ["Event", "Stream", "current", "on_stream"]
 
 
+_KINDS = {"cuda": torch.autograd.DeviceType.CUDA, "npu": torch.autograd.DeviceType.PrivateUse1}
+
+
 class Stream:
     """Stands for torch.cuda.Stream. last: the number of the last collective begun on it; None: there is none."""
 
@@ -25,7 +28,9 @@ class Stream:
         named = isinstance(device, (str, torch.device, int))
         self.device = known_device(f"{mode.now.accelerator}:{_index(device) if named else mode.now.current_cuda()}")
         self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
-        self.device_index = self.device.index
+        # FSDP2 names a stream by these three.
+        self.stream_id, self.device_index = 0, self.device.index
+        self.device_type = int(_KINDS[mode.now.accelerator or "cuda"])
         self.last: int | None = None
 
     def synchronize(self) -> None:
