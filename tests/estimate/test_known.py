@@ -226,8 +226,9 @@ def test_C4_a_refused_fill_leaves_the_unknown_unknown(knowing: None) -> None:
 
 def test_C4_tensors_of_torchs_own_meta_device_are_unknown(knowing: None) -> None:
     t = mindtorch.arange(3, device="meta")
-    assert torch.combinations(t).shape == (9, 2)  # C++ makes its mask on torch's own meta device
-    assert [row["op"] for row in known.assumed()] == ["masked_select"]
+    found = tuple(torch.combinations(t).shape), [row["op"] for row in known.assumed()]
+    # Until 2.14 C++ makes a mask on torch's own meta device; later it needs none.
+    assert found in [((9, 2), ["masked_select"]), ((3, 2), [])]
 
 
 def test_C4_what_follows_whatever_is_unknown(knowing: None) -> None:
