@@ -396,3 +396,14 @@ def test_L9_what_linear_algebra_refuses_is_raised_at_the_call(call: Callable[...
     for d in ("cpu", LAZY):
         with pytest.raises(torch.linalg.LinAlgError):
             call(torch.zeros(3, 3, device=d))
+
+
+def test_L9_what_no_device_takes_is_torchs_own_error() -> None:
+    """Torch 2.15 raises NotImplementedError of it, which is not for want of a kernel."""
+    for call in (lambda x: x - x, lambda x: 1 - x, lambda x: x.sub_(x), lambda x: torch.sub(x, x, alpha=2)):
+        errors = []
+        for device in ("cpu", LAZY):
+            with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+                call(torch.ones(2, dtype=torch.bool, device=device))
+            errors.append((type(caught.value), str(caught.value)))
+        assert errors[0] == errors[1]

@@ -135,3 +135,8 @@ def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
         dtype = rest.pop(0)
     non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
     return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format
+
+
+def has_no_kernel(error: BaseException) -> bool:
+    """Does torch say that a device has no kernel for such a call? Other NotImplementedErrors say that none takes it."""
+    return "not implemented for" in str(error) or "Could not run '" in str(error)

@@ -21,6 +21,7 @@ from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
 from ...ops.schema import data_dependent, has_out
 from . import seen
+from .arguments import has_no_kernel
 from .gradients import on_values
 from .meta import as_meta, refuse
 from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
@@ -201,11 +202,13 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 raise UnsupportedOperationError(f"[{info.name}] torch cannot infer what it gives: {text}") from error
             if index < 0:
                 refuse(info.name)
-            if unsupported() == "zeros":
-                return _zeros(info, args, kwargs, error)
-            raise UnsupportedOperationError(
-                f"[{info.name}] torch cannot run it on these inputs either: {error}"
-            ) from error
+            if has_no_kernel(error):
+                if unsupported() == "zeros":
+                    return _zeros(info, args, kwargs, error)
+                raise UnsupportedOperationError(
+                    f"[{info.name}] torch cannot run it on these inputs either: {error}"
+                ) from error
+            failure = error
         except Exception as error:  # noqa: BLE001 - raised below
             if index < 0 and depends and not by_signal_handler(error):
                 refuse(info.name)

@@ -29,6 +29,7 @@ from ...base.errors import NoDataError
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
+from ...engine.record.arguments import has_no_kernel
 from ...engine.record.predict import concrete, lazy_in, little
 from ...ops import decisions
 from ...ops.schema import data_dependent
@@ -224,8 +225,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     except Exception as error:
         if by_signal_handler(error):
             raise
-        # Not every NotImplementedError: some say that no device takes such a call.
-        no_kernel = "not implemented for" in str(error) or str(error).startswith("Could not run")
+        no_kernel = has_no_kernel(error)
         if made is not None or no_kernel:
             _lose(call, info, inputs)
         if no_kernel:
