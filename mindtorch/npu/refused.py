@@ -69,11 +69,16 @@ REFUSED: dict[str, str] = {
 
 def refusing(module: str, name: str, why: str) -> type:
     """A class, as some of them are, that programs name in annotations: calling it raises."""
+    import torch  # not before it must be: `genie devices` asks this package, too
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedOperationError(f"[{module}.{name}] {why}")
 
-    return type(name, (), {"__new__": refuse, "__module__": module, "__doc__": why})
+    held = {"__new__": refuse, "__module__": module, "__doc__": why}
+    wrapped = getattr(getattr(torch.cuda, name, None), "__wrapped__", None)
+    if wrapped is not None:  # Dynamo asks torch's context managers for it as it is imported
+        held["__wrapped__"] = wrapped
+    return type(name, (), held)
 
 
 def getter(module: str, names: dict[str, str]) -> Callable[[str], Any]:

@@ -18,10 +18,11 @@ from ..base.errors import UsageError
 from ..devices import mode
 from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
+from ..npu.refused import refusing
 from . import creation, generators, hooks, parallel, slot, tensor_types
 from .default_device import one_generator
 from .device_module import NOT_APPLICABLE, REFUSED
-from .replaced import generators_made_by, of_cuda, refusing, replaced
+from .replaced import generators_made_by, of_cuda, replaced
 
 __all__ = ["cuda_is_ours"]
 
@@ -61,7 +62,7 @@ def _said() -> dict[str, Any]:
     said: dict[str, Any] = {}
     for name in set(torch.cuda.__all__) - _TORCHS:
         if name in REFUSED:
-            said[name] = refusing(name, REFUSED[name])
+            said[name] = refusing("torch.cuda", name, REFUSED[name])
         elif hasattr(device, name):
             said[name] = getattr(device, name)
     return said | _memory() | {

@@ -5,13 +5,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..base.errors import UnsupportedOperationError
-
-__all__ = ["generators_made_by", "of_cuda", "refusing", "replaced"]
+__all__ = ["generators_made_by", "of_cuda", "replaced"]
 
 
 @contextmanager
@@ -42,17 +40,6 @@ def of_cuda(said: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
         for name, value in said.items():
             if module is torch.cuda or (name in vars(module) and vars(module)[name] is getattr(torch.cuda, name, None)):
                 yield module, name, value
-
-
-def refusing(name: str, why: str) -> type:
-    """What stands for something that there is not. A class, as some of them are, that programs name in annotations."""
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedOperationError(f"[torch.cuda.{name}] {why}")
-
-    # Dynamo asks torch's decorated functions for what they wrap.
-    wrapped = getattr(getattr(torch.cuda, name, None), "__wrapped__", None)
-    return type(name, (), {"__new__": refuse} | ({} if wrapped is None else {"__wrapped__": wrapped}))
 
 
 _torch_generator = torch.Generator

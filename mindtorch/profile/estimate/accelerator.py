@@ -20,8 +20,9 @@ from ...devices.names import device as mindtorch_device
 from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
+from ...npu.refused import refusing
 from ...patch.attention import without_data
-from ...patch.replaced import generators_made_by, of_cuda, refusing
+from ...patch.replaced import generators_made_by, of_cuda
 from . import compiling, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
 
@@ -74,7 +75,7 @@ def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     if accelerator is None:
         return shared + _of_npus_of_programs_for_them()
     said = _said(accelerator, "cuda")
-    refused = {name: refusing(name, _NO_DEVICE) for name in _REFUSED}
+    refused = {name: refusing("torch.cuda", name, _NO_DEVICE) for name in _REFUSED}
     raw = (torch._C, "_cuda_getCurrentRawStream", lambda device: 0)  # which libraries with kernels of their own have
     return shared + [raw, *of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
 
@@ -193,7 +194,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
         "set_device_idx": set_current,
         "device_index": _device,
         "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
-        "Graph": refusing("Graph", _NO_DEVICE),
+        "Graph": refusing("torch.cuda", "Graph", _NO_DEVICE),
         **{
             name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
         },
