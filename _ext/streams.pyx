@@ -308,6 +308,10 @@ cdef class Stream:
     def priority(self):
         return -1 if self.there().number > STREAMS else 0
 
+    def is_capturing(self):
+        """Graphs of the runtime are not driven."""
+        return False
+
     def query(self):
         """Whether all its work is over."""
         cdef Lane *lane = self.there()

@@ -70,3 +70,13 @@ def test_L7_states_of_all_generators() -> None:
     torch.rand(3, device="remote_accelerator:1").tolist()
     module.set_rng_state_all(states)
     assert torch.rand(3, device="remote_accelerator:1").tolist() == first
+
+
+def test_L1_streams_capture_nothing() -> None:
+    assert module.current_stream().is_capturing() is False
+    stream = module.Stream()
+    assert (stream.stream_id, stream.device_index, stream.device_type) == (
+        0,
+        0,
+        int(torch.autograd.DeviceType.PrivateUse1),
+    )

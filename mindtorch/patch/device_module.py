@@ -245,6 +245,10 @@ class Stream:
         values.flush("synchronize")
         values.executor().sync()
 
+    def is_capturing(self) -> bool:
+        """Never: there are no graphs to capture calls in."""
+        return False
+
     def query(self) -> bool:
         """True when nothing is left to compute."""
         return not values.tape.n_pending

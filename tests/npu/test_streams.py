@@ -363,3 +363,8 @@ def test_N2_calls_are_made_in_the_right_context(npu, devices):
             blocks.copy_across(other, 0, block, 0, 100)
             npu.Stream(index).wait_event(npu.Stream((index + 1) % count).record_event())
             assert in_thread(lambda: get(other)) == bytes([index]) * 100  # noqa: B023
+
+
+def test_N3_streams_capture_nothing(npu):
+    """Torch 2.15 asks before it waits for one."""
+    assert npu.Stream(0).is_capturing() is npu.current_stream().is_capturing() is False
