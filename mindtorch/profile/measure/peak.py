@@ -94,7 +94,9 @@ class Registered:
         if isinstance(parameter, torch.nn.Parameter) and not is_lazy(parameter):
             self._note(parameter)
             self._made.add(id(parameter))
-            say([parameter], PARAMETERS)  # now: `.data` may give it another storage before it is looked at
+            handle = _core.get_handle(parameter)
+            if handle is not None:
+                ledger.mark(handle, PARAMETERS)  # now: `.data` may give it another storage before it is looked at
 
     def _note(self, parameter: torch.Tensor) -> None:
         key = id(parameter)
