@@ -1,5 +1,8 @@
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
+
+def holders(standing: dict[Any, Any], besides: tuple[str, ...]) -> list[tuple[ModuleType, str, Any]]: ...
 
 class StandIn:
     def __get__(self, instance: Any, owner: Any = ..., /) -> StandIn: ...

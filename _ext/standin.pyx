@@ -1,4 +1,25 @@
 """What stands for a function of torch's that changes a setting, where its C function cannot be exchanged."""
+import sys
+
+from cpython.module cimport PyModule_Check, PyModule_GetDict
+
+
+def holders(dict standing, tuple besides):
+    """[(module, name, stand-in)] of every loaded module that has a key of `standing` by name, but for those `besides`.
+
+    A program has 200,000 such names, and a profile starts with this: only values of the keys' types are looked up,
+    whose hashes are Python's own.
+    """
+    cdef set kinds = {type(original) for original in standing}
+    cdef list found = []
+    for called, module in list(sys.modules.items()):
+        if not PyModule_Check(module) or called in besides:
+            continue
+        names = <object>PyModule_GetDict(module)
+        for name, value in (<dict>names).copy().items():      # finalizers may run, and change it
+            if type(value) in kinds and (instead := standing.get(value)) is not None:
+                found.append((module, name, instead))
+    return found
 
 
 cdef class StandIn:

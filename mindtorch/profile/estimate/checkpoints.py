@@ -11,13 +11,13 @@ import functools
 import importlib
 import importlib.util
 import os
-import sys
 import zipfile
 from typing import Any, NamedTuple
 
 import torch
 
 from ..._ext import lazy as _core
+from ..._ext.standin import holders
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...engine.record.meta import MetaTensor, as_meta
@@ -34,12 +34,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     if importlib.util.find_spec("safetensors") is not None:
         writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
         original = importlib.import_module("safetensors").safe_open
-        opener = _opener(original)
-        found += [
-            (module, "safe_open", opener)
-            for module in list(sys.modules.values())  # who has it by name already
-            if getattr(module, "__dict__", {}).get("safe_open") is original
-        ]
+        found += holders({original: _opener(original)}, (__name__,))
         # Whatever name a program has for `save_file`, it ends here; what reads the elements of a tensor, too.
         standing = {
             "serialize_file": _save_file, "serialize": _as_bytes, "_tobytes": _no_bytes,

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from mindtorch._ext import context
+from mindtorch.engine.semantics.modules import held
 
 _FEW = 8  # calls that are all looked at; of later ones ever fewer
 _LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB
@@ -45,5 +46,4 @@ class OnHost:
 
 def _bytes(model: torch.nn.Module) -> int:
     """Those of lazy modules, which come with their first call, count as one byte each until then."""
-    sizes = (1 if is_lazy(p) else p.numel() * p.element_size() * (p.device.type == "cpu") for p in model.parameters())
-    return sum(sizes)
+    return sum(1 if is_lazy(p) else p.nbytes * (p.device.type == "cpu") for p in held(model)[0])

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ..._ext import ledger
+from ..._ext.standin import holders
 from ...base.clusters import Cluster, started_by_torchrun
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
@@ -127,14 +128,9 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _wherever(own: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+def _wherever(own: dict[str, Any]) -> list[tuple[Any, str, Any]]:
     """The same for whoever has torch's function by name: torch's modules, and those of libraries loaded by now."""
-    theirs = {id(getattr(_c10d, name)): name for name in own}
-    for module in [m for name, m in list(sys.modules.items()) if m is not None and name != __name__]:
-        names = vars(module) if isinstance(module, type(sys)) else {}
-        for name, value in list(names.items()):
-            if id(value) in theirs and callable(value):
-                yield module, name, own[theirs[id(value)]]
+    return holders({getattr(_c10d, name): instead for name, instead in own.items()}, (__name__,))
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:

@@ -17,12 +17,12 @@ import shutil
 import stat
 import sys
 import tempfile
-import types
 import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from ..._ext.standin import holders
 from .entries import Entries
 from .private_tree import (
     TMPFILE,
@@ -92,28 +92,22 @@ class Redirected(Tree):
     def _install(self) -> None:
         made = {getattr(real, name): each for name, each in self._functions().items() if hasattr(real, name)}
         made |= {real_open: self._open_file, _open_code: self._open_code}
-        ours = (__name__, Tree.__module__)
-        modules = [module for name, module in list(sys.modules.items()) if name not in ours]
-        owners: list[Any] = [module for module in modules if issubclass(type(module), types.ModuleType)]
-        if (accessor := getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)) is not None:  # Python 3.10
-            owners.append(accessor)
         with suppress(ImportError):  # some Pythons are built without it
             import sqlite3.dbapi2
 
-            owners += [sqlite3, sqlite3.dbapi2]
             made[sqlite3.connect] = functools.partial(self._connect, sqlite3.connect)
         standing = {original: _stand_in(original, each) for original, each in made.items()}
         openers = getattr(getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None), "_file_openers", {})
         if openers.get(None) is real_open:  # by which numpy writes text
             openers[None] = standing[real_open]
             self._put_back.append(functools.partial(openers.__setitem__, None, real_open))
-        for owner in owners:
-            for name, value in list(vars(owner).items()):
-                instead = standing.get(value) if type(value) in _FUNCTIONS else None
-                if instead is None:
-                    continue
-                setattr(owner, name, staticmethod(instead) if isinstance(owner, type) else instead)
-                self._put_back.append(functools.partial(setattr, owner, name, value))
+        found: list[Any] = holders(standing, (__name__, Tree.__module__))
+        if (accessor := getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)) is not None:  # Python 3.10
+            theirs = {name: standing.get(value) for name, value in vars(accessor).items() if callable(value)}
+            found += [(accessor, name, staticmethod(instead)) for name, instead in theirs.items() if instead]
+        for owner, name, instead in found:
+            self._put_back.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+            setattr(owner, name, instead)
         for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             more = {made for original, made in standing.items() if original in kinds} - kinds
             kinds |= more
@@ -353,9 +347,6 @@ class Redirected(Tree):
                     self.copy_up(beside, name)
             path = place.up or (self._files + place.path if place.found is not None else self.new(place, name)[0])
             return original(f"file:{urllib.parse.quote(path)}{mark}{query}" if uri else path, *args, **options)
-
-
-_FUNCTIONS = (types.BuiltinFunctionType, types.FunctionType)
 
 
 def _stand_in(original: Any, made: Callable[..., Any]) -> Callable[..., Any]:
