@@ -540,6 +540,9 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
             return out
+    if info.at_function is not None:
+        if (out := info.at_function(args, {} if kwargs is None else kwargs)) is not NotImplemented:
+            return out
     if meet is not None and any_foreign(args, <dict>kwargs):
         if (out := meet(info, func, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out

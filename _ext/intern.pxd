@@ -75,6 +75,7 @@ cdef class OpInfo:
     cdef public int kind           # see OpKind
     cdef public object handler     # KIND_HANDLER: called with (args, kwargs). KIND_RECORD: may it be whole now?
     cdef public object at_dispatch  # dispatch level: called with (args, kwargs) first
+    cdef public object at_function  # function level: called with (args, kwargs) first
     cdef public bint random        # draws from the device's generator
     cdef public tuple writes       # argument positions and names that are mutated
     cdef public bint view          # outputs alias inputs

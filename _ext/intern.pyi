@@ -35,6 +35,7 @@ class OpInfo:
     kind: int
     handler: Any
     at_dispatch: Any
+    at_function: Any
     random: bool
     writes: tuple[Any, ...]
     view: bool

@@ -551,6 +551,7 @@ cdef class OpInfo:
         self.kind = kind
         self.handler = handler
         self.at_dispatch = handler if kind == KIND_HANDLER else at_dispatch
+        self.at_function = None
         self.random = random
         self.writes = writes
         self.view = view

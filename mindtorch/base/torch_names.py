@@ -267,18 +267,6 @@ FACTS: tuple[Fact, ...] = (
         there,
     ),
     Fact(
-        "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode",
-        "Nothing",
-        "make_fx takes what is made on the device for a constant",
-        there,
-    ),
-    Fact(
-        "torch.fx.experimental.proxy_tensor.track_tensor_tree",
-        "as_it_is",
-        "make_fx takes what is made on the device for a constant",
-        calls,
-    ),
-    Fact(
         "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype",
         "refuse grouping",
         "clipping takes recorded tensors of several devices for one",

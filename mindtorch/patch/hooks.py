@@ -253,7 +253,7 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
         return generators.draw(func, args, kwargs)
     if _modes_on():
-        shown = dispatch_modes.create_shown(creation.create, func, args, kwargs, func.__name__ in creation.FROM_DATA)
+        shown = dispatch_modes.create_shown(func, args, kwargs, func.__name__ in creation.FROM_DATA)
         if shown is not NotImplemented:
             return shown
     return creation.create(func, args, kwargs)

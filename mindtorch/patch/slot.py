@@ -23,7 +23,7 @@ from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.moves import names_npu
 from ..npu.tensor import is_npu
-from . import attention, files, generators, meshes, torch_accelerator
+from . import attention, dispatch_modes, files, generators, meshes, torch_accelerator
 from .device_module import DeviceModule
 
 __all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
@@ -105,6 +105,7 @@ def _claim() -> None:
     if vars(torch).get(tensors.DEVICE_TYPE) is module:
         delattr(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
     _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
+    dispatch_modes.register()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
     torch_accelerator.install(module)
 

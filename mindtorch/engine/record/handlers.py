@@ -24,6 +24,7 @@ from ...devices.lazy_device import is_ours, place_of
 from ..tensor.recorded import ATTRIBUTES
 from . import eager, inside, predict, sequences
 from .meta import as_meta, value_of
+from .placed import on_named_device
 
 __all__ = [
     "histc", "lazy_gradient", "lend_storage", "may_have_history", "refuse_pinning", "set_data", "set_sources",
@@ -289,7 +290,9 @@ def _shape_only(overload: Any, name: str) -> Any:
         out = _intercept.record_creation(made, (size, stride, dtype, *args[1:]), {**options, "device": _CPU}, index)
         return NotImplemented if out is None else out
 
-    return _intern.OpInfo(overload, f"aten::{name}", _intern.HANDLER, call=overload._op, random=random, handler=handler)
+    info = _intern.OpInfo(overload, made.name, _intern.HANDLER, call=overload._op, random=random, handler=handler)
+    info.at_function = on_named_device(overload)
+    return info
 
 
 def _set_item(args: tuple, kwargs: dict) -> Any:

@@ -21,6 +21,7 @@ from ...devices import mode
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
+from .placed import on_named_device
 from .predict import RULES, decompose, infer, lazy_in, multiplies_inside, taken_apart
 
 log = logging.getLogger("mindtorch.intercept")
@@ -116,7 +117,9 @@ def _describe_overload(func: Any) -> Any:
         # calls what has one.
         if name == "prim::device":
             return _intern.OpInfo(func, name, _intern.HANDLER, handler=lambda args, kwargs: args[0].device)
-        return _intern.OpInfo(func, name, _intern.PASS)
+        info = _intern.OpInfo(func, name, _intern.PASS)
+        info.at_function = on_named_device(func)
+        return info
     writes = schema.writes(func)
     kind = _intern.RECORD
     mispredicted = row.eager and not row.as_seen and name not in RULES
@@ -138,6 +141,7 @@ def _describe_overload(func: Any) -> Any:
         pointwise=torch.Tag.pointwise in func.tags or name == "aten::copy_",
         bumps=bool(writes) and name.startswith("aten::_foreach_"),
     )
+    info.at_function = on_named_device(func)
     if func.namespace in _COLLECTIVES:
         info.at_dispatch = functools.partial(_collective, func)
     elif taken_apart(func.name(), row):
