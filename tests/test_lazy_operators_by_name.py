@@ -15,9 +15,16 @@ aten = torch.ops.aten
 VALUES: dict[str, Any] = {
     "size": [2, 3], "stride": [1, 2], "physical_layout": [1, 0], "end": 7, "start": 1, "steps": 4, "n": 5, "m": 3,
     "fill_value": 2.5, "window_length": 6, "periodic": False, "mean": 0.5, "std": 2.0, "high": 9, "low": 2, "s": 3,
-    "row": 3, "col": 3, "dtype": torch.float32,
+    "row": 3, "col": 3, "dtype": torch.float32, "alpha": 0.5, "beta": 0.4,
 }  # fmt: skip
 LEFT_OUT = {
+    "_cudnn_init_dropout_state": "has a kernel for CUDA only",
+    "_efficientzerotensor": "autograd's own; torch refuses it on a device that is not its own",
+    "_empty_affine_quantized": "quantized: by torch's function only, torch._empty_affine_quantized(…)",
+    "_sparse_compressed_tensor_with_dims": "sparse: by torch's functions only",
+    "_sparse_coo_tensor_with_dims": "sparse: by torch's functions only",
+    "from_file": "maps a file's memory, which is the host's",
+    "sparse_coo_tensor": "sparse: by torch's function only, torch.sparse_coo_tensor(…)",
     "_make_dep_token": "a token of a compiler's, on the CPU",
     "_nested_tensor_from_tensor_list": "takes tensors, and puts them where they are",
 }
@@ -25,9 +32,15 @@ LEFT_OUT = {
 
 def operators(with_tensor: bool) -> Iterator[Any]:
     """Every overload of aten that names a device and whose only tensor, if any, is ``self``."""
-    for name in dir(aten):
+    # not dir(aten), which has only the names that something has asked for
+    names = {
+        name.removeprefix("aten::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    }
+    for name in sorted(names - LEFT_OUT.keys()):
         packet = getattr(aten, name)
-        for overload in packet.overloads() if hasattr(packet, "overloads") and name not in LEFT_OUT else ():
+        for overload in packet.overloads():
             arguments = getattr(packet, overload)._schema.arguments
             tensors = [a.name for a in arguments if str(a.type) == "Tensor"]
             if any(a.name == "device" for a in arguments) and tensors == ["self"] * with_tensor:

@@ -40,7 +40,7 @@ def log_intercepts() -> bool:
 
 
 def enable_aten_impl() -> bool:
-    """``GENIE_ENABLE_ATEN_IMPL`` (default 0): also register dispatcher kernels for creation calls."""
+    """``GENIE_ENABLE_ATEN_IMPL`` (default 0): claim torch's slot at import, with its kernels for creation calls."""
     return _flag("GENIE_ENABLE_ATEN_IMPL", False)
 
 

@@ -17,23 +17,32 @@ from torch.utils import _python_dispatch as _dispatch
 
 from .._ext import hooks as _hooks
 from .._ext.guards import Modes
+from ..base.errors import LazyTensorError
 from ..devices.lazy_device import index_of, is_ours, torch_device
 from ..engine.record import eager
 from . import creation
 
-__all__ = ["create_shown", "register"]
+__all__ = ["create_shown", "register", "unregister"]
 _transforming = torch._C._functorch.peek_interpreter_stack
 _lift = torch.ops.aten.lift_fresh.default
 _functions = torch._C._VariableFunctions
 
 
-@functools.cache
-def register() -> torch.library.Library:
-    """Register the kernels, once; torch's slot bears our name from now on."""
-    library = torch.library.Library("aten", "IMPL")
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Give torch's slot, which bears our name, the kernels that make tensors on our devices."""
+    unregister()
+    _libraries.append(library := torch.library.Library("aten", "IMPL"))
     for name, overload in _factories():
         library.impl(overload, functools.partial(_make, _hooks.original(getattr(_functions, name))), "PrivateUse1")
-    return library
+
+
+def unregister() -> None:
+    """Take them away: torch itself says then that the device has none."""
+    while _libraries:
+        _libraries.pop()._destroy()
 
 
 def _factories() -> Iterator[tuple[str, Any]]:
@@ -47,6 +56,12 @@ def _factories() -> Iterator[tuple[str, Any]]:
 
 
 def _make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch._C._dispatch_tls_is_dispatch_key_excluded("Python"):
+        # torch.tensor copies its data from C++ into what we return, which has no memory.
+        raise LazyTensorError(
+            "[tensor] expected torch.tensor as mindtorch provides it, got the one that was taken from torch before "
+            "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
+        )
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name != "pin_memory"}
     if (generator := kwargs.get("generator")) is not None:  # C++ hands down another object for it
         kwargs["generator"] = eager.generators.get(generator._cdata, generator)

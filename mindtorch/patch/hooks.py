@@ -26,7 +26,6 @@ from .. import npu
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
-from ..base.errors import LazyTensorError
 from ..devices import mode
 from ..devices.lazy_device import accelerator_at, holds_no_data, place_of
 from ..devices.names import device as mindtorch_device
@@ -63,7 +62,6 @@ from .module_moves import assign_data, is_ours, swap_tensors
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
 _hooked: list[Any] = []
-_library: Any = None
 
 
 def enable() -> None:
@@ -127,13 +125,12 @@ def enable() -> None:
         _patch(torch, tensors.DEVICE_TYPE, slot.module)
     if config.register_device() == "always" or config.enable_aten_impl():
         slot.claim()
-    if config.enable_aten_impl():
-        _register_aten()
+    if config.enable_aten_impl() and not slot.claimed():
+        log.warning("GENIE_ENABLE_ATEN_IMPL=1 needs the device's name registered with torch; it is not")
 
 
 def disable() -> None:
     """Put torch back as it was. Lazy tensors that exist keep working."""
-    global _library
     if not _saved:
         return
     slot.unwatch()
@@ -153,7 +150,6 @@ def disable() -> None:
     if files.package in torch.serialization._package_registry:
         torch.serialization._package_registry.remove(files.package)
         processes.uninstall()
-    _library = None
     _hooks.take_type(None, None)
     _hooks.take_numbers(None)
     _hooks.take_pinning(False)
@@ -174,49 +170,6 @@ def _patch(owner: Any, name: str, value: Any) -> None:
     own = name in vars(owner)
     _saved.append((owner, name, vars(owner).get(name), own))
     setattr(owner, name, value)
-
-
-def _register_aten() -> None:
-    """L11: kernels for the slot, so that creation calls that bypass the hooks reach us too."""
-    global _library
-    if not slot.claimed():
-        log.warning("GENIE_ENABLE_ATEN_IMPL=1 needs the device's name registered with torch; it is not")
-        return
-    _library = torch.library.Library("aten", "IMPL")
-    overloads = {
-        "empty.memory_format": torch.empty,
-        "empty_strided": torch.empty_strided,
-        "randn": torch.randn,
-        "rand": torch.rand,
-        "zeros": torch.zeros,
-        "ones": torch.ones,
-        "full": torch.full,
-        "arange": torch.arange,
-        "arange.start": torch.arange,
-        "arange.start_step": torch.arange,
-        "linspace": torch.linspace,
-        "eye": torch.eye,
-        "eye.m": torch.eye,
-        "randint": torch.randint,
-        "randint.low": torch.randint,
-        "randperm": torch.randperm,
-    }
-    for name, func in overloads.items():
-        _library.impl(name, _aten_kernel(_hooks.original(func)), "PrivateUse1")
-
-
-def _aten_kernel(func: Any) -> Any:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._dispatch_tls_is_dispatch_key_excluded("Python"):
-            # torch.tensor copies its data from C++ into what we return, which has no memory.
-            raise LazyTensorError(
-                "[tensor] expected torch.tensor as mindtorch provides it, got the one that was taken from torch before "
-                "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
-            )
-        kwargs = {k: v for k, v in kwargs.items() if v is not None and k != "pin_memory"}
-        return creation.create(func, args, kwargs)  # below function modes
-
-    return kernel
 
 
 # ---- patched functions -----------------------------------------------------------------------------------------------

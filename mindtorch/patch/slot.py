@@ -43,10 +43,13 @@ def watch() -> None:
     loading.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
     loading.when_loaded("torch.distributed.fsdp", meshes.stand_in)
     tensors.set_claim(claim)
+    if _claimed:
+        dispatch_modes.register()
 
 
 def unwatch() -> None:
-    """Leave torch's constructors alone. A slot that was claimed stays claimed."""
+    """Leave torch's constructors alone. A slot that was claimed stays claimed, without kernels."""
+    dispatch_modes.unregister()
     loading.forget()
     attention.restore()
     meshes.restore()
