@@ -242,6 +242,8 @@ def command(
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
+    # The program has ended, and what is made from now on is shown: nobody has to search for garbage.
+    click.get_current_context().with_resource(without_collecting())
     from .report import View
 
     report["rank"] = None if rank is None else rank.facts()
@@ -303,7 +305,8 @@ def _measure(
         if outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
             return outcome, None, None
-    return outcome, made_report(program, outcome, profiler), profiler
+    with without_collecting():
+        return outcome, made_report(program, outcome, profiler), profiler
 
 
 def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any) -> None:

@@ -49,3 +49,16 @@ def test_L1_importing_leaves_out_what_a_program_may_never_need(tmp_path: Path) -
     parts = ("cli", "cluster", "npu.compat", "profile", "program", "engine.remote")
     assert [name for name in ours if name.removeprefix("mindtorch.").startswith(parts)] == []
     assert len(ours) <= 166
+
+
+def test_C1_a_profile_searches_for_no_garbage_once_the_program_has_ended(tmp_path: Path) -> None:
+    """One collection that goes through all of torch's objects takes as long as making the whole report."""
+    (tmp_path / "empty.py").write_text(
+        "import atexit, gc\n"
+        "seen = []\n"
+        "gc.callbacks.append(lambda phase, info: seen.append(info['generation']) if phase == 'start' else None)\n"
+        "atexit.register(lambda: print(max(seen, default=0), gc.isenabled()))\n"
+    )
+    command = [sys.executable, "-m", "mindtorch.cli.main", "profile", "empty.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True"
