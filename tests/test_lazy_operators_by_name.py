@@ -136,3 +136,74 @@ def test_L7_an_exported_module_makes_its_tensors_on_the_device(same_bits: Callab
     got = exported.module()(x.to(LAZY) * 2)
     assert got.device == torch.device(LAZY)
     same_bits(got, Making()(x * 2), "exported")
+
+
+class Holding(torch.nn.Module):
+    """A module with a tensor that is neither parameter nor buffer, or one that is."""
+
+    def __init__(self, device: str, form: str, data: torch.Tensor, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        t = data.clone().to(device)  # a module may write to it
+        if form == "parameter":
+            t = torch.nn.Parameter(t)
+        if form in ("buffer", "passing buffer"):
+            self.register_buffer("t", t, persistent=form == "buffer")
+        else:
+            self.t = t + 0 if form == "pending" else t
+        self.does = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.does(x, self.t)
+
+
+VECTOR, MATRIX, INDEX = torch.arange(3.0) + 1, torch.arange(9.0).view(3, 3), torch.tensor([2, 0, 1])
+HELD: dict[str, tuple[torch.Tensor, Callable[..., Any]]] = {
+    "product": (VECTOR, lambda x, t: x * t),
+    "on the left": (VECTOR, lambda x, t: t - x),
+    "computed with": (VECTOR, lambda x, t: x * (t * 2)),
+    "in a list": (VECTOR, lambda x, t: torch.cat([x, t])),
+    "weight": (MATRIX, torch.nn.functional.linear),
+    "view": (MATRIX, lambda x, t: x + t[0]),
+    "index": (INDEX, lambda x, t: x[t]),
+    "gathered by": (INDEX, lambda x, t: x.gather(0, t)),
+    "written from": (VECTOR, lambda x, t: x.clone().mul_(t)),
+    "written to": (VECTOR, lambda x, t: x + t.add_(1)),
+    "places": (VECTOR, lambda x, t: torch.zeros(3, device=t.device) + x),
+}
+
+
+@pytest.mark.parametrize("form", ["attribute", "pending", "parameter", "buffer", "passing buffer"])
+@pytest.mark.parametrize("use", HELD)
+def test_L7_an_exported_module_may_hold_recorded_tensors(use: str, form: str) -> None:
+    """Beside the compiler's tensors without data, a recorded attribute stood for one on the CPU."""
+    data, forward = HELD[use]
+    if form == "parameter" and (use == "written to" or not data.is_floating_point()):
+        pytest.skip("a parameter is not written to, and has no integers")
+    seen = []
+    for device in ("cpu", LAZY):
+        module = Holding(device, form, data, forward)
+        exported = torch.export.export(module, (torch.ones(3, device=device),), strict=False)
+        got = exported.module()(torch.full((3,), 2.0, device=device))
+        assert got.device == torch.device(device)
+        seen.append(([str(n.target) for n in exported.graph.nodes], got.dtype, got.tolist(), module.t.tolist()))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("use", ["product", "on the left", "index", "written from", "written to"])
+def test_L3_recorded_tensors_meet_fake_ones_as_the_cpus_do(use: str, allowed: bool) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def met(device: str) -> Any:
+        data, forward = HELD[use]
+        held = data.clone().to(device)
+        with FakeTensorMode(allow_non_fake_inputs=allowed):
+            x = torch.ones(3, device=device)
+            try:
+                got = forward(x, held)
+            except AssertionError as error:
+                return "Please convert all Tensors to FakeTensors" in str(error)
+        assert got.device == torch.device(device)
+        return type(got), got.shape, got.dtype
+
+    assert met(LAZY) == met("cpu")

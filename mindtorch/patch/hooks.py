@@ -299,6 +299,8 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _torch_to(self, *args, **kwargs)
     if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
+    if predict.is_fake(self) and self.device == _device_of(target):  # a compiler's, and there already
+        return _torch_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if _modes_on() and wrappers.shows(self, target):
         tensors.on_device()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from ... import ops
 from ..._ext import lazy as _core
@@ -30,6 +31,7 @@ from .predict import (
     concrete,
     extent,
     infer,
+    is_fake,
     knowing_views,
     lazy_in,
     meta_tensor,
@@ -131,6 +133,8 @@ def note_fallback(name: str) -> None:
 
 def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     """Run an op now, on computed inputs; its results are lazy tensors again (SPEC L8)."""
+    if (fake := next(filter(is_fake, tensors_in([*args, *kwargs.values()])), None)) is not None:
+        return _in_fake_mode(fake.fake_mode, info, args, kwargs)
     if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
         mixed_devices(info, args, kwargs)
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
@@ -139,6 +143,23 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         if inputs and _core.device_index(inputs[0]) < 0:
             return mode.now.known.run(info, args, kwargs, inputs, _run_eagerly)
     return _run_eagerly(info, args, kwargs)
+
+
+def _in_fake_mode(fakes: Any, info: Any, args: tuple, kwargs: dict) -> Any:
+    """The call in the mode of the tensors without data that it mixes with ours: ours become such tensors, too, where
+    the mode takes what has data: a module's attribute, while the module is exported."""
+    if not fakes.allow_non_fake_inputs:
+        device = next(lazy_in([*args, *kwargs.values()])).device
+        raise AssertionError(
+            f"[{info.name}] Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with "
+            f"'allow_non_fake_inputs': found one on {device} beside FakeTensors"
+        )
+
+    def faked(t: torch.Tensor) -> torch.Tensor:
+        return t if _core.get_handle(t) is None else fakes.from_tensor(t, static_shapes=True)  # type: ignore[no-any-return]
+
+    args, kwargs = tree_map_only(torch.Tensor, faked, (args, kwargs))
+    return info.func(*args, **kwargs)
 
 
 #: The program's generators on the device, by the C++ object: below Python another object may stand for it.

@@ -423,12 +423,17 @@ def stays_torchs_own(t: torch.Tensor) -> bool:
     return t.layout is not torch.strided or t.is_nested or t.is_quantized
 
 
+def is_fake(t: Any) -> bool:
+    """Is this a compiler's tensor without data?"""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is not None and isinstance(t, fake.FakeTensor)
+
+
 def check_movable(t: torch.Tensor, kind: str) -> None:
     """Raise unless ``t`` has data that can be copied to a device of type ``kind``."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")
-    if fake is not None and isinstance(t, fake.FakeTensor):
+    if is_fake(t):
         # While a function is compiled: torch.compile then ends its graph here, and runs the call when its time comes.
-        raise fake.UnsupportedOperatorException(torch.ops.aten._to_copy.default)
+        raise sys.modules["torch._subclasses.fake_tensor"].UnsupportedOperatorException(torch.ops.aten._to_copy.default)
     if stays_torchs_own(t):
         layout = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout)
         raise UnsupportedOperationError(f"[to] {kind} holds dense strided tensors, got a {layout} one")
