@@ -8,7 +8,7 @@ the same time: what the slowest makes others wait for is not in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,12 @@ from mindtorch.base.clusters import Cluster
 from mindtorch.profile.cost.collectives import POINT_TO_POINT, Links
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.estimate.exchanged import Call, Event
+from mindtorch.profile.report.recording import STAGES, of_the_loop
 
-__all__ = ["Timed", "before_each", "facts", "mean_exposed", "op_name", "rows", "seconds_of", "simulate", "waited"]
+__all__ = [
+    "Timed", "before_each", "facts", "mean_exposed", "of_reached", "op_name", "rows", "seconds_of", "simulate",
+    "waited",
+]  # fmt: skip
 
 
 class Timed(NamedTuple):
@@ -62,6 +66,28 @@ def simulate(calls: Sequence[Call], events: Sequence[Event], computed: Any,
                 if stop <= 0:
                     break
     return [Timed(*each) for each in zip(at, calls, takes, exposed, strict=True)]
+
+
+def of_reached(
+    timed: Sequence[Timed], calls: Any, stretches: Mapping[str, Sequence[tuple[int, int]]], announced: bool
+) -> list[Timed]:
+    """Those of the stage that the report is about, which has what its tables have: also of its first batch what came
+    before the first call of a model. stretches: of each stage, positions in the log of calls, from and until.
+    """
+    reached = next((stage for stage in reversed(STAGES[:-1]) if stage in stretches), None)
+    if reached is None:
+        return []
+    inside = np.zeros(len(calls) + 1, bool)  # a log that was stopped has not the last
+    locations = {}
+    for stage, parts in stretches.items():
+        ops = np.concatenate([calls[first:last] for first, last in parts])
+        locations[stage] = ops[ops["sig"] != 0]["location"]
+    for first, last in stretches[reached]:
+        inside[first:last] = True
+    begins, lines = of_the_loop(locations, announced)
+    for first, last in stretches.get("init", ()) if begins == reached else ():
+        inside[first:last] |= np.isin(calls[first:last]["location"], lines)
+    return [each for each in timed if inside[min(each.position, len(calls))]]
 
 
 def rows(timed: Sequence[Timed], cluster: Cluster) -> list[dict[str, Any]]:

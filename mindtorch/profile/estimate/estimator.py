@@ -112,7 +112,7 @@ class Estimator(Run):
         self._whole = False  # gradients that the program has sparse
         self._on_host = OnHost()
         self._host_time = HostTime()
-        self._timed: list[communication.Timed] = []  # collectives
+        self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
         self._stack = ExitStack()
 
     # ---- the block
@@ -289,27 +289,22 @@ class Estimator(Run):
         times = [0.0 if forecast is None else forecast.cost(number).seconds for number in range(len(self._calls.works))]
         computed = communication.before_each(np.array(times)[numbers][which])
         links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
-        self._timed = communication.simulate(
+        timed = communication.simulate(
             exchanged.calls, exchanged.events, computed,
             functools.cache(lambda call: communication.seconds_of(call, links, cluster)),
         )  # fmt: skip
-        mine = self._of_reached(self._timed)
+        self._timed = communication.of_reached(timed, found.calls, self._stretches, self._announced)
         # By distinct call, those of the stage that is reported: the times in its tables sum to theirs.
-        exposed_of = communication.mean_exposed(self._timed) | communication.mean_exposed(mine)
+        exposed_of = communication.mean_exposed(timed) | communication.mean_exposed(self._timed)
         for call, exposed in exposed_of.items():
             if number := self._calls.collectives.get(call):
                 self._calls.works[number] = communication.waited(call, exposed)
-
-    def _of_reached(self, timed: list[communication.Timed]) -> list[communication.Timed]:
-        """Those of the stage that the report is about."""
-        stretches = self._stretches.get(next(s for s in reversed(STAGES[:-1]) if s in self._stretches), [])
-        return [t for t in timed if any(first <= t.position < last for first, last in stretches)]
 
     def _cluster_facts(self) -> dict[str, Any] | None:
         if self.cluster is None:
             return None
         links = None if self.target is None else links_of(self.target.key, self.cluster.interconnect)
-        return communication.facts(self._of_reached(self._timed), self.cluster, links, process_groups.grouped())
+        return communication.facts(self._timed, self.cluster, links, process_groups.grouped())
 
     def recording(self) -> Recording:
         memory, target = self.memory, self.target

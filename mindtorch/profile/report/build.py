@@ -23,7 +23,7 @@ from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
-from mindtorch.profile.report.recording import Recording
+from mindtorch.profile.report.recording import Recording, of_the_loop
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
 from mindtorch.profile.report.times import seconds
 from mindtorch.profile.report.tree import module_rows
@@ -139,11 +139,8 @@ def _tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[str]]]:
     """Of each stage, the table of rows, and ns of waiting by what was waited for."""
     tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
     waits: dict[str, Counter[str]] = {name: Counter() for name in tables}
-    first, moved = "warmup" if "warmup" in tables else "main", np.zeros(0, int)
-    if not seen.announced and seen.reached in ("warmup", "main") and "init" in tables:
-        # What a line does before the first call of a model, and does again later, is the loop's: its first batch.
-        lines = np.unique(np.concatenate([tables[name][:, LOCATION] for name in ("warmup", "main") if name in tables]))
-        moved = lines[lines != 0]
+    first, moved = of_the_loop({name: table[:, LOCATION] for name, table in tables.items()}, seen.announced)
+    if "init" in tables and len(moved):
         again = np.isin(tables["init"][:, LOCATION], moved)
         tables[first] = np.concatenate([tables["init"][again], tables[first]])
         tables["init"] = tables["init"][~again]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.cost.about import Precision
 from mindtorch.profile.cost.call_shapes import Shaped
@@ -16,6 +18,19 @@ from mindtorch.profile.report.module_names import Names
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
+
+
+def of_the_loop(locations: Mapping[str, Any], announced: bool) -> tuple[str, Any]:
+    """(the stage in which the loop begins, lines whose ops in "init" are its first batch's).
+
+    What a line does before the first call of a model, and does again later, is the loop's. locations: of the ops of
+    each stage; announced: whether the program has said where its stages begin.
+    """
+    loop = [name for name in ("warmup", "main") if name in locations]
+    lines = np.zeros(0, int)
+    if loop and not announced:
+        lines = np.unique(np.concatenate([locations[name] for name in loop]))
+    return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
 class Places(NamedTuple):
