@@ -26,6 +26,7 @@ __all__ = ["Caught", "listen", "relay", "say", "without_what_was_said"]
 _OURS = PACKAGE + os.sep
 _torch = importlib.util.find_spec("torch")  # not imported: `genie devices` does without
 _BETWEEN = os.path.join(os.path.dirname((_torch and _torch.origin) or ""), "overrides.py")
+_OPERATORS = os.path.join(os.path.dirname(_BETWEEN), "_ops.py")
 _MOST = 1024
 _said: dict[tuple[str, type[Warning]], None] = {}
 _show: Any = None  # Python's own, once there is ours
@@ -76,7 +77,8 @@ def _shown(found: warnings.WarningMessage) -> None:
     if catching is not None:
         catching.messages.append(found)
         return
-    caller = _caller(sys._getframe(1)) if found.filename == _BETWEEN or found.filename.startswith(_OURS) else None
+    inside = sys._getframe(1)
+    caller = _caller(inside) if _is_ours(found.filename, inside) else None
     if caller is None:
         _show(found)
         return
@@ -92,12 +94,26 @@ def _shown(found: warnings.WarningMessage) -> None:
     )
 
 
+def _is_ours(filename: str, inside: FrameType) -> bool:
+    """Does a warning that comes from ``inside`` name a line of ours, or of how torch comes to us, or we to it?"""
+    if filename != _OPERATORS:
+        return filename == _BETWEEN or filename.startswith(_OURS)
+    return inside.f_code is not _shown.__code__ and _calls_for_us(inside)  # else it was found to be the program's
+
+
+def _calls_for_us(frame: FrameType | None) -> bool:
+    """Is it an operator that we call? Some releases let a kernel's warning name the line in torch that called it."""
+    while frame is not None and frame.f_code.co_filename == _OPERATORS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
+
+
 def _caller(inside: Any) -> FrameType | None:
     """Who made the call that is being answered: not we, nor how torch comes to us from its functions in Python."""
     frame = inside
     while frame is not None and not _is_between(frame):
         frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and _calls_for_us(frame):  # ours, and operators that ours call
         frame = frame.f_back
     if frame is not None and frame.f_code.co_filename == _BETWEEN:
         while frame is not None and frame.f_code.co_filename == _BETWEEN:

@@ -267,3 +267,17 @@ def test_N5_a_warning_names_the_programs_line() -> None:
 
     assert said("npu:1") == said("cpu")
     assert len(said("cpu")) == 4
+
+
+def test_N5_a_warning_of_an_operator_called_by_name_names_the_line_that_torch_names() -> None:
+    """Which some releases say in Python, in the line of torch's that calls the kernel, and some do not."""
+
+    def said(device: str) -> list[tuple[str, str, int]]:
+        x = torch.ones(1, device=device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.ops.aten.std.correction(x)
+            torch.ops.aten.std(x)
+        return [(str(w.message), w.filename, w.lineno) for w in caught]
+
+    assert said("npu:1") == said("cpu")
