@@ -126,8 +126,9 @@ def test_C4_estimates_do_not_nest_and_values_stay_unknown_outside() -> None:
 
 
 def test_C4_without_an_accelerator_there_is_no_cuda() -> None:
+    of_this_machine = torch.cuda.is_available()  # what is built with CUDA may find no driver
     with estimating():
-        assert torch.cuda.is_available() is torch.cuda._is_compiled() and str(torch.ones(2).cuda().device) == "cuda:0"
+        assert torch.cuda.is_available() is of_this_machine and str(torch.ones(2).cuda().device) == "cuda:0"
 
 
 def test_C4_a_device_by_number_is_cudas(session: None) -> None:
