@@ -181,8 +181,7 @@ import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 dist.init_process_group("gloo")
 script = runpy.run_path("script.py")
-peaks = {}
-for kind in ("ddp", "tp", "fsdp") * 2:
+def peak_of(kind):
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         script["main"](kind)
@@ -191,7 +190,16 @@ for kind in ("ddp", "tp", "fsdp") * 2:
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    peaks[kind] = min(peak, peaks.get(kind, peak))  # now and then gloo's threads let go of a tensor late
+    both = torch.tensor([peak])
+    dist.broadcast(both, 0)
+    return both.item()
+peaks = {}
+for kind in ("ddp", "tp", "fsdp"):
+    seen = []
+    # Now and then gloo's threads let go of a tensor late: the least is the program's own, once it was seen three times.
+    while len(seen) < 30 and seen.count(min(seen, default=0)) < 3:
+        seen.append(peak_of(kind))
+    peaks[kind] = min(seen)
 if dist.get_rank() == 0:
     json.dump(peaks, open("peaks.json", "w"))
 dist.destroy_process_group()
@@ -218,6 +226,4 @@ def test_C4_peaks_are_those_of_real_processes(tmp_path: Path, monkeypatch: pytes
         result = CliRunner().invoke(cli, arguments, prog_name="genie")
         assert result.exit_code == 0, result.output
         estimated = json.loads((tmp_path / "out.json").read_text())["memory"]["peak_bytes"]
-        # Gloo's threads may still hold what they have sent, a layer or two, which NCCL does not.
-        layer = {"fsdp": 4 * (2 * 256 * 512 + 256 + 512), "tp": 4 * 256 * 1024}.get(kind, 0)
-        assert min(abs(peak - estimated - held * layer) for held in range(3)) <= 512, (kind, peak, estimated)
+        assert abs(peak - estimated) <= 512, (kind, peak, estimated)
