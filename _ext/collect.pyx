@@ -23,7 +23,7 @@ from mindtorch._ext.context cimport (
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
-from mindtorch._ext.location cimport current_chain, current_location
+from mindtorch._ext.location cimport current_location
 from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
@@ -60,7 +60,6 @@ cdef class Collector:
     cdef readonly Labels labels
     cdef readonly Sampler sampler              # tells lines apart where no op runs
     cdef dict waited                           # (what for, location) -> ns of rows in which a thread was seen waiting
-    cdef public bint lines                     # places are chains of lines: see location.pyx
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
@@ -155,7 +154,7 @@ cdef class Collector:
         """What happens until `resume` is not the program's: another profile is made ready within this one."""
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
             self.enabled = False
         return here is not None
 
@@ -179,7 +178,7 @@ cdef class Collector:
             self.overhead += ns
             return
         if begun > here.last:
-            self.gap(here, begun, 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, begun, 0, current_module(), current_phase(), current_location())
         self.ours(here, here.last)
 
     def join(self, at=0):
@@ -204,9 +203,6 @@ cdef class Collector:
         if ident == self.ident:
             self.ident = 0
             self.recent = None
-
-    cdef inline uint32_t at_line(self) noexcept:
-        return current_chain() if self.lines else current_location()
 
     cdef Timeline here(self):
         """The timeline of the calling thread; None when it has none."""
@@ -235,7 +231,7 @@ cdef class Collector:
         elif here.in_op:
             here.last = mt_now()               # until now it was the op's
         else:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
         if not nested:
             here.n_ops_before = here.n_ops
         here.importing = installed
@@ -256,7 +252,7 @@ cdef class Collector:
         """The calling thread begins or ends compiling a function."""
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None:
-            self.gap(here, mt_now(), 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, mt_now(), 0, current_module(), current_phase(), current_location())
             here.compiling = begins
 
     def disable(self):
@@ -374,7 +370,7 @@ cdef class Collector:
         cdef uint32_t i
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and <uint64_t> at > here.last:
-            self.gap(here, at, 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, at, 0, current_module(), current_phase(), current_location())
         if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
             # It may be waiting since the start: that was another stage.
             self.gap(self.first, at, 0, 0, 0, self.first.place)
@@ -397,7 +393,7 @@ cdef class Collector:
         cdef Maker maker
         if here is None or here.in_op:
             return
-        maker = Maker(0, current_module(), self.at_line(), <uint8_t> phase)
+        maker = Maker(0, current_module(), current_location(), <uint8_t> phase)
         self.balance.track(tensor, &maker, here)
         self.balance.in_phase(phase)
 
@@ -430,7 +426,7 @@ cdef class Collector:
             self.first_op = t_in
             self.mark("op", t_in, 0)
         module = current_module()
-        location = self.at_line()
+        location = current_location()
         self.gap(here, t_in, self.cost_out, module, phase, location)
         if op.detaches and self.below_autograd is not None and not self.below_autograd():
             out = op.call(*args)               # a handle copied, as of results that autograd saves: none of a plain run
@@ -518,7 +514,7 @@ cdef class Collector:
         else:                                  # made by a creation function, or recorded before the start
             sig = runs.unseen
         if not here.in_op:
-            self.gap(here, start, 0, current_module(), current_phase(), self.at_line())
+            self.gap(here, start, 0, current_module(), current_phase(), current_location())
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
@@ -707,7 +703,7 @@ cdef class Collector:
                 return
         # A module that is left was at its last line; its caller's frame is the current one.
         self.gap(here, now, self.cost_module, current_module(), current_phase(),
-                 here.place if kind == MODULE_EXIT and here.place else self.at_line())
+                 here.place if kind == MODULE_EXIT and here.place else current_location())
         if phase == PHASE_BACKWARD and kind != PHASE_CHANGE and not self.labels.recompute(
                 here, kind == MODULE_ENTER, now, self.elsewhere()):
             self.failed += 1

@@ -159,6 +159,12 @@ cdef extern from *:
         Py_DECREF((PyObject *)f);
     }
 
+    /* ---- Trace functions in C. Without an object for it, `sys.gettrace()` is None. */
+    static inline void mt_set_tracer(void *call) { PyEval_SetTrace((Py_tracefunc)call, NULL); }
+    static inline PyObject *mt_traced_code(PyObject *frame) { return mt_public_code((PyFrameObject *)frame); }
+    static inline int mt_traced_line(PyObject *frame) { return PyFrame_GetLineNumber((PyFrameObject *)frame); }
+    static inline void *mt_tracer(void) { return (void *)PyThreadState_Get()->c_tracefunc; }
+
     /* ---- Python without its lock: the engine's tables rely on it. */
     #ifdef Py_GIL_DISABLED
     #error "mindtorch needs a Python with its global lock: build for the ordinary Python, not for the free-threaded one"
@@ -190,5 +196,12 @@ cdef extern from *:
     PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
     int mt_frame_lasti(mt_frame *frame) noexcept
     void mt_frame_free(mt_frame *frame) noexcept
+    void mt_set_tracer(void *call) except *    # of the calling thread; NULL: none
+    void *mt_tracer() noexcept
+    PyObject *mt_traced_code(PyObject *frame) noexcept     # borrowed from it
+    int mt_traced_line(PyObject *frame) noexcept
+    enum:
+        PyTrace_CALL
+        PyTrace_LINE
 
 cdef PyObject *METHOD_WRAPPER              # the type of ``descriptor.__set__``; 3.13 hides its C name

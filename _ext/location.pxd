@@ -2,7 +2,6 @@
 from libc.stdint cimport uint32_t
 
 # Interned (code object, instruction) of the innermost frame outside torch, mindtorch and the import system;
-# 0 = none. Needs the GIL, never raises, runs no user code.
+# 0 = none. Needs the GIL, never raises, runs no user code. Where a table of lines is wanted, with the lines of the
+# program's own files that led there: see "chains" in location.pyx.
 cdef uint32_t current_location() noexcept
-# The same with the lines of the program's own files that led there: see "chains" in location.pyx.
-cdef uint32_t current_chain() noexcept

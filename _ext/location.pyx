@@ -29,7 +29,8 @@ cdef uint32_t n_places = 1                     # 0 = unknown
 cdef uint32_t cap_places = 32
 cdef uint32_t place_mask = 63
 cdef tuple skip_prefixes = ()
-cdef uint32_t CHAIN = 0x80000000               # of a location id: the rest of it is the number of a chain
+cdef uint32_t CHAIN = 1 << 23                  # of a location id, which has 24 bits: the rest is the number of a chain
+cdef uint32_t chained = 0                      # how many want locations to be chains
 cdef tuple installed = ()                      # folders of the standard library and of what is installed
 cdef uint8_t foreign[CODE_CAP]                 # by index of a code object: it is in none of the program's own files
 if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
@@ -129,6 +130,8 @@ cdef uint32_t new_place(uint64_t place) noexcept:
     cdef uint64_t *bigger
     cdef uint32_t *slots
     cdef uint32_t id, j
+    if n_places == CHAIN:
+        return 0
     if n_places == cap_places:
         bigger = <uint64_t *> realloc(places, 2 * cap_places * sizeof(uint64_t))
         if bigger == NULL:
@@ -156,8 +159,11 @@ cdef uint32_t new_place(uint64_t place) noexcept:
 
 
 cdef uint32_t current_location() noexcept:
-    cdef mt_frame *frame = mt_frame_now()
+    cdef mt_frame *frame
     cdef uint32_t index, found
+    if chained:
+        return current_chain()
+    frame = mt_frame_now()
     while frame != NULL:
         index = code_index(mt_frame_code(frame))
         if index != SKIPPED:
@@ -171,7 +177,7 @@ cdef uint32_t current_location() noexcept:
 # ---------------------------------------------------------------- chains: the line before, and a place called from it
 #
 # The lines of the program's own files that are being run, from the outermost to the innermost, and the place at which
-# `current_location` says that they are. It takes a walk over all frames: for a table of lines alone.
+# `current_location` says that they are without them. It takes a walk over all frames: for a table of lines alone.
 
 cdef struct Chain:
     uint32_t parent                            # 0: none
@@ -257,9 +263,17 @@ cdef uint32_t current_chain() noexcept:
     return joined(lines, n)
 
 
-def chain_at(frame):
-    """Location id of a frame (of Python's), with the lines that led there."""
+def chains_wanted(int change):
+    """One more (1) or fewer (-1) wants each location to know the lines that led there."""
+    global chained
+    chained += change
+
+
+def location_at(frame):
+    """Location id of a frame (of Python's); where chains are wanted, with the lines that led there."""
     cdef uint32_t lines[DEEPEST]
+    if not chained:
+        return place(frame.f_code, frame.f_lasti)
     cdef uint32_t n = 0, index
     while frame is not None and n < DEEPEST:
         code = frame.f_code

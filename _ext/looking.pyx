@@ -71,10 +71,8 @@ cdef class Look(_Looking):
             while frame is not None and not self.is_own(frame.f_code.co_filename):
                 waits = max(waits, self.waits.get((frame.f_code.co_filename, frame.f_code.co_name), 0))
                 frame = frame.f_back
-            if frame is not None and self.collector.lines:
-                self.collector.seen_at(timeline, location.chain_at(frame), waits)
-            elif frame is not None:
-                self.collector.seen_at(timeline, location.place(frame.f_code, frame.f_lasti), waits)
+            if frame is not None:
+                self.collector.seen_at(timeline, location.location_at(frame), waits)
             elif waits:                        # none of the program's own is left: it ends, and waits for its threads
                 self.collector.seen_at(timeline, 0, waits)
 

@@ -130,6 +130,11 @@ class _TargetOption(click.Option):
     type=click.Choice(["report", "raise"]),
     help="Estimate: what does not fit is told of (default), or raises torch.OutOfMemoryError at the program's line.",
 )
+@click.option(
+    "--hits",
+    is_flag=True,
+    help="Count how often each line of the program's own files runs (--by line shows it). Python is slower then.",
+)
 @click.option("--shapes", is_flag=True, help="Show the shapes that ops are called with; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
@@ -177,6 +182,7 @@ def command(
     predict: str | None,
     changes: tuple[str, ...],
     advise: bool,
+    hits: bool,
     shapes: bool,
     seq: int | None,
     batch: int | None,
@@ -230,14 +236,15 @@ def command(
     if oom is not None and target_name is None:
         raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
 
+    of_lines = {"lines": by == "line", "hits": hits}
     if sized:
         writes_nothing()
     with claimed_stdout(to_stdout):
         if sized:
-            options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
+            options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report", **of_lines}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes, lines=by == "line")
+            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes, **of_lines)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code

@@ -20,7 +20,9 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     """`rows`: the lines, as they are sorted."""
     total = (report.get("totals") or {}).get("time_s") or 0.0
     inclusive = any(row.get("total_s") is not None for row in rows)
-    columns = table_columns("LINES", report, full=inclusive)
+    counted_hits = any(row.get("hits") is not None for row in rows)
+    columns = table_columns("LINES", report, full=inclusive or counted_hits)
+    columns = [c for c in columns if c.when != "full" or any(row.get(c.key) is not None for row in rows)]
     canvas.heading("Lines", "by self time" if sort == "self" else f"by {sort}")
     canvas.sheet_head("line", columns)
     for row in rows[:top]:
@@ -39,6 +41,9 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
         canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
     if inclusive:
         canvas.paragraph("total: with all that ran while the line did; of the program's own files. --sort total", "dim")
+    if counted_hits:
+        measured = "" if report.get("mode") == "estimate" else "; counting slows Python down, so these times are longer"
+        canvas.paragraph(f"hits: how often the main thread reached the line{measured}", "dim")
     _packages(rows, canvas, total)
 
 

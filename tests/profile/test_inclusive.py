@@ -124,9 +124,13 @@ def test_C2_scopes_have_totals_and_means():
 
 def test_C2_chains_are_what_the_frames_say():
     def here():
-        return location.chain_at(sys._getframe()), location.get_location()
+        location.chains_wanted(1)
+        chain = location.location_at(sys._getframe()), location.get_location()
+        location.chains_wanted(-1)
+        return *chain, location.location_at(sys._getframe())
 
-    chain, place = here()
+    chain, again, place = here()
+    assert location.chain(chain)[1:] == location.chain(again)[1:]  # two places in the innermost
     places = [location.location(at) for at in location.chain(chain)]
     assert places[0][2] == "here" and places[1][2] == "test_C2_chains_are_what_the_frames_say"
     assert location.location(chain) == places[0] and location.is_own(chain) and location.chain(place) == [place]

@@ -67,7 +67,7 @@ class Estimator(Run):
     balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
     oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
     cluster: which rank of how many the program is; None: a process on its own.
-    warmup, steps: as `Profiler`'s.
+    warmup, steps, lines, hits: as `Profiler`'s.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class Estimator(Run):
         cluster: Cluster | None = None,
         balanced: bool = False,
         oom: str = "report",
+        **noting: bool,
     ) -> None:
-        super().__init__("init", target, warmup, steps)
+        super().__init__("init", target, warmup, steps, **noting)
         self.assume, self.cluster, self.balanced, self.oom = assume, cluster, balanced, oom
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
@@ -136,12 +137,10 @@ class Estimator(Run):
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
         stack.enter_context(self._host_time)
+        stack.enter_context(self.lines)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
-        for root, path in modules.roots():
-            self._saw_root(root, path)
-        for optimizer in phases.optimizers():
-            self._saw_optimizer(optimizer)
+        self._saw_what_is_there()
         return self
 
     def __exit__(
@@ -254,6 +253,7 @@ class Estimator(Run):
     def _end_stage(self, at: int, following: str) -> None:
         self._stretches.setdefault(self._stage, []).append((self._begun, at))
         self._host_time.ends(self._stage)
+        self.lines.ends(self._stage)
         self._stage, self._begun = following, at
 
     def _hold(self, t: torch.Tensor) -> None:
@@ -323,6 +323,8 @@ class Estimator(Run):
             memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
             memory_snapshot=self.memory_snapshot,
             marks=self.marks,
+            chains=self.lines.chains,
+            hits=self.lines.hits(),
             warmup=self.warmup,
             steps=self.steps,
             announced=self._announced,

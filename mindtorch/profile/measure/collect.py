@@ -98,6 +98,7 @@ class Profiler(Run):
     target: where the same calls are predicted for, beside what is measured.
     shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
     lines: note the lines that led to each op, not the innermost alone; it takes a walk over all frames per op.
+    hits: count how often the calling thread reaches each line of the program's own files; Python is slower then.
     whole: all that runs in the block is reported. Else what comes before the first call of a module is construction.
     """
 
@@ -110,10 +111,10 @@ class Profiler(Run):
         max_events: int = 1 << 20,
         target: Target | None = None,
         shapes: bool = False,
-        lines: bool = False,
         whole: bool = False,
+        **noting: bool,
     ) -> None:
-        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps)
+        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps, **noting)
         self._begun_ns = begun_ns
         self._begun = 0  # the stage
         self._began: dict[str, int] = {}  # each of them, last
@@ -122,7 +123,6 @@ class Profiler(Run):
         look = Look(skipped_prefixes(), waiting.functions())
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
-        self.collector.lines = lines
         self._shapes = shapes
         if shapes:
             self.collector.weigh = self._look_at
@@ -162,10 +162,7 @@ class Profiler(Run):
         owners.watching.append(collector.aside)
         modules.add_listener(self._saw_root)
         phases.add_listener(self._saw_optimizer)
-        for root, path in modules.roots():
-            self._saw_root(root, path)
-        for optimizer in phases.optimizers():
-            self._saw_optimizer(optimizer)
+        self._saw_what_is_there()
         _active.add(self)
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
@@ -183,11 +180,13 @@ class Profiler(Run):
         self._child_watch = ChildWatch().__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
         collector.sampler.start()
+        self.lines.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.lines.__exit__(kind, error, trace)
         self.collector.sampler.stop()
         self._thread_watch.__exit__()
         self._child_watch.__exit__()
@@ -250,7 +249,8 @@ class Profiler(Run):
             step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
-            chains=self.collector.lines,
+            chains=self.lines.chains,
+            hits=self.lines.hits(),
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,
@@ -288,6 +288,7 @@ class Profiler(Run):
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
         self._overhead += overhead
+        self.lines.ends(stage)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)

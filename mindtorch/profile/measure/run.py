@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from mindtorch._ext import context
+from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
+from mindtorch.profile.measure.line_watch import LineWatch
 from mindtorch.profile.measure.model import ModelBook
 from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.module_names import Names
@@ -20,12 +22,15 @@ from mindtorch.profile.report.recording import Parameters, Recording, Stage
 class Run:
     """A program's run in stages. Where it is in one is told in the program's own measure: nanoseconds, calls."""
 
-    def __init__(self, stage: str, target: Target | None, warmup: int, steps: int | None) -> None:
+    def __init__(
+        self, stage: str, target: Target | None, warmup: int, steps: int | None, lines: bool = False, hits: bool = False
+    ) -> None:
         """Raises ValueError: warmup < 0 or steps < 1."""
         if warmup < 0 or (steps is not None and steps < 1):
             name = type(self).__name__
             raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.target, self.warmup, self.steps = target, warmup, steps
+        self.lines = LineWatch(lines, hits)
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -64,6 +69,13 @@ class Run:
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._take(peak.of_optimizer(optimizer))
+
+    def _saw_what_is_there(self) -> None:
+        """Models and optimizers from before the run."""
+        for root, path in modules.roots():
+            self._saw_root(root, path)
+        for optimizer in phases.optimizers():
+            self._saw_optimizer(optimizer)
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -148,6 +148,7 @@ LINES = (
     Column("function"),
     Column("source"),
     Column("package"),
+    Column("hits", None, "hits", 7, "count", "full"),
     Column("calls", lambda s: s.ops, "ops", 7, "count"),
     Column("self_s", lambda s: s.ns / 1e9, "time", 8, "seconds"),
     Column("self_s", None, "%", 5, "share"),

@@ -21,22 +21,37 @@ def line_rows(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
     """By source line, longest first: its ops, and what Python does between them.
 
     total_s: with all that ran while the line did, of lines of the program's own files; None where that was not noted.
+    hits: how often the line was reached, of the program's own files, by its main thread; None where nobody counted.
     package: that of a library; empty for the program's own.
     """
     found = sums(seen, rows, None, lambda row: context.location(row.location))
     totals = _totals(rows) if seen.chains else {}
-    for where in totals:
+    hits = _hits(seen)
+    for where in (*totals, *hits):
         found.setdefault(where, Sums())
     return [
         {
             **sourceline.facts(where),
             **values(LINES, of, False),
             "total_s": totals[where] / 1e9 if where in totals else None,
+            "hits": hits[where] if seen.hits and where and not package_of(where[0]) else None,
             "package": package_of(where[0]) if where else "",
         }
         for where, of in sorted(found.items(), key=lambda item: (-item[1].ns, -totals.get(item[0], 0)))
-        if of.ns or of.ops or totals.get(where)
+        if of.ns or of.ops or totals.get(where) or hits[where]
     ]
+
+
+def _hits(seen: Recording) -> Counter[_Place]:
+    """How often each line was reached: at least once where it ran when the stage began.
+
+    What a line does before the first call of a model, and does again later, is the loop's, as in `of_the_loop`.
+    """
+    hits = seen.hits or {}
+    found: Counter[_Place] = Counter(hits.get(seen.reached))
+    if seen.reached == ("warmup" if "warmup" in seen.stages else "main") and not seen.announced:
+        found.update({where: n for where, n in hits.get("init", {}).items() if found[where]})
+    return Counter({where: max(n, 1) for where, n in found.items()})
 
 
 def _totals(rows: list[Row]) -> Counter[_Place]:

@@ -24,6 +24,8 @@ def warnings(
         names = ", ".join(entry["name"] for entry in uncounted[:5])
         more = f" and {len(uncounted) - 5} more" if len(uncounted) > 5 else ""
         found.append(f"FLOPs leave out {counted(calls, 'call')} of ops without a formula: {names}{more}")
+    if seen.hits == {}:
+        found.append("another trace function (sys.settrace: a debugger, coverage) was set: lines have no hits")
     if seen.unseen_threads:
         found.append(
             "modules ran in threads that began before the profile or that no Python code started; what those "
