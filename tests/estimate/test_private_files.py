@@ -275,3 +275,23 @@ with private_files.private():
         assert snapshot(work) == before
     finally:
         shutil.rmtree(work)
+
+
+def test_C4_a_folder_for_temporary_files_that_the_environment_names_is_chosen_anew_after_an_estimate() -> None:
+    """torch writes the folder of inductor's cache, which it chooses once, into the environment."""
+    code = """
+import os, tempfile
+from mindtorch.profile.estimate.estimator import Estimator
+before = dict(os.environ)
+with Estimator():
+    from torch._inductor.runtime import cache_dir_utils
+    within = cache_dir_utils.cache_dir()
+    os.environ["OF_THE_PROGRAM"] = "kept"
+assert os.environ == {**before, "OF_THE_PROGRAM": "kept"}, {k: v for k, v in os.environ.items() if before.get(k) != v}
+print(within.startswith(tempfile.gettempdir() + "/genie-"), os.path.exists(within))
+after = cache_dir_utils.cache_dir()
+print(after.startswith(tempfile.gettempdir() + "/torchinductor"), os.path.exists(within))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["True", "False", "True", "False"], done.stdout + done.stderr

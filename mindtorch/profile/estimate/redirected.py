@@ -79,7 +79,8 @@ class Redirected(Tree):
             self._put_back.pop()()
         sys.dont_write_bytecode = self._bytecode
         before, tempfile.tempdir, folder = self._before
-        os.environ.pop("TMPDIR", None)
+        for name in [name for name, value in os.environ.items() if value.startswith(self.folder)]:
+            del os.environ[name]  # TMPDIR, and what was chosen within it: inductor's cache would be made anew there
         if folder is not None:
             os.environ["TMPDIR"] = folder
         if os.getcwd() != here:
