@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
-from mindtorch._ext.context cimport PHASE_COUNT
+from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_COUNT, PHASE_FORWARD
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
@@ -216,6 +216,12 @@ cdef class Balance:
         if self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live
 
+    cdef void settle(self, uint32_t phase) noexcept:
+        """The peak of `PHASE_CANDIDATE` was that of `phase`."""
+        if self.phase_peaks[<uint32_t> PHASE_CANDIDATE] > self.phase_peaks[phase]:
+            self.phase_peaks[phase] = self.phase_peaks[<uint32_t> PHASE_CANDIDATE]
+        self.phase_peaks[<uint32_t> PHASE_CANDIDATE] = 0
+
     cdef bint in_module(self, uint32_t module) noexcept:
         """Note the bytes live while `module` runs."""
         cdef uint64_t *most = number_at(&self.peaks, &self.cap, module)
@@ -233,6 +239,8 @@ cdef class Balance:
     def phase_peak(self, phase):
         if not 0 <= phase < PHASE_COUNT:
             raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
+        if phase == PHASE_FORWARD:
+            self.settle(PHASE_FORWARD)         # a stage ended before that was known
         return self.phase_peaks[<uint32_t> phase]
 
     @property

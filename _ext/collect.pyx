@@ -16,9 +16,9 @@ from libc.stdlib cimport calloc, free
 from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CHANGE, PHASE_DATA, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_OTHER,
-    add_transition_hook, current_module, current_phase, in_step, outermost_optimizer,
-    remove_transition_hook,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_CHANGE, PHASE_DATA, PHASE_FORWARD,
+    PHASE_OPTIMIZER, PHASE_OTHER, PHASE_SETTLED,
+    add_transition_hook, current_module, current_phase, in_step, outermost_optimizer, remove_transition_hook,
 )
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
@@ -57,6 +57,7 @@ cdef class Collector:
     """
     cdef RowTable table
     cdef EventLog log
+    cdef uint32_t candidates                   # where in it the last call began that may be a prefill
     cdef readonly Labels labels
     cdef readonly Sampler sampler              # tells lines apart where no op runs
     cdef dict waited                           # (what for, location) -> ns of rows in which a thread was seen waiting
@@ -689,7 +690,11 @@ cdef class Collector:
         cdef uint64_t now = mt_now()
         cdef uint64_t *calls
         cdef Timeline here
-        if not self.enabled:
+        if kind == PHASE_SETTLED:
+            self.table.settle(phase)
+            self.log.settle(self.candidates, phase)
+            self.balance.settle(phase)
+        if kind == PHASE_SETTLED or not self.enabled:
             return
         here = self.here()
         if here is None:
@@ -697,6 +702,8 @@ cdef class Collector:
             return
         if here.in_op:
             return
+        if phase == PHASE_CANDIDATE and here.depth == 0:
+            self.candidates = self.log.n
         if kind == MODULE_ENTER and here.depth == 0 and phase != PHASE_DATA:
             self.mark("enter", now, module)
             if not self.enabled:

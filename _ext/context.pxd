@@ -13,12 +13,14 @@ cdef enum Phase:
     PHASE_PREFILL = 4
     PHASE_DECODE = 5
     PHASE_DATA = 6
-    PHASE_COUNT = 7
+    PHASE_CANDIDATE = 7        # a call that may turn out to be a prefill: see generation.py. Reads as forward
+    PHASE_COUNT = 8
 
 cdef enum Transition:
     MODULE_ENTER = 0
     MODULE_EXIT = 1
     PHASE_CHANGE = 2
+    PHASE_SETTLED = 9          # nothing begins: what was in PHASE_CANDIDATE until now was in `phase`
 
 # Called *before* the state changes, so current_module()/current_phase() still answer for the time that ends now.
 # `module` is the module being entered or left (0 for a change of phase), `phase` the phase that begins.

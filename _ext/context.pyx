@@ -16,6 +16,7 @@ from types import FunctionType
 from mindtorch._ext import location as _location, paths as _paths
 from mindtorch._ext.interpreter cimport mt_set_vectorcall
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
+from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
     """
@@ -130,6 +131,8 @@ if mt_setup() != 0:
 
 PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode", "data")    # as the enum Phase
 
+CANDIDATE = PHASE_CANDIDATE
+
 cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
 cdef enum:
@@ -143,6 +146,7 @@ cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
 cdef object _parameter_owner = None
+cdef object _enters_call = None, _left_call = None
 
 cdef enum:
     MOST_FOLLOWERS = 16
@@ -378,6 +382,7 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     cdef PyObject *trace
     cdef uint32_t depth = t.depth, previous = t.module, id
     cdef uint8_t previous_phase = t.phase, phase = previous_phase
+    cdef bint followed = False
     if module == NULL:                         # let the original complain
         return PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
     if depth != t.base:
@@ -389,6 +394,9 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
         id = path_of_outermost(module, 0)
         if phase < PHASE_PREFILL:              # else what the program has announced: see enter_stage
             phase = PHASE_FORWARD
+            if _enters_call is not None and previous_phase == PHASE_OTHER and not mt_call_number(
+                    <PyObject *> _grad_enabled, 1):
+                phase, followed = phase_of_call(args, nargsf & ARGUMENT_COUNT, kwnames), True
     if id == NO_PATH:
         return NULL
     if _n_hooks:
@@ -403,12 +411,51 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     result = PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
     if result != NULL:
         leave(t, depth, previous, previous_phase, id)
+        if followed:
+            call_ended(module, result)
         return result
     PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
     leave(t, depth, previous, previous_phase, id)
     t.between = 0
+    if followed:
+        call_ended(module, NULL)
     PyErr_Restore(kind, value, trace)
     return NULL
+
+
+cdef uint8_t phase_of_call(PyObject **args, size_t n, PyObject *kwnames) noexcept:
+    """Of an outermost call without gradients: what `follow_generation` was given says."""
+    cdef size_t i
+    try:
+        names = <tuple> kwnames if kwnames != NULL else ()
+        given = tuple([<object> args[i] for i in range(1, n)])
+        named = {name: <object> args[n + i] for i, name in enumerate(names)}
+        return <uint8_t> _enters_call(<object> args[0], given, named)
+    except BaseException as error:             # a signal's: the program's next line is the first that can get it
+        raise_soon(error)
+    return PHASE_FORWARD
+
+
+cdef void call_ended(PyObject *module, PyObject *result) noexcept:
+    try:
+        _left_call(<object> module, <object> result if result != NULL else None)
+    except BaseException as error:
+        raise_soon(error)
+
+
+def follow_generation(enters, left):
+    """Ask ``enters(module, args, kwargs)`` for the phase of each outermost call without gradients; None: ask nobody.
+
+    Where it has answered, ``left(module, result)`` follows when the call is over; result: None where it failed.
+    """
+    global _enters_call, _left_call
+    _enters_call, _left_call = enters, left
+
+
+def settle(phase):
+    """All that was in the phase `CANDIDATE` until now was in `phase`."""
+    if _n_hooks:
+        tell(PHASE_SETTLED, 0, <uint8_t> phase)
 
 
 cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:
@@ -488,8 +535,8 @@ def enter_stage(phase):
     """
     cdef mt_tls *t = mt_get()
     cdef uint8_t previous = t.phase
-    if not 0 <= phase < PHASE_COUNT:
-        raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
+    if not 0 <= phase < PHASE_CANDIDATE:
+        raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_CANDIDATE - 1}, got {phase}")
     if _n_hooks:
         tell(PHASE_CHANGE, 0, <uint8_t> phase)
     if phase != PHASE_DATA and previous != PHASE_DATA:     # a batch that is loaded is no end of a loss
@@ -562,7 +609,7 @@ path_count = _paths.path_count
 
 
 def phase_name(id):
-    return PHASES[id]
+    return PHASES[PHASE_FORWARD if id == PHASE_CANDIDATE else id]
 
 
 def table_bytes():

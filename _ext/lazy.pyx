@@ -7,9 +7,10 @@ import weakref
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
+from .context cimport PHASE_CANDIDATE
 from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig_written as sig_writes
 from .interpreter cimport MT_SET_SLOT, MT_SLOT, mt_slot_offset
 from .ledger cimport listening, note_memory, settle
@@ -205,6 +206,21 @@ def hold(tensor, int device, root=None, bint no_grad=False):
     out = wrap(slot, meta, no_grad, NULL)
     settle()
     return out
+
+
+def position():
+    """Where the next op is recorded."""
+    return tape.tail
+
+
+def tell_phase(uint64_t since, uint8_t phase):
+    """What was recorded from there on in `PHASE_CANDIDATE` was in `phase`: of what still waits to be run."""
+    cdef uint64_t seq
+    cdef Record *r
+    for seq in range(max(since, tape.head), tape.tail):
+        r = tape.record(seq)
+        if r != NULL and r.phase == PHASE_CANDIDATE:
+            r.phase = phase
 
 
 def meta_of(Handle h):

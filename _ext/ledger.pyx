@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from mindtorch._ext.context cimport (
-    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_DATA, PHASE_OPTIMIZER,
+    MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DATA, PHASE_OPTIMIZER, PHASE_SETTLED,
     add_transition_hook, current_location, current_module, current_phase, in_step, outermost_optimizer,
     remove_transition_hook,
 )
@@ -110,6 +110,7 @@ cdef bint listening = False
 cdef Tape tape = None                # while listening
 cdef LedgerCall *calls = NULL
 cdef uint32_t n_calls = 0, cap_calls = 0
+cdef uint32_t candidates = 0                   # where the last call began that may be a prefill
 cdef LedgerBlock *blocks = NULL
 cdef uint32_t n_blocks = 0, cap_blocks = 0
 cdef uint32_t *block_of = NULL      # by slot: 1 + index into blocks; 0 = none
@@ -434,9 +435,16 @@ cdef void _forget_scripts() noexcept:
 
 
 cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) noexcept:
-    global depth
-    if stopped:
+    global depth, candidates
+    cdef uint32_t k
+    if kind == PHASE_SETTLED:
+        for k in range(candidates, n_calls):
+            if calls[k].phase & 0xFF == PHASE_CANDIDATE:
+                calls[k].phase = calls[k].phase & ~<uint32_t> 0xFF | phase
+    if kind == PHASE_SETTLED or stopped:
         return
+    if phase == PHASE_CANDIDATE and depth == 0:
+        candidates = n_calls
     if kind == MODULE_ENTER:
         if depth == 0 and phase != PHASE_DATA:
             _mark("enter", module)

@@ -3,6 +3,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_FORWARD
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Row) == 40)
@@ -64,6 +65,25 @@ cdef class RowTable:
         free(old)
         return 0
 
+    cdef void settle(self, uint32_t phase) noexcept:
+        """What is in `PHASE_CANDIDATE` is in `phase`."""
+        cdef Row *old = self.rows
+        cdef uint32_t size = self.mask + 1, i
+        cdef Row *new = <Row *> calloc(size, sizeof(Row))
+        cdef Row *r
+        if new == NULL:
+            return                             # it reads as forward
+        self.rows = new
+        self.n = 0
+        for i in range(size):
+            if old[i].calls:
+                r = self.row(old[i].sig, old[i].module, old[i].location,
+                             phase if old[i].phase == PHASE_CANDIDATE else old[i].phase)
+                r.calls += old[i].calls
+                r.ns += old[i].ns
+                r.nbytes += old[i].nbytes
+        free(old)
+
     cdef list take(self, list sig_ops):
         """List of (sig, module, location, phase, calls, ns, bytes); the table is empty afterwards."""
         cdef list found = []
@@ -81,7 +101,8 @@ cdef class RowTable:
                 if old[i].calls:
                     r = old[i]
                     calls = 0 if r.sig and sig_ops[r.sig].is_run else r.calls
-                    found.append((r.sig, r.module, r.location, r.phase, calls, r.ns, r.nbytes))
+                    phase = PHASE_FORWARD if r.phase == PHASE_CANDIDATE else r.phase
+                    found.append((r.sig, r.module, r.location, phase, calls, r.ns, r.nbytes))
         finally:
             free(old)
         return found

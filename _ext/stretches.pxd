@@ -4,7 +4,9 @@ As the two logs of storages, of a measured profile and of an estimate, understan
 """
 from libc.stdint cimport uint8_t, uint32_t
 
-from mindtorch._ext.context cimport PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER
+from mindtorch._ext.context cimport (
+    PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DECODE, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_PREFILL,
+)
 
 cdef enum:
     CUDA_GRAIN = 512                           # bytes: what torch's allocator on CUDA gives out a multiple of
@@ -23,6 +25,8 @@ cdef inline Stretch stretch_of(uint8_t phase, uint32_t module) noexcept:
     """Where a storage is made, by the phase and the innermost module."""
     if phase == PHASE_FORWARD:
         return IN_CALL if module else BEFORE_BACKWARD
+    if phase == PHASE_CANDIDATE or phase == PHASE_PREFILL or phase == PHASE_DECODE:
+        return IN_CALL if module else NO_STRETCH
     if phase == PHASE_BACKWARD:
         return IN_BACKWARD
     return IN_STEP if phase == PHASE_OPTIMIZER else NO_STRETCH

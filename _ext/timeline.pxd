@@ -53,4 +53,5 @@ cdef class EventLog:
     cdef readonly uint32_t n, most
     cdef readonly uint64_t dropped
 
+    cdef void settle(self, uint32_t since, uint8_t phase) noexcept
     cdef Event *add(self) noexcept             # a new entry to be filled in at once; NULL when there is no room

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 
-from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CHANGE
+from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CANDIDATE, PHASE_CHANGE
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Event) == 40)
@@ -65,6 +65,13 @@ cdef class EventLog:
             self.cap = cap
         self.n += 1
         return &self.events[self.n - 1]
+
+    cdef void settle(self, uint32_t since, uint8_t phase) noexcept:
+        """What is in `PHASE_CANDIDATE`, from that event on, is in `phase`."""
+        cdef uint32_t i
+        for i in range(since, self.n):
+            if self.events[i].phase == PHASE_CANDIDATE:
+                self.events[i].phase = phase
 
     def as_bytes(self):
         """All of them: see `EVENT`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .units import amount, bytes_text, count, seconds
+from .units import amount, bytes_text, count, counted, seconds
 
 __all__ = ["workload_facts"]
 
@@ -13,7 +13,7 @@ def workload_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, text): the work, its rates, and what the cache and the optimizer hold."""
     workload = report.get("workload")
     if not workload:
-        return []
+        return _generation(report)
     unit, seq = workload.get("unit") or "tokens", workload.get("seq")
     batch = workload.get("batch") or 1
     text = f"{count(batch)} × {count(seq)} {unit}" if seq else f"{count(batch)} {unit if batch > 1 else unit[:-1]}"
@@ -33,6 +33,22 @@ def workload_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     if optimizer:
         held = f"gradients {bytes_text(optimizer.get('gradient_bytes'))}, state {bytes_text(optimizer['state_bytes'])}"
         facts.append(("optimizer", f"{optimizer.get('name')}, {held}"))
+    return facts
+
+
+def _generation(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same of a program that generates."""
+    made = report.get("generation")
+    if not made:
+        return []
+    said = [
+        f"{row['name']} {counted(row['tokens'], 'token')} in {counted(row['steps'], 'call')}" for row in made["phases"]
+    ]
+    facts = [("generates", "; ".join(said))]
+    if rates := _rates(made, report.get("phases") or [], made["unit"]):
+        facts.append(("speed", " · ".join(rates)))
+    if nbytes := made["kv_cache"]["bytes"]:
+        facts.append(("cache", f"{bytes_text(nbytes)} at the end"))
     return facts
 
 

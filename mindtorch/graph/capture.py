@@ -38,11 +38,19 @@ class Modules(Protocol):
     def remove_listener(self, listener: Callable[[torch.nn.Module, int], None]) -> None: ...
 
 
+class Generation(Protocol):
+    """What tells prefill and decode."""
+
+    listeners: list[Callable[[int], None]]
+
+
 class Tracking(Protocol):
     """What knows the running module, phase and line: `mindtorch.engine.semantics`."""
 
     @property
     def modules(self) -> Modules: ...
+    @property
+    def generation(self) -> Generation: ...
     def install(self) -> None: ...
     def uninstall(self) -> None: ...
 
@@ -210,6 +218,10 @@ class Recorder(TorchDispatchMode):
             graph._reads.append(node)
 
     # ---- names -------------------------------------------------------------------------------------------------------
+    def settled(self, phase: int) -> None:
+        """Ops of a call that might have been a prefill were in that phase (a number)."""
+        self.graph._phase = self.graph._phase.replace(bytes([_context.CANDIDATE]), bytes([phase]))
+
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         """An outermost module is called for the first time: from now on its tensors have names."""
         prefix = _context.module_path(path)
@@ -272,9 +284,11 @@ def capture() -> Iterator[ComputationGraph]:
     for root, path in tracking.modules.roots():
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
+    tracking.generation.listeners.append(recorder.settled)
     try:
         with _everywhere(recorder):
             yield graph
     finally:
+        tracking.generation.listeners.remove(recorder.settled)
         tracking.modules.remove_listener(recorder.saw_root)
         tracking.uninstall()

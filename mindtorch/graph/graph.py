@@ -91,7 +91,7 @@ class Node:
     @property
     def phase(self) -> str:
         """``forward``, ``backward``, ``optimizer`` or ``other``."""
-        return PHASES[self.graph._phase[self.id]]
+        return _context.phase_name(self.graph._phase[self.id])
 
     @property
     def location(self) -> tuple[str, int, str] | None:

@@ -17,10 +17,11 @@ import torch
 
 from mindtorch._ext import context, location, paths
 from mindtorch.base import PACKAGE
-from mindtorch.engine.semantics import modules, phases
+from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.engine.semantics.phases import stage
 
 __all__ = [
+    "generation",
     "install",
     "installed_folders",
     "is_installed",
@@ -44,6 +45,7 @@ def install() -> None:
             _configure()
             modules.patch()
             phases.patch()
+            generation.install()
             context.enter_stage(context.PHASES.index("other"))  # what was seen last is long over
         _installs += 1
 
@@ -56,6 +58,7 @@ def uninstall() -> None:
             return
         _installs -= 1
         if _installs == 0:
+            generation.uninstall()
             phases.unpatch()
             modules.unpatch()
 

@@ -1,4 +1,4 @@
-"""The execution phase of every op: forward, backward, optimizer or other; prefill and decode where announced.
+"""The execution phase of every op: forward, backward, optimizer or other; prefill and decode.
 
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
   step, because that is where the loss is computed (a profile leaves out stretches of milliseconds without an op).
@@ -8,7 +8,8 @@
 - data: while a DataLoader makes the next batch in this process, or waits for it; modules called there (a dataset's
   transforms) are no calls of a model.
 - other: the rest (sampling, ``zero_grad``).
-- prefill, decode: what would be forward or other within ``stage("prefill")``: only the caller knows which it is.
+- prefill, decode: what would be forward or other within ``stage("prefill")``; where nobody announces it, calls that
+  `generation.py` finds to be such.
 
 A step that raises has ended, too: torch calls no hook then, so its function for steps is wrapped.
 """

@@ -26,7 +26,7 @@ from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
-from mindtorch.engine.semantics import modules, phases
+from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
@@ -153,6 +153,7 @@ class Estimator(Run):
         """Read the ledger while the calls that it names are still known."""
         self._stopped = time.perf_counter_ns()
         self.book.refresh()
+        generation.over()
         self.registered.look()
         peak.say_roles(self.registered)
         self._assumed = known.assumed()
@@ -253,7 +254,7 @@ class Estimator(Run):
     def _end_stage(self, at: int, following: str) -> None:
         self._stretches.setdefault(self._stage, []).append((self._begun, at))
         self._host_time.ends(self._stage)
-        self.lines.ends(self._stage)
+        self._ends(self._stage)
         self._stage, self._begun = following, at
 
     def _hold(self, t: torch.Tensor) -> None:
@@ -323,8 +324,7 @@ class Estimator(Run):
             memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
             memory_snapshot=self.memory_snapshot,
             marks=self.marks,
-            chains=self.lines.chains,
-            hits=self.lines.hits(),
+            **self._noted(),
             warmup=self.warmup,
             steps=self.steps,
             announced=self._announced,

@@ -38,7 +38,7 @@ from mindtorch.base.threads import ThreadWatch
 from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
-from mindtorch.engine.semantics import modules, owners, phases, skipped_prefixes
+from mindtorch.engine.semantics import generation, modules, owners, phases, skipped_prefixes
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.op_row import FREE_TAGS
@@ -212,6 +212,7 @@ class Profiler(Run):
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = compiled_frames() - self._frames
         self.book.refresh()
+        generation.over()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(self.collector.stopped)
         if self._stage == "rest" and not self.frozen_ns:
@@ -249,8 +250,7 @@ class Profiler(Run):
             step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
-            chains=self.lines.chains,
-            hits=self.lines.hits(),
+            **self._noted(),
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,
@@ -288,7 +288,7 @@ class Profiler(Run):
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
         self._overhead += overhead
-        self.lines.ends(stage)
+        self._ends(stage)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)

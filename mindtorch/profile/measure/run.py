@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics import modules, phases
+from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
@@ -31,6 +31,7 @@ class Run:
             raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
         self.target, self.warmup, self.steps = target, warmup, steps
         self.lines = LineWatch(lines, hits)
+        self.generated = generation.Generated()
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -76,6 +77,15 @@ class Run:
             self._saw_root(root, path)
         for optimizer in phases.optimizers():
             self._saw_optimizer(optimizer)
+
+    def _ends(self, stage: str) -> None:
+        """What was counted since the last call belongs to that stage."""
+        self.lines.ends(stage)
+        self.generated.ends(stage)
+
+    def _noted(self) -> dict[str, Any]:
+        """Of the recording."""
+        return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts}
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -123,6 +123,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             report["totals"][key] = seen.memory[key]
     if seen.shapes:
         report["shapes"] = _shapes(seen, rows, seen.shapes)
+    if (generated := seen.generated(main)) is not None:
+        report["generation"] = generated
     if seen.host is not None:
         report["host"] = seen.host
     if seen.cluster is not None:

@@ -151,6 +151,7 @@ class Recording:
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
+    generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.
     hits: Mapping[str, Counter[tuple[str, int, str]]] | None = None

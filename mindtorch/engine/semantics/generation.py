@@ -1,0 +1,336 @@
+"""Prefill and decode in programs that announce neither: told from what a call reads that an earlier one wrote.
+
+Looked at are outermost calls of modules without gradients that get integers (token ids). What such a call writes is its
+state: a cache that it returns or fills, buffers that it changes. Then
+
+- a call that reads state of an earlier call of the same module, for one new token of each sequence, is "decode";
+- a call that reads such state otherwise (further parts of a prompt, another turn of a chat) is "prefill", and so is the
+  call that the first decode, or such a call, followed;
+- all else is "forward": scoring, evaluation, generation without a cache.
+
+A token is new unless it is part of a tensor that an earlier call got its tokens from, unchanged since: a prompt in
+parts. Whether a call was a prefill is known when the next one begins; until then its phase is a candidate, which reads
+as forward.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch._ext import lazy as _core
+
+__all__ = ["Generated", "install", "listeners", "over", "uninstall"]
+
+log = logging.getLogger(__name__)
+_FORWARD, _PREFILL, _DECODE = map(context.PHASES.index, ("forward", "prefill", "decode"))
+_CANDIDATE = context.CANDIDATE
+_IDS = ("input_ids", "decoder_input_ids")
+_INTEGERS = (torch.int64, torch.int32)
+_DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
+_MOST = 4096  # tensors of a state
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
+
+_WIDEST = 256  # entries of a list or a dict that are looked at
+
+_Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor -> (it, its version)
+
+
+class _State:
+    """Of a module: what its last call wrote, and where the tokens of its calls were from."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []  # weak references to what holds tensors
+        self.tensors: list[weakref.ref[torch.Tensor]] = []
+        self.inside = False  # the module's own
+        self.tokens: list[tuple[weakref.ref[torch.Tensor], tuple[Any, int]]] = []
+
+
+class _Call:
+    """An outermost call that is being looked at."""
+
+    def __init__(self, module: torch.nn.Module, state: _State) -> None:
+        self.module, self.state = module, state
+        self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
+        self.inside: _Snapshot = {}
+        self.given: set[Any] = set()  # places of the tensors that it got
+
+
+listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
+_counts: Counter[tuple[str, str]] = Counter()
+_cache_bytes = 0  # after the last call
+_states: dict[int, tuple[weakref.ref[torch.nn.Module], _State]] = {}
+_candidate: tuple[int, int, int] | None = None  # (id of its module, its tokens, where its ops are recorded)
+
+
+class _Running(threading.local):
+    """The calls of a thread that are being looked at."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+
+_now = _Running()
+
+
+def install() -> None:
+    context.follow_generation(_enters, _left)
+
+
+def uninstall() -> None:
+    context.follow_generation(None, None)
+    over()
+    _states.clear()
+    _now.calls.clear()
+
+
+def over() -> None:
+    """No call comes that would make a prefill of the last."""
+    _settle(_FORWARD)
+
+
+class Generated:
+    """What was generated, by stage of a run: from when this is made on."""
+
+    def __init__(self) -> None:
+        self._before = Counter(_counts)
+        self._stages: dict[str, Counter[tuple[str, str]]] = {}
+
+    def ends(self, stage: str) -> None:
+        """What was done since the last call belongs to that stage."""
+        now = Counter(_counts)
+        self._stages.setdefault(stage, Counter()).update(now - self._before)
+        self._before = now
+
+    def facts(self, stage: str) -> dict[str, Any] | None:
+        """Calls ("steps") and tokens of all sequences by phase, and what the cache holds; None where nothing was."""
+        counted = self._stages.get(stage)
+        if not counted:
+            return None
+        return {
+            "unit": "tokens",
+            "phases": [
+                {"name": name, "steps": counted[name, "calls"], "tokens": counted[name, "tokens"]}
+                for name in ("prefill", "decode") if counted[name, "calls"]
+            ],
+            "kv_cache": {"bytes": _cache_bytes},
+        }  # fmt: skip
+
+
+def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The phase of a call that begins."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return _phase(module, args, kwargs)
+    except Exception as error:  # noqa: BLE001 - what a program holds may answer anything; the call itself is not ours
+        log.warning("a call of %s counts as forward, since it could not be looked at: %r", type(module).__name__, error)
+        return _FORWARD
+
+
+def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tokens = _tokens(args, kwargs)
+    if tokens is None:
+        return _FORWARD
+    known = _states.get(id(module))
+    state = _State() if known is None else known[1]
+    call = _Call(module, state)
+    tensors: list[torch.Tensor] = []
+    for each in (args, kwargs):
+        _find(each, tensors, call.held)
+    call.given = {_place(t) for t in tensors}
+    call.inside = {} if call.held else _inside(module)
+    single = tokens.dim() < 2 or tokens.shape[-1] == 1
+    where = _place(tokens), _version(tokens)
+    new = single and not any(of == where and ref() is not None for ref, of in state.tokens)
+    count = tokens.numel()
+    if _reads(state, call):
+        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        phase = _DECODE if new else _PREFILL
+    elif state.inside and new:
+        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        phase = _DECODE
+    else:
+        _settle(_FORWARD)
+        phase = _CANDIDATE
+        _be_candidate(module, count)
+        state.tokens.clear()
+    if phase != _CANDIDATE:
+        _count(phase, count)
+    base = tokens._base  # lives as long as its memory is a prompt; a slice of it may be gone already
+    state.tokens.append((weakref.ref(tokens if base is None else base), where))
+    if known is None:
+        key = id(module)
+        _states[key] = weakref.ref(module, lambda _: _states.pop(key, None)), state
+    _now.calls.append(call)
+    return phase
+
+
+def _left(module: torch.nn.Module, result: Any) -> None:
+    """A call that `_enters` was told of is over; result: None where it failed, too."""
+    while _now.calls:
+        call = _now.calls.pop()
+        if call.module is module:
+            break
+    else:
+        return
+    try:
+        with torch._C.DisableTorchFunction():
+            _wrote(call, result)
+    except Exception as error:  # noqa: BLE001
+        log.warning("what %s wrote could not be looked at: %r", type(module).__name__, error)
+
+
+def _wrote(call: _Call, result: Any) -> None:
+    global _cache_bytes
+    state = call.state
+    tensors: list[torch.Tensor] = []
+    held: list[tuple[Any, _Snapshot]] = []
+    _find(result, tensors, held)
+    tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
+    written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
+    written += [holder for holder, _ in held if all(holder is not each for each, _ in call.held)]
+    state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
+    state.tensors = [weakref.ref(t) for t in tensors]
+    state.inside = bool(call.inside) and not _is_same(call.inside, _inside(call.module))
+    alive = {key: ref() for holder in written for key, (ref, _) in _snapshot(holder).items()}
+    alive |= {id(t): t for t in tensors[1:]}
+    _cache_bytes = sum(t.nbytes for t in alive.values() if t is not None)
+    if _is_candidate(call.module) and not (written or state.inside or len(tensors) > 1):
+        _settle(_FORWARD)
+
+
+# ---- candidates
+
+
+def _is_candidate(module: torch.nn.Module) -> bool:
+    return _candidate is not None and _candidate[0] == id(module)
+
+
+def _be_candidate(module: torch.nn.Module, tokens: int) -> None:
+    global _candidate
+    _candidate = id(module), tokens, _core.position()
+
+
+def _settle(phase: int) -> None:
+    global _candidate
+    if _candidate is not None:
+        if phase == _PREFILL:
+            _count(phase, _candidate[1])
+        _core.tell_phase(_candidate[2], phase)
+        _candidate = None
+        context.settle(phase)
+        for listener in list(listeners):
+            listener(phase)
+
+
+def _count(phase: int, tokens: int) -> None:
+    _counts[context.PHASES[phase], "calls"] += 1
+    _counts[context.PHASES[phase], "tokens"] += tokens
+
+
+# ---- what there is to look at
+
+
+def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """The ids of a call: by their usual names, else the first integers."""
+    named = [kwargs[name] for name in _IDS if isinstance(kwargs.get(name), torch.Tensor)]
+    found: Iterable[Any] = named[-1:] or (*args, *kwargs.values())  # a decoder's where there are both
+    for value in found:
+        if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
+            return value
+    return None
+
+
+def _reads(state: _State, call: _Call) -> bool:
+    """Does the call get what an earlier one of the module wrote?"""
+    objects = [holder for ref in state.objects if (holder := ref()) is not None]
+    if any(holder is each for holder, _ in call.held for each in objects):
+        return True
+    alive = [t for ref in state.tensors if (t := ref()) is not None]
+    return any(_place(t) in call.given for t in alive)
+
+
+def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]], depth: int = 0) -> None:
+    """The tensors in nested lists, tuples and dicts, and other objects that hold some."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, _PLAIN) or depth == _DEEPEST or len(tensors) > _MOST:
+        return
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _find(each, tensors, held, depth + 1)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _find(each, tensors, held, depth + 1)
+    elif not isinstance(value, torch.nn.Module) and (_empty_cache(value) or _snapshot(value)):
+        held.append((value, _snapshot(value)))
+
+
+def _empty_cache(value: Any) -> bool:
+    """It holds no tensor yet, and may after the call."""
+    return "cache" in type(value).__name__.lower()
+
+
+def _snapshot(holder: Any) -> _Snapshot:
+    """The tensors that an object holds, with their versions."""
+    found: _Snapshot = {}
+    todo = [(holder, 0)]
+    while todo and len(found) < _MOST:
+        value, depth = todo.pop()
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = weakref.ref(value), _version(value)
+        elif isinstance(value, (_PLAIN, torch.nn.Module)) or callable(value) or depth > _DEEPEST:
+            continue
+        elif isinstance(value, (list, tuple)):
+            todo.extend((each, depth + 1) for each in value[:_WIDEST])
+        elif isinstance(value, dict):
+            todo.extend((each, depth + 1) for each in islice(value.values(), _WIDEST))
+        else:
+            todo.extend((each, depth + 1) for each in islice(getattr(value, "__dict__", {}).values(), _WIDEST))
+    return found
+
+
+def _inside(module: torch.nn.Module) -> _Snapshot:
+    """Buffers and other tensors of the module and what is in it, but for its parameters."""
+    found: _Snapshot = {}
+    for each in module.modules():
+        for name, value in (*each._buffers.items(), *vars(each).items()):
+            if isinstance(value, torch.Tensor):
+                found[id(value)] = weakref.ref(value), _version(value)
+            elif isinstance(value, (list, tuple)) or "cache" in name:
+                found.update(_snapshot(value))
+    return found
+
+
+def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
+    """Were the same tensors there, and was none written?"""
+    return before.keys() == after.keys() and all(
+        ref() is not None and after[key][1] == version >= 0 for key, (ref, version) in before.items()
+    )
+
+
+def _place(t: torch.Tensor) -> Any:
+    """What tensors with the same memory have in common."""
+    handle = _core.get_handle(t)
+    if handle is not None:
+        return "slot", _core.root_slot(handle)
+    return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
+
+
+def _version(t: torch.Tensor) -> int:
+    return -1 if t.is_inference() else t._version
+
+
+def _weak(holder: Any) -> Any:
+    try:
+        return weakref.ref(holder)
+    except TypeError:
+        return lambda: holder  # a class with __slots__: it stays until the next call

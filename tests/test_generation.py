@@ -1,0 +1,334 @@
+"""Prefill and decode in programs that do not announce them: by what is read and written, in every kind of run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mindtorch
+from mindtorch._ext import context
+from mindtorch.engine import semantics
+from mindtorch.engine.semantics import generation
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+
+WIDTH, WORDS = 8, 20
+Cached = tuple[Tensor, Tensor]
+
+
+class Cache:
+    """As transformers has it: filled by the model."""
+
+    def __init__(self) -> None:
+        self.layers: list[Any] = []
+
+    def update(self, x: Tensor) -> Tensor:
+        self.layers = [x if not self.layers else torch.cat((self.layers[0], x), 1)]
+        return self.layers[0]
+
+
+class Model(nn.Module):
+    """Reads ids, and all that it was given before; `kind`: where that is kept."""
+
+    def __init__(self, kind: str = "object") -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.kind = kind
+        if kind == "buffer":
+            self.register_buffer("kept", torch.zeros(2, 32, WIDTH))
+
+    def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+        x = self.embed(ids)
+        if self.kind == "buffer":
+            self.kept[:, at : at + x.shape[1]] = x
+            x = self.kept[:, : at + x.shape[1]].cumsum(1)[:, at:]
+        elif self.kind == "object":
+            x = past.update(x)[:, -ids.shape[1] :]
+        elif self.kind == "returned":
+            past = (x if past is None else torch.cat((past[0], x), 1), x.mean())
+            x = past[0][:, -ids.shape[1] :]
+        return self.head(x), past
+
+
+def prompt(device: str, length: int = 6) -> Tensor:
+    return torch.arange(2 * length).reshape(2, length).remainder(WORDS).to(device)
+
+
+def generate(model: Model, device: str, steps: int = 3, chunks: tuple[int, ...] = (6,)) -> None:
+    ids = prompt(device, sum(chunks))
+    past, at = (Cache() if model.kind == "object" else None), 0
+    for length in chunks:
+        logits, past = model(ids[:, at : at + length], past, at)
+        at += length
+    for _ in range(steps):
+        logits, past = model(logits[:, -1:].argmax(-1), past, at)
+        at += 1
+
+
+def score(model: Model, device: str, length: int = 6) -> None:
+    for _ in range(3):
+        model(prompt(device, length), Cache() if model.kind == "object" else None)
+
+
+class Seen:
+    """The phases that calls were in, as a run sees them."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        def settled(phase: int) -> None:
+            self.calls = [phase if call == context.CANDIDATE else call for call in self.calls]
+
+        def hook(module: nn.Module, args: Any) -> None:
+            if isinstance(module, Model):
+                self.calls.append(context.get_phase())
+
+        generation.listeners.append(settled)
+        handle = nn.modules.module.register_module_forward_pre_hook(hook)
+        semantics.install()
+        try:
+            with torch.no_grad():
+                yield self
+        finally:
+            generation.over()
+            semantics.uninstall()
+            handle.remove()
+            generation.listeners.remove(settled)
+
+    @property
+    def names(self) -> str:
+        """A letter for each call."""
+        return "".join(context.phase_name(call)[0] for call in self.calls)
+
+
+DEVICES = ["cpu", "meta", "remote_accelerator"]
+
+
+def phases(program: Callable[[], None]) -> str:
+    with Seen().listening() as seen:
+        program()
+    return seen.names
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["object", "returned", "buffer"])
+def test_L12_a_generation_is_one_prefill_and_then_decode(kind: str, device: str) -> None:
+    model = Model(kind).to(device)
+    assert phases(lambda: generate(model, device)) == "pddd"
+    assert phases(lambda: generate(model, device, steps=0)) == "f"  # nothing came of it
+    assert phases(lambda: (generate(model, device), generate(model, device, 1))) == "pdddpd"  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize("kind", ["object", "returned"])
+def test_L12_parts_of_a_prompt_are_prefill_the_last_of_one_token_too(kind: str) -> None:
+    model = Model(kind)
+    for chunks in ((3, 3), (3, 2, 1), (1, 1, 1)):
+        assert phases(lambda chunks=chunks: generate(model, "cpu", 2, chunks)) == "p" * len(chunks) + "dd"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["object", "returned", "buffer", "none"])
+@pytest.mark.parametrize("length", [1, 6])
+def test_L12_scoring_is_forward(kind: str, length: int) -> None:
+    model = Model(kind)
+    if (kind, length) == ("buffer", 1):
+        return  # one token after the other into buffers: generation, as far as that can be seen
+    assert phases(lambda: score(model, "cpu", length)) == "fff"
+
+
+def test_L12_scoring_around_a_generation_stays_forward() -> None:
+    model = Model()
+
+    def program() -> None:
+        score(model, "cpu")
+        generate(model, "cpu")
+        score(model, "cpu")
+
+    assert phases(program) == "fff" + "pddd" + "fff"
+
+
+def test_L12_another_models_calls_in_between_change_nothing() -> None:
+    model, other = Model(), nn.Linear(WIDTH, WIDTH)
+    cache = Cache()
+
+    def program() -> None:
+        logits, _ = model(prompt("cpu"), cache)
+        for _ in range(2):
+            other(torch.ones(1, WIDTH))
+            logits, _ = model(logits[:, -1:].argmax(-1), cache)
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_ids_that_went_through_python_are_new() -> None:
+    model, cache = Model(), Cache()
+
+    def program() -> None:
+        ids = prompt("cpu")[:1]
+        for _ in range(3):
+            logits, _ = model(ids, cache)
+            ids = torch.tensor([[int(logits[0, -1].argmax())]])
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_a_buffer_of_tokens_that_is_written_gives_new_ones() -> None:
+    model, cache = Model(), Cache()
+
+    def program() -> None:
+        tokens = torch.zeros(2, 12, dtype=torch.long)
+        tokens[:, :6] = prompt("cpu")
+        before = 0
+        for at in range(6, 9):
+            logits, _ = model(tokens[:, before:at], cache)
+            tokens[:, at] = logits[:, -1].argmax(-1)
+            before = at
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_several_new_tokens_at_a_time_are_a_prefill() -> None:
+    """Another turn of a chat."""
+    model, cache = Model(), Cache()
+
+    def program() -> None:
+        for _ in range(2):
+            logits, _ = model(prompt("cpu").clone(), cache)
+            for _ in range(2):
+                logits, _ = model(logits[:, -1:].argmax(-1), cache)
+
+    assert phases(program) == "pddpdd"
+
+
+def test_L12_with_gradients_and_without_integers_it_is_forward() -> None:
+    model, cache = Model(), Cache()
+
+    def training() -> None:
+        with torch.enable_grad():
+            generate(model, "cpu")
+
+    def floats() -> None:
+        rnn = nn.GRU(4, 4)
+        state = None
+        for _ in range(3):
+            _, state = rnn(torch.ones(2, 4), state)
+
+    assert phases(training) == "ffff" and cache.layers == []
+    generated = generation.Generated()
+    phases(floats)
+    generated.ends("main")
+    assert generated.facts("main") is None
+
+
+def test_L12_a_call_that_fails_is_no_prefill() -> None:
+    model = Model()
+
+    def program() -> None:
+        with contextlib.suppress(IndexError):
+            model(torch.full((1, 2), WORDS), Cache())
+        generate(model, "cpu", 1)
+
+    assert phases(program) == "f" + "pd"
+
+
+def test_L12_what_is_given_to_a_model_may_answer_anything(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("not for you")
+
+    class Takes(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            return self.head(self.embed(ids))
+
+    model = Takes("none")
+    assert phases(lambda: model(prompt("cpu"), Odd())) == "f"
+    assert "not for you" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["object", "returned"])
+def test_L12_nothing_that_a_call_frees_is_held(kind: str) -> None:
+    """Its peak is that of the program."""
+
+    def peak(tracked: bool) -> int:
+        model, seen = Model(kind), Profiler(whole=True)
+        with torch.no_grad(), seen:
+            if not tracked:
+                context.follow_generation(None, None)
+            generate(model, "cpu", 6)
+            generation.install()
+        return seen.report()["totals"]["peak_bytes"]
+
+    assert peak(True) == peak(False)
+
+
+@pytest.mark.parametrize("tool", ["profile", "recorded", "estimate", "capture"])
+def test_L12_phases_are_the_same_in_every_kind_of_run(tool: str) -> None:
+    device = "remote_accelerator" if tool == "recorded" else "cpu"
+
+    def program() -> None:
+        model = Model().to(device)
+        with torch.no_grad():
+            score(model, device)
+            generate(model, device)
+
+    if tool == "capture":
+        with mindtorch.graph.capture() as graph:
+            program()
+        found = {node.phase for node in graph.nodes if node.op == "aten::embedding"}
+        count = {name: sum(n.phase == name for n in graph.nodes if n.op == "aten::embedding") for name in found}
+    else:
+        run = Estimator(target=targets.find("h100")) if tool == "estimate" else Profiler(whole=True)
+        with run:
+            program()
+        report = run.report()
+        rows = {row["name"]: row for row in report["phases"]}
+        # Scoring runs embedding, cat-free cache, linear; a decode step one cat more.
+        assert rows["forward"]["ops"] == 3 * rows["prefill"]["ops"] and rows["decode"]["flops"] > 0
+        assert rows["forward"]["flops"] == 3 * rows["prefill"]["flops"]
+        assert all(rows[name]["peak_bytes"] > 0 for name in ("forward", "prefill", "decode"))
+        made = report["generation"]
+        assert made["phases"] == [
+            {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 3, "tokens": 6},
+        ]  # fmt: skip
+        assert made["kv_cache"]["bytes"] == 2 * 9 * WIDTH * 4
+        return
+    assert count == {"forward": 3, "prefill": 1, "decode": 3}
+
+
+def test_L12_a_recorded_tensor_knows_it_too() -> None:
+    model, device = Model("returned").to("remote_accelerator"), "remote_accelerator"
+    with torch.no_grad():
+        first, past = model(prompt(device))
+        assert first.metadata.execution_phase == "forward"  # nobody knows yet
+        second, _ = model(first[:, -1:].argmax(-1), past)
+    assert second.metadata.execution_phase == "decode"
+
+
+def test_C2_a_stage_that_ends_before_a_prefill_is_known_counts_it_as_forward() -> None:
+    model, cache = Model(), Cache()
+    with torch.no_grad():
+        with Profiler(whole=True) as seen:
+            logits, _ = model(prompt("cpu"), cache)
+        assert {row["name"] for row in seen.report()["phases"]} >= {"forward"}
+        assert "generation" not in seen.report()
+        with Profiler(whole=True) as seen:
+            model(logits[:, -1:].argmax(-1), cache)
+        assert "prefill" not in {row["name"] for row in seen.report()["phases"]}
+
+
+def test_C2_the_header_says_what_was_generated() -> None:
+    with torch.no_grad(), mindtorch.profile() as p:
+        generate(Model(), "cpu")
+    text = " ".join(str(p).split())
+    assert "generates prefill 12 tokens in 1 call; decode 6 tokens in 3 calls" in text.replace("│ │", "").replace(
+        "│", ""
+    )
+    assert "tokens/s" in text and "576 B at the end" in text
