@@ -210,6 +210,8 @@ def command(
     sized = device is not None or target_name is not None
     if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
         raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
+    if sized and target_name is None and (of_times := [each.name for each, _ in wanted if each.timed]):
+        raise click.UsageError(f"--{of_times[0]} shows times: add --target NAME, or leave out --device")
     if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
         raise click.UsageError(f"--{of_cards[0]} is of a card's memory: add --target NAME, of a GPU or an NPU")
     if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
@@ -237,7 +239,9 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes, lines=by == "line")
+            outcome, report, profiler = _measure(
+                program, steps, warmup, predict, shapes=shapes, lines=by == "line" or files["flame"] is not None
+            )
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code

@@ -396,3 +396,29 @@ def test_C2_shapes_by_option(here):
     assert event["args"]["outputs"] == "float32[5, 3]"
     assert "Shapes" not in genie("shapes.py").stdout
     assert "--shapes is for a measured run" in genie("--shapes", "--device", "meta", "shapes.py").stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--steps", "1", "--warmup", "1"], ["--target", "h100"], ["--target", "cpu"]])
+def test_C2_flame_of_a_run_and_of_an_estimate_sums_to_the_time_in_the_header(here, options):
+    result = genie(*options, "--flame", "f.json", "--json", "r.json", "train.py")
+    assert result.exit_code == 0 and "genie: wrote f.json" in result.stderr
+    flame, report = json.loads(Path("f.json").read_text()), json.loads(Path("r.json").read_text())
+    total = round(report["totals"]["time_s"] * 1e9)
+    assert total > 0 and [profile["name"] for profile in flame["profiles"]] == ["by module", "by line"]
+    assert {sum(profile["weights"]) for profile in flame["profiles"]} == {total}
+    assert {profile["endValue"] for profile in flame["profiles"]} == {total}
+    assert flame["name"] == "genie profile train.py"
+    assert {"Net", "Net.first", "aten::addmm"} <= {frame["name"] for frame in flame["shared"]["frames"]}
+
+
+def test_C2_flame_is_refused_where_nothing_has_a_time(here):
+    result = genie("--device", "meta", "--flame", "f.json", "train.py")
+    assert result.exit_code == 2 and not (here / "f.json").exists()
+    assert "--flame shows times: add --target NAME, or leave out --device" in result.stderr
+
+
+def test_C8_flame_is_refused_before_the_run_where_it_cannot_be_written(here):
+    for name, why in (("no/f.json", "no directory"), (".", "directory"), ("net.py", "will not replace")):
+        result = genie("--flame", name, "train.py")
+        assert result.exit_code == 2 and why in result.stderr and name in result.stderr and not result.stdout
+    assert (here / "net.py").read_text() == NET

@@ -50,6 +50,12 @@ def _draw(report: dict[str, Any], recording: Callable[[], Any], path: str) -> st
     return f"leaves out the last {counted(dropped, 'event')}; --steps makes a run shorter" if dropped else None
 
 
+def _flame(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
+    from mindtorch.profile.report.flame import write_flame
+
+    return None if write_flame(report, recording(), path) else "is empty: nothing that is reported took time"
+
+
 def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
     import pickle
 
@@ -82,6 +88,13 @@ FORMATS = (
         rb'\{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules and ops"',
         _draw,
         measured=True,
+    ),
+    Format(
+        "flame",
+        "Write a flame graph by module and by line for speedscope.app.",
+        rb'\{"\$schema":"[a-z:/.-]*speedscope[a-z./-]*","exporter":"genie ',
+        _flame,
+        timed=True,
     ),
     Format(
         "memory-snapshot",
