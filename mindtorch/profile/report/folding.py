@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Node", "build", "collapse", "fold", "order", "rows", "shown_depth"]
-
 _SUMMED = ("self_s", "total_s", "forward_s", "backward_s", "self_flops", "flops", "macs", "self_params", "params",
            "trainable_params", "calls", "ops", "predicted_s", "self_predicted_s", "bound_s", "about_s", "about_low_s",
            "about_high_s")  # fmt: skip
