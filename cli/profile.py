@@ -239,9 +239,9 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report"}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            outcome, report, profiler = _measure(
-                program, steps, warmup, predict, shapes=shapes, lines=by == "line" or files["flame"] is not None
-            )
+            page = files["html"] is not None  # which shows all that there is
+            followed = page or by == "line" or files["flame"] is not None
+            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes or page, lines=followed)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -269,7 +269,7 @@ def command(
     if rank is not None and merged_file is not None:
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
-        _show(report, program, own, View(by, top, depth, sort))
+        _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,6 +89,18 @@ def by_module(seen: Recording) -> Stacks:
     return _ordered(found, _places(seen))
 
 
+def together(found: Stacks, names: Mapping[str, str]) -> Stacks:
+    """The same with modules of one name in `names` as one: repeated layers, and what is in them."""
+    joined = Stacks()
+    frames = [frame._replace(name=names.get(frame.name, frame.name)) if frame.kind == "module" else frame
+              for frame in found.frames]  # fmt: skip
+    for stack, weight in found.weights.items():
+        joined.add(tuple(joined.number(frames[index]) for index in stack), weight)
+    places = {name: place for place, name in enumerate(frame.name for frame in joined.frames if frame.kind == "module")}
+    places.pop(OUTSIDE, None)
+    return _ordered(joined, places)
+
+
 def by_line(seen: Recording) -> Stacks:
     """Line within line as far as calls were followed (else the innermost alone), then the op; the longest first."""
     found = Stacks()
@@ -152,7 +164,7 @@ def _places(seen: Recording) -> dict[str, int]:
     return {seen.names[path]: place for place, path in enumerate(called)}
 
 
-def _ordered(found: Stacks, places: dict[str, int]) -> Stacks:
+def _ordered(found: Stacks, places: Mapping[str, int]) -> Stacks:
     """Siblings side by side: modules by `places`, and before all that has none; then the longest first."""
     totals: Counter[tuple[int, ...]] = Counter()
     first: dict[tuple[int, ...], int] = {}
