@@ -48,6 +48,7 @@ Examples:
   genie profile config.json --batch 8 --seq 1024 --dtype bfloat16
   genie profile config.json --decode 32    prefill, then 32 steps with its cache
   genie profile config.json --train        forward, backward and AdamW step
+  genie profile --html report.html train.py     a page to look at in a browser
   genie profile --json - train.py > profile.json  train.py prints to stderr then
   genie profile --target h100 train.py     nothing is computed: does it fit?
   genie profile --target h100 --seq 2048 config.json

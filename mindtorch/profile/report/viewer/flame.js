@@ -15,7 +15,7 @@ function boxesOf(data) {
     const [kind, full, detail, file, line] = data.frame[i - 1] < 0 ? [-1, "(smaller ones)", ""] : data.frames[data.frame[i - 1]];
     const inside = kind === MODULE && full.startsWith(`${paths[depth - 1]}.`);
     boxes.kind.push(kind);
-    boxes.name.push(inside ? full.slice(paths[depth - 1].length + 1) : bare(full));
+    boxes.name.push(inside ? full.slice(paths[depth - 1].length + 1) : file ? `${base(file)}:${line} ${full.slice(0, full.lastIndexOf(" ("))}` : bare(full));
     boxes.detail.push(detail);
     boxes.place.push(kind === MODULE ? full : file ? `${file}:${line}` : "");
     trail.push(i);

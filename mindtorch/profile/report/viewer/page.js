@@ -192,8 +192,8 @@ function build() {
   const rootText = (metric) => `all: ${metric === "ns" ? seconds(whole) : work(totals.flops, "FLOP")}`;
   const chosen = (rows) => rows.filter(Boolean);
   const sections = chosen([
-    data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops" })),
-    metrics.length && section("flame", "Flame graph", el("p", { class: "note" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph(data.flames, metrics, rootText)),
+    data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false })),
+    metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph(data.flames, metrics, rootText)),
     section("modules", "Modules", ...moduleTree(data.modules, whole)),
     ops.length && section("ops", "Operations", ...sortedTable({ id: "op-table", caption: "Operations", name: "operation (aten)", table: data.ops, whole, named: opName, words: (row) => `${row.name} ${row.category}`, by: timed ? "self_s" : "flops" })),
     data.lines.rows.length && section("lines", "Lines", ...sortedTable({ id: "line-table", caption: "Lines", name: "line", table: data.lines, whole, named: lineName, words: (row) => `${row.file}:${row.line} ${row.function} ${row.package} ${row.source}`, by: timed ? "self_s" : "flops" })),

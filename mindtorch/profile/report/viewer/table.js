@@ -56,8 +56,8 @@ function sums(rows, rest, columns) {
 }
 
 // A sorted table. named(row, query): what its first cell holds; words(row): what the search looks at; by: the field
-// that it is sorted by at first.
-function sortedTable({ id, caption, name, table, whole, named, words, by }) {
+// that it is sorted by at first; searched: whether the search leaves out what it does not find.
+function sortedTable({ id, caption, name, table, whole, named, words, by, searched = true }) {
   const columns = table.columns, rows = objects(table);
   const texts = rows.map((row) => words(row).toLowerCase());
   const summedColumns = columns.map((column) => SUMMED.has(column[0]) && (column[2] !== "bytes" || column[0] === "bytes"));
@@ -90,7 +90,7 @@ function sortedTable({ id, caption, name, table, whole, named, words, by }) {
     say(at, down);
   }
 
-  searchers.push((text) => { query = text; fill(); });
+  if (searched) searchers.push((text) => { query = text; fill(); });
   fill();
   const parts = [el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${caption}` },
     el("table", { id }, el("caption", { class: "unseen" }, caption), heads, body, foot)),
@@ -99,7 +99,6 @@ function sortedTable({ id, caption, name, table, whole, named, words, by }) {
     const spent = table.rest.self_s ? `, ${seconds(table.rest.self_s)}` : "";
     parts.push(el("p", { class: "note" }, `${counted(table.rest.count, "further row")} (${id}${spent}) are in the sums and not shown; --json has them.`));
   }
-  window.addEventListener("beforeprint", fill);
   return parts;
 }
 
