@@ -15,6 +15,7 @@ import torch
 from mindtorch.profile import write_html
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import peak
 from mindtorch.profile.report import page
 
 VIEWER = Path(page.__file__).with_name("viewer")
@@ -238,6 +239,7 @@ def test_C2_page_lists_end_and_say_so(trained, tmp_path):
     assert "(1 more: " in found["report"]["labels"][-1]["name"]
     assert found["report"]["totals"]["bound_s"] is None and found["report"]["steps"]["first_s"] is None
     assert len(rows(found["lines"])[0]["source"]) < 300
+    assert peak.POINTS < page.LISTED  # memory over time is whole
 
 
 def test_C2_page_of_a_hundred_thousand_operations_is_small(record, tmp_path):

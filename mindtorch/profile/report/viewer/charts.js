@@ -56,7 +56,7 @@ function memoryChart(facts) {
 
 // FLOPs per byte against FLOPs a second, both logarithmic: an op lies below the slope and below its roof.
 function rooflineChart(roofline, kinds) {
-  const whole = roofline.ops.reduce((sum, op) => sum + op.about_s, 0);
+  const whole = roofline.ops.reduce((sum, op) => sum + (op.about_s || 0), 0);
   // Those that matter: a single odd one would make the picture small.
   const ops = roofline.ops.filter((op) => op.flops > 0 && op.bytes > 0 && op.about_s > 0.002 * whole);
   if (!ops.length) return null;

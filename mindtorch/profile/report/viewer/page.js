@@ -13,6 +13,11 @@ const SAID = {
   python: "Python between operations", launch: "waiting for launches", waiting: "waiting", other: "other operations",
 };
 
+const WAITED = {
+  network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
+  recompute_s: "computing forward passes again in backward", data_s: "waiting for a DataLoader",
+};
+
 // [{kind, value}] of all operations, the largest first: seconds, or FLOPs where nothing has a time.
 function byKind() {
   const found = new Map();
@@ -39,6 +44,10 @@ function sentence(parts) {
   const also = [];
   if (where) also.push(`${share(where.row.total_s, totals.time_s)} of it in ${where.path}${where.row.repeated > 1 ? ` (${where.row.repeated} equal ones)` : ""}`);
   if (line && line.self_s > 0.05 * totals.time_s) also.push(`${share(line.self_s, totals.time_s)} on one line, ${base(line.file)}:${line.line}`);
+  const waits = report.waits || {};
+  for (const [key, what] of Object.entries(WAITED)) {
+    if (timed && waits[key] > 0.05 * totals.time_s) also.unshift(`${share(waits[key], totals.time_s)} ${what}`);
+  }
   const start = text[0].toUpperCase() + text.slice(1);
   return also.length ? `${start} ${also.join("; ").replace(/^./, (c) => c.toUpperCase())}.` : start;
 }
@@ -173,6 +182,8 @@ function runSection() {
   if (report.interrupted) add("ended", "interrupted; the report is of what ran until then");
   else if (report.exit_code) add("ended", `with exit code ${report.exit_code}`);
   const parts = [el("dl", { class: "facts" }, ...facts)];
+  const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
+  if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "run as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
   if ((report.labels || []).length) {
     parts.push(el("h3", {}, "Scopes, named by record_function; one may be within another"), plainTable("Scopes", ["scope", "calls", "total", "%"], report.labels.map((row) => [row.name, count(row.calls), seconds(row.total_s), percent(row.total_s, totals.time_s)])));
   }
