@@ -81,6 +81,8 @@ def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path)
     with Estimator(target=targets.find("h100")) as estimator:
         Net(layers=4)(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
     report = estimator.report(command=["net.py"])
+    phase = {"name": "forward", "steps": 1, "tokens": 6}
+    report["workload"] = {"seq": 3, "batch": 2, "train": True, "dtype": "float32", "phases": [phase]}
     write_html(report, estimator.recording(), tmp_path / "p.html")
     document, complaints = shown(tmp_path / "p.html", tmp_path)
     assert complaints == []
@@ -90,6 +92,7 @@ def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path)
     assert f"at least {least}" in " ".join(texts(document, r"<dd>(.*?)</dd>"))
     peak = units.bytes_text(report["memory"]["peak_bytes"])
     assert f"What the peak of {peak} is made of" in texts(document, r"<h3>(.*?)</h3>")
+    assert "2 × 3 tokens, a training step, float32" in texts(document, r"<dd>(.*?)</dd>")
     labels = re.findall(r'<svg[^>]*aria-label="([^"]*)"', document)
     assert labels[0].startswith(f"Memory over the program: at most {peak}") and labels[1].startswith("Roofline of h100")
     assert "blocks.0-3 ×4 Block" in " ".join(texts(document, r'<table id="module-table">(.*?)</table>'))

@@ -43,7 +43,6 @@ function moduleTree(table, whole) {
 
   function name(i, isOpen, focused) {
     const row = rows[i], parts = [];
-    parts.push(el("span", { class: "deeper", style: { width: `${row.depth * 1.1}rem` } }));
     if (children[i].length) {
       const label = `${row.label || "outside any module"}, ${counted(children[i].length, "part")}`;
       const button = el("button", { type: "button", class: "fold", "aria-expanded": String(isOpen), "aria-label": label, on: { click: () => turn(i) } }, isOpen ? "▾" : "▸");
@@ -69,7 +68,7 @@ function moduleTree(table, whole) {
       const i = todo.pop();
       if (query && !found.has(i)) continue;
       const isOpen = query ? children[i].some((child) => found.has(child)) : open.has(i);
-      made.push(el("tr", {}, el("td", {}, ...name(i, isOpen, i === focused)), ...columns.map((column) => cell(rows[i], column, whole))));
+      made.push(el("tr", {}, el("td", { style: { "padding-left": `${0.3 + 1.1 * rows[i].depth}rem` } }, ...name(i, isOpen, i === focused)), ...columns.map((column) => cell(rows[i], column, whole))));
       if (isOpen) todo.push(...ordered(children[i]).reverse());
     }
     body.replaceChildren(...made);

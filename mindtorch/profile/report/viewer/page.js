@@ -164,12 +164,32 @@ function uncountedSection() {
   return section("uncounted", "Not counted", ...parts);
 }
 
+// What a configuration's model was given to do, and how fast it did.
+function workloadFacts(workload) {
+  const unit = workload.unit || "tokens", seconds_of = Object.fromEntries(objects(data.phases).map((row) => [row.name, row.time_s]));
+  const parts = [["prefill", ["prefill"]], ["decode", ["decode"]], workload.train ? ["training", ["forward", "backward", "optimizer"]] : ["forward", ["forward"]]];
+  const rates = [];
+  for (const [name, phases] of parts) {
+    const row = (workload.phases || []).find((each) => each.name === phases[0]);
+    const spent = phases.reduce((sum, phase) => sum + (seconds_of[phase] || 0), 0);
+    if (row && spent && row.steps) rates.push(`${name} ${amount((row[unit] || 0) / spent)} ${unit}/s${name === "decode" ? `, ${seconds(spent / row.steps)} each` : ""}`);
+  }
+  const cache = workload.kv_cache, optimizer = workload.optimizer;
+  return [
+    ["workload", `${count(workload.batch || 1)}${workload.seq ? ` × ${count(workload.seq)}` : ""} ${unit}${workload.decode ? `, then ${count(workload.decode)} decoded` : ""}${workload.train ? ", a training step" : ""}, ${workload.dtype}`],
+    ["speed", rates.join(" · ")],
+    ["cache", cache ? `${bytes(cache.bytes) || "0 B"} at the end${cache.bytes_per_step ? `, ${bytes(cache.bytes_per_step)} more a step` : ""}` : ""],
+    ["optimizer", optimizer ? `${optimizer.name}, gradients ${bytes(optimizer.gradient_bytes)}, state ${bytes(optimizer.state_bytes)}` : ""],
+  ];
+}
+
 function runSection() {
   const tool = report.tool, startup = report.startup || {}, steps = report.steps || {}, facts = [];
   const add = (name, text) => { if (text) facts.push(el("dt", {}, name), el("dd", {}, text)); };
   add("command", report.command.join(" "));
   add(sized ? "sized for" : "ran on", `${report.device}, ${report.mode}`);
   add("with", `mindtorch ${tool.mindtorch}, torch ${tool.torch}, Python ${tool.python}`);
+  for (const [name, text] of report.workload ? workloadFacts(report.workload) : []) add(name, text);
   add("models", (report.models || []).map((model) => `${model.name}, ${counted(model.params, "parameter")}${model.param_bytes ? ` (${bytes(model.param_bytes)})` : ""}`).join("; "));
   if (!sized) add("start-up", [["imports", startup.import_s], ["construction", startup.init_s], ["compiling", startup.compile_s]].filter((part) => part[1] > 0).map(([what, spent]) => `${seconds(spent)} ${what}`).join(", "));
   if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, ${seconds(steps.time_s.median)} each (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
