@@ -149,7 +149,10 @@ class Build(build):
 setup(
     packages=PACKAGES,
     package_dir={"mindtorch": "mindtorch", "mindtorch._ext": "_ext", "mindtorch.cli": "cli"},
-    package_data={"": ["py.typed", "*.pyi", "*.toml"]},  # the sources of _ext are in the sdist alone
+    package_data={  # the sources of _ext are in the sdist alone
+        "": ["py.typed", "*.pyi", "*.toml"],
+        "mindtorch.profile.report": ["viewer/*"],
+    },
     include_package_data=False,
     ext_modules=[
         Extension(

@@ -48,6 +48,7 @@ Examples:
   genie profile config.json --batch 8 --seq 1024 --dtype bfloat16
   genie profile config.json --decode 32    prefill, then 32 steps with its cache
   genie profile config.json --train        forward, backward and AdamW step
+  genie profile --html report.html train.py     a page to look at in a browser
   genie profile --json - train.py > profile.json  train.py prints to stderr then
   genie profile --target h100 train.py     nothing is computed: does it fit?
   genie profile --target h100 --seq 2048 config.json
@@ -216,6 +217,8 @@ def command(
     sized = device is not None or target_name is not None
     if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
         raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
+    if sized and target_name is None and (of_times := [each.name for each, _ in wanted if each.timed]):
+        raise click.UsageError(f"--{of_times[0]} shows times: add --target NAME, or leave out --device")
     if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
         raise click.UsageError(f"--{of_cards[0]} is of a card's memory: add --target NAME, of a GPU or an NPU")
     if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
@@ -236,7 +239,8 @@ def command(
     if oom is not None and target_name is None:
         raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
 
-    of_lines = {"lines": by == "line", "hits": hits}
+    followed = by == "line" or files["html"] is not None or files["flame"] is not None
+    of_lines = {"lines": followed, "hits": hits}
     if sized:
         writes_nothing()
     with claimed_stdout(to_stdout):
@@ -244,7 +248,8 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report", **of_lines}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=shapes, **of_lines)
+            seen = shapes or files["html"] is not None  # the page shows all that there is
+            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=seen, **of_lines)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -272,7 +277,7 @@ def command(
     if rank is not None and merged_file is not None:
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
-        _show(report, program, own, View(by, top, depth, sort))
+        _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)

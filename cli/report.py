@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import report_cluster, report_header, report_lines, report_memory, tree
+from mindtorch.profile.report import folding
+
+from . import report_cluster, report_header, report_lines, report_memory
 from .apart import left_alone
 from .render import Canvas, Text, clean
 from .report_advice import alternatives
@@ -88,19 +90,19 @@ def _phases(report: dict[str, Any], canvas: Canvas) -> None:
 
 def _modules(report: dict[str, Any], canvas: Canvas, view: View) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
-    roots = tree.collapse(tree.fold(tree.build(report.get("modules") or []), total))
+    roots = folding.collapse(folding.fold(folding.build(report.get("modules") or []), total))
     if not roots:
         return
     if view.sort:
         key = _SORT[view.sort]
-        tree.order(roots, lambda node: key(node.values))
-    depth = tree.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
+        folding.order(roots, lambda node: key(node.values))
+    depth = folding.shown_depth(roots, _TREE_ROWS) if view.depth is None else view.depth
     measured = any(node.values.get("forward_s") for node in roots)
     columns = table_columns("MODULES", report, full=view.by == "module" and measured)
     canvas.heading("Modules")
     canvas.sheet_head("module", columns)
     hidden = 0
-    for trail, node, below in tree.rows(roots, depth):
+    for trail, node, below in folding.rows(roots, depth):
         hidden += below
         values = node.values
         name = Text()

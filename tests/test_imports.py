@@ -61,7 +61,6 @@ ONE_SUBJECT = {
     "program": "the user's program, its options on the command line",
     "run": "what a profile keeps of a run, the command that runs a program elsewhere",
     "tensor": "the classes of tensors by device",
-    "tree": "the tree of modules, how it is shown",
     "worker": "what answers an executor's messages, the command that starts a machine for such",
 }
 

@@ -14,7 +14,8 @@ class Format(NamedTuple):
 
     name: of its option, without the dashes; help: of that. begins: how its files begin, a pattern: they are replaced
     as ours. write: takes what there is, then a path; what it gives is said to the user. measured: of times, which
-    estimates do not have. sized: of the memory of a target's device, which only estimates have. binary: no text.
+    estimates do not have; timed: measured ones, or a target's. sized: of the memory of a target's device, which only
+    estimates have. binary: no text.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Format(NamedTuple):
     begins: bytes
     write: Callable[..., str | None]
     measured: bool = False
+    timed: bool = False
     sized: bool = False
     binary: bool = False
 

@@ -38,8 +38,8 @@ def test_C8_commands_are_listed():
 
 
 def test_C8_nothing_is_offered_that_is_not_there():
-    text = genie("profile", "--help").stdout
-    for option in ("--html", "--flame"):
+    text = genie("graph", "--help").stdout
+    for option in ("--html", "--svg"):
         assert option not in text
 
 

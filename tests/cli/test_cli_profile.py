@@ -396,3 +396,63 @@ def test_C2_shapes_by_option(here):
     assert event["args"]["outputs"] == "float32[5, 3]"
     assert "Shapes" not in genie("shapes.py").stdout
     assert "--shapes is for a measured run" in genie("--shapes", "--device", "meta", "shapes.py").stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--steps", "1", "--warmup", "1"], ["--target", "h100"], ["--target", "cpu"]])
+def test_C2_flame_of_a_run_and_of_an_estimate_sums_to_the_time_in_the_header(here, options):
+    result = genie(*options, "--flame", "f.json", "--json", "r.json", "train.py")
+    assert result.exit_code == 0 and "genie: wrote f.json" in result.stderr
+    flame, report = json.loads(Path("f.json").read_text()), json.loads(Path("r.json").read_text())
+    total = round(report["totals"]["time_s"] * 1e9)
+    assert total > 0 and [profile["name"] for profile in flame["profiles"]] == ["by module", "by line"]
+    assert {sum(profile["weights"]) for profile in flame["profiles"]} == {total}
+    assert {profile["endValue"] for profile in flame["profiles"]} == {total}
+    assert flame["name"] == "genie profile train.py"
+    assert {"Net", "Net.first", "aten::addmm"} <= {frame["name"] for frame in flame["shared"]["frames"]}
+
+
+def test_C2_flame_is_refused_where_nothing_has_a_time(here):
+    result = genie("--device", "meta", "--flame", "f.json", "train.py")
+    assert result.exit_code == 2 and not (here / "f.json").exists()
+    assert "--flame shows times: add --target NAME, or leave out --device" in result.stderr
+
+
+def page_data(text: str) -> dict:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', text)
+    return json.loads(data)
+
+
+@pytest.mark.parametrize("options", [[], ["--steps", "1", "--warmup", "1"], ["--target", "h100"], ["--device", "meta"]])
+def test_C2_page_of_a_run_and_of_an_estimate_has_the_reports_totals(here, options):
+    result = genie(*options, "--html", "p.html", "--json", "r.json", "train.py")
+    assert result.exit_code == 0 and "genie: wrote p.html" in result.stderr
+    found, report = page_data(Path("p.html").read_text()), json.loads(Path("r.json").read_text())
+    assert found["report"]["totals"] == report["totals"] and found["report"]["steps"] == report["steps"]
+    for flame in found["flames"].values():
+        assert sum(flame["ns"]) == round(report["totals"]["time_s"] * 1e9)
+        assert sum(flame["flops"]) == report["totals"]["flops"]
+    assert bool(found["shapes"]["rows"]) == (report["mode"] == "measured")
+    assert "Shapes" not in result.stdout  # which were not asked for there
+
+
+def test_C2_page_goes_to_stdout_too(here):
+    result = genie("--html", "-", "--device", "meta", "train.py")
+    assert result.exit_code == 0 and result.stdout.startswith("<!doctype html>")
+    assert page_data(result.stdout)["report"]["command"] == ["train.py"]
+
+
+def test_C2_page_of_gpt2_is_smaller_than_400_kb(here):
+    """All of its modules and operations, with narrow layers, so that it is quick."""
+    example = str(Path(__file__).parents[2] / "examples" / "gpt2.py")
+    result = genie("--html", "p.html", "--json", "r.json", example, "--width", "48", "--vocab", "500", "--steps", "2")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("r.json").read_text())["totals"]["ops"] > 5000
+    assert os.path.getsize("p.html") <= 400_000
+
+
+@pytest.mark.parametrize("option", ["--flame", "--html"])
+def test_C8_flame_and_page_are_refused_before_the_run_where_they_cannot_be_written(here, option):
+    for name, why in (("no/f.json", "no directory"), (".", "directory"), ("net.py", "will not replace")):
+        result = genie(option, name, "train.py")
+        assert result.exit_code == 2 and why in result.stderr and name in result.stderr and not result.stdout
+    assert (here / "net.py").read_text() == NET

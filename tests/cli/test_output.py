@@ -126,7 +126,8 @@ def test_C8_same_file_under_two_names(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [
     "print(1)\n", '{"schema_version": 1, "mine": 2}', "a,b\n1,2\n", "\x1f\x8bnot gzip", "digraph mine {}",
     "digraph computation {\n  a -> b\n}", "table,name,class,weight\n1,2,3,4\n",
-    '{"displayTimeUnit":"ms","traceEvents":[]}', " ",
+    '{"displayTimeUnit":"ms","traceEvents":[]}', " ", "<!doctype html>\n<html>mine",
+    '{"$schema":"https://www.speedscope.app/file-format-schema.json"}',
 ])  # fmt: skip
 def test_C8_a_file_that_genie_did_not_write_is_never_replaced(tmp_path, content):
     (tmp_path / "train.py").write_text(content)
@@ -135,7 +136,7 @@ def test_C8_a_file_that_genie_did_not_write_is_never_replaced(tmp_path, content)
     assert (tmp_path / "train.py").read_text() == content and os.listdir(tmp_path) == ["train.py"]
 
 
-@pytest.mark.parametrize("words", [["--json"], ["--trace"], ["--csv"]])
+@pytest.mark.parametrize("words", [["--json"], ["--trace"], ["--csv"], ["--flame"], ["--html"]])
 def test_C8_a_forgotten_file_name_does_not_cost_the_program(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('trained')\n")
@@ -148,13 +149,14 @@ def test_C8_a_forgotten_file_name_does_not_cost_the_program(tmp_path, monkeypatc
 def test_C8_every_output_of_genies_own_is_replaced_by_the_next(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
-    profile = ["profile", "--json", "p.json", "--csv", "p.csv", "--trace", "p.trace"]
+    files = {"--json": "p.json", "--csv": "p.csv", "--trace": "p.trace", "--flame": "p.flame", "--html": "p.html"}
+    profile = ["profile", *(word for option in files.items() for word in option)]
     for command in (profile, ["profile", "--trace", "p.json.gz"], ["graph", "--json", "g.json", "--dot", "g.dot"],
                     ["profile", "--device", "meta", "--json", "e.json", "--csv", "e.csv"]):  # fmt: skip
         for _ in range(2):
             done = CliRunner().invoke(cli, [*command, "net.py"])
             assert done.exit_code == 0, done.stderr
-    written = {"p.json", "p.csv", "p.trace", "p.json.gz", "g.json", "g.dot", "e.json", "e.csv"}
+    written = {*files.values(), "p.json.gz", "g.json", "g.dot", "e.json", "e.csv"}
     assert set(os.listdir(tmp_path)) == {"net.py", *written}
 
 

@@ -9,10 +9,11 @@ import subprocess
 import pytest
 from rich.cells import cell_len
 
-from mindtorch.cli import tree, units
+from mindtorch.cli import units
 from mindtorch.cli.following import suggest
 from mindtorch.cli.render import Canvas, canvas, terminal_width
 from mindtorch.cli.report import View, render_report
+from mindtorch.profile.report import folding
 from mindtorch.profile.report.columns import MODULES
 
 LONG = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -167,8 +168,8 @@ def test_C2_different_layers_are_not_folded(change):
 
 def test_C2_fold_keeps_every_sum():
     rows = make_report(layers=9, slow=3)["modules"]
-    folded = tree.fold(tree.build(rows), 1.2)
-    everything = [node for _, node, _ in tree.rows(folded, 99)]
+    folded = folding.fold(folding.build(rows), 1.2)
+    everything = [node for _, node, _ in folding.rows(folded, 99)]
     for key in ("self_s", "self_params", "calls"):
         assert sum(n.values[key] for n in everything) == pytest.approx(sum(r[key] for r in rows))
 
@@ -180,7 +181,7 @@ def test_C2_a_folded_line_has_the_sum_of_every_column():
     rows = [dict(module(f"h.{i}", "Block", 0), **dict.fromkeys(columns, 1000 * (i + 1))) for i in range(3)]
     for row, median in zip(rows, (0.3, 0.1, 0.2)):
         row.update(dict.fromkeys(("calls", "flops", "params", "self_params"), 7), call_s={"median": median})
-    (folded,) = tree.fold(tree.build(rows), 1e9)
+    (folded,) = folding.fold(folding.build(rows), 1e9)
     expected = {name: sum(row[name] for row in rows) for name in columns} | {"peak_bytes": 3000}
     assert folded.repeated == 3 and {name: folded.values[name] for name in columns} == expected
     assert folded.values["call_s"] == {"median": 0.2}

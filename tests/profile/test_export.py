@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import json
 import os
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from mindtorch.profile import write_csv, write_json, write_trace
+from mindtorch.profile.report import trace as trace_module
 
 
 @pytest.fixture
@@ -56,10 +58,47 @@ def test_C2_trace_is_json_with_nested_slices(trained, tmp_path):
     assert {"forward", "backward", "optimizer"} <= {name for _, _, name in slices[2]}
     for left, right in zip(sorted(slices[2]), sorted(slices[2])[1:]):
         assert left[1] == right[0]
-    memory = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C"]
+    memory = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == "live bytes"]
     assert max(memory) >= report["totals"]["peak_bytes"] * 0.5
     flops = [e["args"].get("flops", 0) for e in trace["traceEvents"] if e["ph"] == "X" and "args" in e]
     assert sum(flops) >= report["totals"]["flops"]
+
+
+@pytest.mark.parametrize("points", [4000, 7])
+def test_C2_trace_counts_flops_a_second(trained, tmp_path, monkeypatch, points):
+    report, profiler = trained
+    monkeypatch.setattr(trace_module, "COUNTER_POINTS", points)
+    write_trace(profiler.recording(), tmp_path / "t.json")
+    trace, _ = load(tmp_path / "t.json")
+    rates = [(e["ts"], e["args"]["FLOP/s"]) for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == "FLOP/s"]
+    assert rates == sorted(rates, key=lambda point: point[0]) and rates[-1][1] == 0
+    counted = sum(rate * (until[0] - at) / 1e6 for (at, rate), until in itertools.pairwise(rates))
+    flops = [e["args"].get("flops", 0) for e in trace["traceEvents"] if e["ph"] == "X" and "args" in e]
+    assert counted == pytest.approx(sum(flops), rel=1e-6) and sum(flops) >= report["totals"]["flops"]
+    assert len(rates) <= points + 2
+
+
+def test_C2_trace_leads_from_a_call_to_its_backward_pass(trained, tmp_path, monkeypatch):
+    _, profiler = trained
+    write_trace(profiler.recording(), tmp_path / "t.json")
+    trace, slices = load(tmp_path / "t.json")
+    events = trace["traceEvents"]
+    begins, ends = ({e["id"]: e for e in events if e["ph"] == kind} for kind in "sf")
+    assert begins and begins.keys() == ends.keys()
+
+    def named(event):
+        """The modules whose slices are there."""
+        at = round(event["ts"] * 1000)
+        return [name for start, end, name in slices[event["tid"]] if start <= at < end and "::" not in name]
+
+    for key, begin in begins.items():
+        assert begin["ts"] < ends[key]["ts"]
+        assert set(named(begin)) & set(named(ends[key])), "an arrow is between slices of one module"
+    linear = [e for e in begins.values() if "Net.blocks.1.attn.out" in named(e)]
+    assert len(linear) == 2  # in each of two steps
+    monkeypatch.setattr(trace_module, "FLOWS", 3)
+    write_trace(profiler.recording(), tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text().count('"ph":"s"') == 3
 
 
 def test_C2_trace_is_bounded_and_says_so(trained, tmp_path):

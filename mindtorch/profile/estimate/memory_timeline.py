@@ -99,6 +99,7 @@ class MemoryTimeline:
             "categories": by_category,
             "at": self._where(at),
             "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, op_name),
+            "lines": peak.by_line(self.blocks[there], nbytes),
             "timeline": self._timeline(held),
         }
         if card is not None:

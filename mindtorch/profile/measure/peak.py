@@ -179,6 +179,28 @@ def largest(
     ]
 
 
+def by_line(blocks: Any, nbytes: Any, top: int = 50) -> list[dict[str, Any]]:
+    """Bytes of `blocks` by the line that made them, the most first: of `top` lines, and of the others together, whose
+    row has no file and no line, as those have that no line of the program made."""
+    groups: dict[int, list[int]] = {}
+    for at, size in zip(blocks["location"].tolist(), nbytes.tolist(), strict=True):
+        entry = groups.setdefault(at, [0, 0])
+        entry[0] += size
+        entry[1] += 1
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for at, (size, n) in groups.items():  # a place may have been reached by several ways
+        facts = line(at)
+        row = found.setdefault((facts["file"], facts["line"]), {"bytes": 0, "count": 0, **facts})
+        row["bytes"] += size
+        row["count"] += n
+    rows = sorted(found.values(), key=lambda row: (-row["bytes"], row["file"], row["line"]))
+    rest = rows[top:]
+    if rest:
+        rows[top:] = [{"bytes": sum(row["bytes"] for row in rest), "count": sum(row["count"] for row in rest),
+                       **line(0)}]  # fmt: skip
+    return rows
+
+
 def stretches(n: int) -> Any:
     """Where each of at most `POINTS` stretches of `n` positions begins."""
     return np.unique(np.linspace(0, n, min(n, POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
@@ -222,6 +244,7 @@ class Held:
             "categories": by_category(kinds, nbytes),
             "at": {"op": op(sig), "module": names[module], **line(location), "phase": context.phase_name(phase)},
             "largest": largest(kinds, blocks, nbytes, names, op),
+            "lines": by_line(blocks, nbytes),
             "timeline": {"positions": edges.tolist(),
                          "bytes": np.maximum.reduceat(live, edges).tolist() if len(live) else []},
         }  # fmt: skip

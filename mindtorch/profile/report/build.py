@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from mindtorch._ext import context
@@ -23,8 +22,8 @@ from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
-from mindtorch.profile.report.recording import Recording, of_the_loop
-from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
+from mindtorch.profile.report.recording import Recording, stage_tables
+from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.warn import warnings
@@ -43,7 +42,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     """Sum up a run that has ended. `facts` replace or add top-level entries, as ``command=[...], exit_code=1``."""
     main = seen.reached
     stage = seen.stages[main]
-    tables, waits = _tables(seen)
+    tables, waited = stage_tables(seen)
+    waits = {name: _by_what(found) for name, found in waited.items()}
     every = tables[main]
     rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(seen)
     forecast = None
@@ -137,19 +137,12 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     return report
 
 
-def _tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[str]]]:
-    """Of each stage, the table of rows, and ns of waiting by what was waited for."""
-    tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
-    waits: dict[str, Counter[str]] = {name: Counter() for name in tables}
-    first, moved = of_the_loop({name: table[:, LOCATION] for name, table in tables.items()}, seen.announced)
-    if "init" in tables and len(moved):
-        again = np.isin(tables["init"][:, LOCATION], moved)
-        tables[first] = np.concatenate([tables["init"][again], tables[first]])
-        tables["init"] = tables["init"][~again]
-    for name, stage in seen.stages.items():
-        for (what, line), ns in stage.waits.items():
-            waits[first if name == "init" and line in moved else name][what] += ns
-    return tables, waits
+def _by_what(waits: Counter[tuple[str, int]]) -> Counter[str]:
+    """Nanoseconds by what was waited for, of all lines."""
+    found: Counter[str] = Counter()
+    for (what, _), ns in waits.items():
+        found[what] += ns
+    return found
 
 
 def _op(seen: Recording, row: Row) -> Any:
@@ -251,7 +244,7 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
     before = seen.stages["init"].labels if first_batch else {}
     found = []
     for name, label in seen.stages[main].labels.items():
-        if name in before:  # the loop's first batch: see _tables
+        if name in before:  # the loop's first batch: see stage_tables
             label = label.plus(before[name])
         found.append({"name": name, "calls": label.calls, "total_s": label.ns / 1e9, "min_s": label.least / 1e9,
                       "max_s": label.most / 1e9})  # fmt: skip

@@ -50,6 +50,18 @@ def _draw(report: dict[str, Any], recording: Callable[[], Any], path: str) -> st
     return f"leaves out the last {counted(dropped, 'event')}; --steps makes a run shorter" if dropped else None
 
 
+def _page(report: dict[str, Any], recording: Callable[[], Any], path: str) -> None:
+    from mindtorch.profile.report.page import write_html
+
+    write_html(report, recording(), path)
+
+
+def _flame(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
+    from mindtorch.profile.report.flame import write_flame
+
+    return None if write_flame(report, recording(), path) else "is empty: nothing that is reported took time"
+
+
 def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
     import pickle
 
@@ -82,6 +94,19 @@ FORMATS = (
         rb'\{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules and ops"',
         _draw,
         measured=True,
+    ),
+    Format(
+        "html",
+        "Write a page to look at in a browser, in one file.",
+        rb"<!doctype html>\s<!-- genie profile: ",
+        _page,
+    ),
+    Format(
+        "flame",
+        "Write a flame graph by module and by line for speedscope.app.",
+        rb'\{"\$schema":"[a-z:/.-]*speedscope[a-z./-]*","exporter":"genie ',
+        _flame,
+        timed=True,
     ),
     Format(
         "memory-snapshot",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindtorch._ext import context
+from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.about import NOTHING, Cost, Doubt, Precision, estimate
 from mindtorch.profile.cost.roofline import BOUNDS
@@ -154,17 +155,22 @@ class Forecast:
 
     def summary(self, rows: Iterable[Row]) -> dict[str, Any]:
         """Seconds bound by computing, by memory and by launches, FLOPs per byte, the target's name, where the factors
-        come from, and the ops that dominate the doubt."""
+        come from, the ops that dominate the doubt; and what a roofline is drawn from: `ops`, by name, that have FLOPs
+        or move bytes, and `roofs`, the target's bytes/s and, by dtype, FLOPs a second with and without matrix units."""
         bound = dict.fromkeys(BOUNDS, 0.0)
         flops = nbytes = 0
         doubt: dict[str, float] = {}
         sources: dict[str, str] = {}
+        ops: dict[str, dict[str, Any]] = {}
+        rates: dict[str, float] = {}
         for row in rows:
             cost, work = self.cost(row.sig), self._works[row.sig]
             bound[cost.bound] = bound.get(cost.bound, 0.0) + self.about(row)
             if work is not None and row.sig not in self.on_host:
                 flops += row.calls * (work.flops or 0)
                 nbytes += row.calls * work.bytes
+                if work.bytes or work.flops:
+                    self._draw(row, work, ops, rates)
                 if cost.family:
                     doubt[work.name] = doubt.get(work.name, 0.0) + self.about(row) * (cost.high - cost.low) / 2
                     sources[cost.family] = about.source(work, self.target, self._allowed)
@@ -177,4 +183,18 @@ class Forecast:
             "factors": sources,
             "doubt": [{"name": name, "seconds": seconds} for name, seconds in widest],
             "tf32": bool(self._allowed and self._allowed.tf32),
+            "ops": sorted(ops.values(), key=lambda op: -op["about_s"]),
+            "roofs": {"bytes_per_s": self.target.memory_bandwidth, "flops_per_s": rates},
         }
+
+    def _draw(self, row: Row, work: Work, ops: dict[str, dict[str, Any]], rates: dict[str, float]) -> None:
+        """What a roofline shows of a row."""
+        entry = ops.setdefault(work.name, {"name": work.name, "flops": 0, "bytes": 0, "about_s": 0.0})
+        entry["flops"] += row.calls * (work.flops or 0)
+        entry["bytes"] += row.calls * work.bytes
+        entry["about_s"] += self.about(row)
+        if work.flops:
+            matrix = work.tag in MATRIX_TAGS
+            tf32 = matrix and work.dtype == "float32" and self._allowed is not None and self._allowed.tf32
+            dtype = "tf32" if tf32 else work.dtype
+            rates[f"{dtype}, matrix units" if matrix else dtype] = self.target.rate(dtype, matrix)

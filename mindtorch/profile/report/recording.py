@@ -15,6 +15,7 @@ from mindtorch.profile.cost.call_shapes import Shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report.module_names import Names
+from mindtorch.profile.report.rows import LOCATION, as_table
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
@@ -188,3 +189,21 @@ class Recording:
         """Of a signature; empty for the time between ops."""
         op = self.ops[sig]
         return "" if op is None else op.name
+
+
+def stage_tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[tuple[str, int]]]]:
+    """Of each stage, the table of rows, and ns of waiting by (what for, location).
+
+    The loop's first batch, which a script makes before its first call of a model, is with the loop.
+    """
+    tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
+    waits: dict[str, Counter[tuple[str, int]]] = {name: Counter() for name in tables}
+    first, moved = of_the_loop({name: table[:, LOCATION] for name, table in tables.items()}, seen.announced)
+    if "init" in tables and len(moved):
+        again = np.isin(tables["init"][:, LOCATION], moved)
+        tables[first] = np.concatenate([tables["init"][again], tables[first]])
+        tables["init"] = tables["init"][~again]
+    for name, stage in seen.stages.items():
+        for (what, line), ns in stage.waits.items():
+            waits[first if name == "init" and line in moved else name][what, line] += ns
+    return tables, waits

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.module_names import Names
     from mindtorch.profile.report.recording import Log, Recording
 
-#: Memory is drawn with at most this many points; each keeps the highest value of its stretch.
-MEMORY_POINTS = 4000
-_BACKWARD = context.PHASES.index("backward")
+#: Counters are drawn with at most this many points; of memory, each keeps the highest value of its stretch.
+COUNTER_POINTS = 4000
+#: Arrows from modules to their backward passes, at most.
+FLOWS = 20_000
+_FORWARD, _BACKWARD = map(context.PHASES.index, ("forward", "backward"))
 
 
 def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
     """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
 
     Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there
-    are any; and the live bytes of all. Times are as measured, the interception included. The first `max_events` events
-    are kept.
+    are any; and of all, live bytes and FLOPs a second. Arrows lead from a module's call to its ops in backward, as far
+    as `FLOWS` goes. Times are as measured, the interception included. The first `max_events` events are kept.
     """
     log = seen.log
     if log is None:
@@ -43,10 +45,33 @@ def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int =
     return dropped
 
 
+class _Flows:
+    """Which call of a module a backward pass is of: the last one that had none."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, list[tuple[int, int]]] = {}  # by path id: (track, when it ended)
+        self._n = 0
+
+    def called(self, module: int, tid: int, end: int) -> None:
+        self._calls.setdefault(module, []).append((tid, end))
+
+    def backward(self, module: int, tid: int, start: int) -> Iterator[dict[str, Any]]:
+        """The arrow to its first op there, if the call was seen."""
+        calls = self._calls.get(module)
+        if not calls or self._n >= FLOWS:
+            return
+        self._n += 1
+        of, end = calls.pop()
+        flow = {"pid": 1, "name": "backward", "cat": "backward", "id": self._n}
+        yield {"ph": "s", **flow, "tid": of, "ts": max(end - 1, 0) / 1000}  # within the slice, which ends then
+        yield {"ph": "f", "bp": "e", **flow, "tid": tid, "ts": start / 1000}
+
+
 class _Track:
     """What one thread was in when an event came."""
 
-    def __init__(self, thread: int, paths: Names) -> None:
+    def __init__(self, thread: int, paths: Names, flows: _Flows) -> None:
+        self._flows = flows
         self.modules, self.phases, self.runs, self.labels = range(10 * thread + 1, 10 * thread + 5)
         self._paths = paths
         self._open: list[tuple[int, int]] = []  # (path id, start)
@@ -73,6 +98,8 @@ class _Track:
             self._group = None
         self._end = start + ns
         if is_op and module and not self._open and phase == _BACKWARD:
+            if self._group is None:
+                yield from self._flows.backward(module, self.modules, start)
             self._group = (module, start if self._group is None else self._group[1], self._end)
 
     def enter(self, module: int, start: int) -> None:
@@ -82,6 +109,8 @@ class _Track:
         if self._open:
             entered, since = self._open.pop()
             yield _slice(self._paths[entered], since, start, self.modules)
+            if self._phase == _FORWARD and start > since:
+                self._flows.called(entered, self.modules, start)
 
     def close(self) -> Iterator[dict[str, Any]]:
         """The program ended inside, or the rest did not fit."""
@@ -101,17 +130,27 @@ def _slice(name: str, start: int, end: int, tid: int, args: dict[str, Any] | Non
     return event
 
 
+def _counter(name: str, at: int, values: dict[str, float]) -> dict[str, Any]:
+    return {"ph": "C", "pid": 1, "name": name, "ts": at / 1000, "args": values}
+
+
+def _rate(flops: int, since: int, end: int) -> dict[str, Any]:
+    """Drawn from the stretch's begin on, until the next one's."""
+    return _counter("FLOP/s", since, {"FLOP/s": flops * 1e9 / max(end - since, 1)})
+
+
 def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, Any]]:
     paths, names = seen.names, log.labels.names
     tracks: dict[int, _Track] = {}
-    every = max(1, kept // MEMORY_POINTS)
-    highest = 0
+    every = max(1, -(-kept // COUNTER_POINTS))
+    highest, flops, since, end = 0, 0, 0, 0
+    flows = _Flows()
     for index in range(kept):
         kind, start, ns, sig, module, location, phase, live, thread = log.event(index)
         start -= seen.started
         track = tracks.get(thread)
         if track is None:
-            track = tracks[thread] = _Track(thread, paths)
+            track = tracks[thread] = _Track(thread, paths, flows)
             yield from track.names(thread, bool(seen.runs), bool(names))
         if kind == LABEL:  # noted at its end
             yield _slice(names[sig], start, start + ns, track.labels)
@@ -131,9 +170,17 @@ def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, An
         elif kind == EXIT:
             yield from track.exit(start)
         highest = max(highest, live)
+        flops += (seen.flops[sig] or (0,))[0] if kind == OP else 0  # what is recorded computes elsewhere
+        end = max(end, start + ns)
         if index % every == every - 1:
-            yield {"ph": "C", "pid": 1, "name": "live bytes", "ts": start / 1000, "args": {"bytes": highest}}
+            yield _counter("live bytes", start, {"bytes": highest})
             highest = live
+            if end > since:
+                yield _rate(flops, since, end)
+                flops, since = 0, end
+    if end > since:
+        yield _rate(flops, since, end)
+    yield _rate(0, end, end)
     for track in tracks.values():
         yield from track.close()
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Node", "build", "collapse", "fold", "order", "rows", "shown_depth"]
-
 _SUMMED = ("self_s", "total_s", "forward_s", "backward_s", "self_flops", "flops", "macs", "self_params", "params",
            "trainable_params", "calls", "ops", "predicted_s", "self_predicted_s", "bound_s", "about_s", "about_low_s",
            "about_high_s")  # fmt: skip
@@ -24,6 +22,7 @@ class Node:
     values: dict[str, Any]
     children: list[Node] = field(default_factory=list)
     repeated: int = 1
+    paths: list[str] = field(default_factory=list)  # of all modules that it stands for
 
     def size(self) -> int:
         """Number of nodes below this one."""
@@ -41,7 +40,7 @@ def build(modules: list[dict[str, Any]]) -> list[Node]:
         label = path
         if trail and path.startswith(trail[-1][1] + "."):
             label = path[len(trail[-1][1]) + 1 :]
-        node = Node(label, row.get("class") or "", row)
+        node = Node(label, row.get("class") or "", row, paths=[path])
         (trail[-1][2].children if trail else roots).append(node)
         trail.append((depth, path, node))
     return roots
@@ -112,13 +111,26 @@ def _join(run: list[Node]) -> Node:
     values["peak_bytes"] = max((node.values.get("peak_bytes") or 0 for node in run), default=0)
     children = [_join_same([node.children[i] for node in run]) for i in range(len(run[0].children))]
     last = _INDEXED.match(run[-1].label)
-    return Node(f"{run[0].label}-{last.group(2) if last else ''}", run[0].cls, values, children, len(run))
+    paths = [path for node in run for path in node.paths]
+    return Node(f"{run[0].label}-{last.group(2) if last else ''}", run[0].cls, values, children, len(run), paths)
 
 
 def _join_same(run: list[Node]) -> Node:
     joined = _join(run)
     joined.label, joined.repeated = run[0].label, run[0].repeated
     return joined
+
+
+def names(nodes: list[Node]) -> dict[str, str]:
+    """{path of a module: that of the node that stands for it}, as ``Net.h.7.attn``: ``Net.h.0-11.attn``."""
+    found: dict[str, str] = {}
+    todo = [("", node) for node in nodes]
+    while todo:
+        above, node = todo.pop()
+        name = f"{above}.{node.label}" if above else node.label
+        found.update(dict.fromkeys(node.paths, name))
+        todo += [(name, child) for child in node.children]
+    return found
 
 
 def collapse(nodes: list[Node]) -> list[Node]:

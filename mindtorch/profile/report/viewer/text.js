@@ -1,0 +1,71 @@
+// Numbers as people read them; the same words as the terminal's (cli/units.py).
+
+function three(value) {
+  if (value >= 999.5) return value.toFixed(0);
+  return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : value.toFixed(0);
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "";
+  if (value < 0) return "-" + seconds(-value);
+  if (value === 0) return "0 s";
+  if (value < 999.5e-9) return `${(value * 1e9).toFixed(0)} ns`;
+  if (value < 999.5e-6) return `${three(value * 1e6)} µs`;
+  if (value < 0.9995) return `${three(value * 1e3)} ms`;
+  if (value < 999.5) return `${three(value)} s`;
+  const whole = Math.round(value);
+  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60, rest = whole % 60;
+  const two = (n) => String(n).padStart(2, "0");
+  if (hours >= 100) return `${Math.floor(hours / 24)}d ${two(hours % 24)}h`;
+  return hours ? `${hours}h ${two(minutes)}m` : `${minutes}m ${two(rest)}s`;
+}
+
+// With a decimal prefix: 80.1 G.
+function amount(value) {
+  if (!value) return "";
+  const prefixes = ["", " k", " M", " G", " T", " P", " E"];
+  for (let i = 0; i < prefixes.length; i++) {
+    const scaled = value / 1000 ** i;
+    if (Math.abs(scaled) < 999.5 || i === prefixes.length - 1) {
+      return i ? three(scaled) + prefixes[i] : scaled.toFixed(0);
+    }
+  }
+}
+
+// Of things that are counted: 8.03 B parameters, not G.
+const number = (value) => amount(value).replace(" G", " B");
+
+function work(value, unit) {
+  const text = amount(value) || "0";
+  return text.includes(" ") ? text + unit : `${text} ${unit}`;
+}
+
+function bytes(value) {
+  if (!value) return "";
+  const prefixes = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  for (let i = 0; i < prefixes.length; i++) {
+    const scaled = value / 1024 ** i;
+    if (Math.abs(scaled) < 999.5 || i === prefixes.length - 1) return `${i ? three(scaled) : scaled.toFixed(0)} ${prefixes[i]}`;
+  }
+}
+
+// Exact with thousands separators up to a million, then with a prefix.
+function count(value) {
+  if (value === null || value === undefined) return "";
+  return value < 1e6 ? String(value).replace(/\B(?=(\d{3})+$)/g, ",") : number(value);
+}
+
+function percent(part, whole) {
+  if (!part || !whole) return "";
+  const share = (100 * part) / whole;
+  if (share < 0.05) return share > 0 ? "<0.1" : "";
+  return share < 99.95 ? share.toFixed(1) : share.toFixed(0);
+}
+
+// In a sentence: "42 %".
+const share = (part, whole) => `${(100 * part) / whole < 1 ? "<1" : Math.round((100 * part) / whole)} %`;
+
+const counted = (n, what, many = what + "s") => `${count(n)} ${n === 1 ? what : many}`;
+const bare = (name) => String(name).replace(/^aten::/, "");
+const base = (file) => String(file).split("/").pop();
+const listed = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));

@@ -1,0 +1,154 @@
+"""C2: the page as a browser shows it. Without a Chromium on this machine these tests are left out, and say so."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindtorch.cli import units
+from mindtorch.profile import write_html
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.report import page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+VIEWER = Path(page.__file__).with_name("viewer")
+OFFLINE = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run",
+           "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page was shown to no browser")
+
+
+def shown(path: Path, work: Path) -> tuple[str, list[str]]:
+    """The document once its scripts have run, and what they complained of."""
+    options = [f"--user-data-dir={work / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    command = [str(BROWSER), *OFFLINE, *options, "--window-size=1280,900", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def texts(document: str, pattern: str) -> list[str]:
+    """What is within the elements that a pattern finds, without their tags."""
+    found = re.findall(pattern, document, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", part)).split()) for part in found]
+
+
+def last_row(document: str, table: str) -> str:
+    (text,) = texts(document, rf'<table id="{table}">.*?<tfoot>(.*?)</tfoot>')
+    return text
+
+
+@pytest.fixture
+def trained(record, Net):
+    def program():
+        net = Net(layers=4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            net(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+            optimizer.step()
+
+    return record(program, lines=True, shapes=True)
+
+
+def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_path):
+    report, profiler = trained
+    write_html(report, profiler.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    assert complaints == []
+    time = units.seconds(report["totals"]["time_s"])
+    ops = units.count(report["totals"]["ops"])
+    (sentence,) = texts(document, r'id="sentence">(.*?)</p>')
+    assert sentence.startswith(f"{time} in {ops} operations: ")
+    assert texts(document, r'id="flame-said"[^>]*>(.*?)</p>') == [f"all: {time}"]
+    for table in ("phase-table", "module-table", "op-table", "line-table"):
+        row = last_row(document, table)
+        assert row.startswith("all ") and f" {time} " in row and " 100 " in row, row
+    for name in ("op-table", "line-table", "phase-table"):
+        assert units.amount(report["totals"]["flops"]) in last_row(document, name)
+    titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
+    assert titles == ["Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes", "Memory", "Not counted",
+                      "The run"]  # fmt: skip
+
+
+def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path):
+    with Estimator(target=targets.find("h100")) as estimator:
+        Net(layers=4)(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+    report = estimator.report(command=["net.py"])
+    phase = {"name": "forward", "steps": 1, "tokens": 6}
+    report["workload"] = {"seq": 3, "batch": 2, "train": True, "dtype": "float32", "phases": [phase]}
+    write_html(report, estimator.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    assert complaints == []
+    time, least = (units.seconds(report["totals"][key]) for key in ("time_s", "bound_s"))
+    (sentence,) = texts(document, r'id="sentence">(.*?)</p>')
+    assert sentence.startswith(f"About {time} (") and " on NVIDIA H100" in sentence
+    assert f"at least {least}" in " ".join(texts(document, r"<dd>(.*?)</dd>"))
+    peak = units.bytes_text(report["memory"]["peak_bytes"])
+    assert f"What the peak of {peak} is made of" in texts(document, r"<h3>(.*?)</h3>")
+    assert "2 × 3 tokens, a training step, float32" in texts(document, r"<dd>(.*?)</dd>")
+    labels = re.findall(r'<svg[^>]*aria-label="([^"]*)"', document)
+    assert labels[0].startswith(f"Memory over the program: at most {peak}") and labels[1].startswith("Roofline of h100")
+    assert "blocks.0-3 ×4 Block" in " ".join(texts(document, r'<table id="module-table">(.*?)</table>'))
+
+
+def test_C2_page_shows_names_as_they_are(record, tmp_path):
+    evil = ["</script><b>", "<!-- <img src=x onerror=alert(1)>", "{{data}}", "a&amp;b"]
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in evil:
+                self._modules[name] = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            for module in self._modules.values():
+                x = module(x)
+            return x
+
+    report, profiler = record(lambda: Net()(torch.ones(1, 2)), lines=True, shapes=True)
+    report["command"] = ["</title><i>", *evil]
+    write_html(report, profiler.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    assert complaints == []
+    assert not re.search(r"<(img|i)\b", document)
+    assert texts(document, r"<h1>(.*?)</h1>") == [" ".join(["</title><i>", *evil])]
+    (tree,) = texts(document, r'<table id="module-table">(.*?)</table>')
+    assert all(f"{name} Linear" in tree for name in evil)
+
+
+def test_C2_page_writes_numbers_as_the_terminal_does(tmp_path):
+    values = [0, 1, 7, 42, 999, 1000, 1024, 99_951, 1_000_000, 123_456_789, 3 * 2**30, 7.7e12, 1.2e18, 5e21]
+    times = [0.0, 3e-9, 1.2345e-6, 4.44e-5, 0.00123, 0.04321, 0.9996, 1.5, 12.34, 999.4, 1000.2, 4000.7, 400_000.0]
+    parts = [(0, 1), (0.0001, 1), (0.421, 1), (1, 1), (1, 3), (2, 3)]
+    wanted = {
+        "seconds": [units.seconds(value) for value in times],
+        "amount": [units.amount(value) for value in values],
+        "number": [units.number(value) for value in values],
+        "bytes": [units.bytes_text(value) for value in values],
+        "count": [units.count(value) for value in values if value == int(value)],
+        "percent": [units.percent(*part) for part in parts],
+        "work": [units.work(value, "FLOP") for value in values],
+    }
+    script = (
+        (VIEWER / "text.js").read_text()
+        + f"""
+    const values = {json.dumps(values)}, found = {{
+      seconds: {json.dumps(times)}.map(seconds), amount: values.map(amount), number: values.map(number),
+      bytes: values.map(bytes), count: values.map(count), work: values.map((value) => work(value, "FLOP")),
+      percent: {json.dumps(parts)}.map((part) => percent(...part)),
+    }};
+    document.getElementById("out").textContent = JSON.stringify(found);
+    """
+    )
+    (tmp_path / "n.html").write_text(f'<meta charset="utf-8"><pre id="out"></pre><script>{script}</script>')
+    document, complaints = shown(tmp_path / "n.html", tmp_path)
+    assert complaints == []
+    (out,) = re.findall(r'<pre id="out">(.*?)</pre>', document)
+    assert json.loads(html.unescape(out)) == wanted
