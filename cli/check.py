@@ -51,7 +51,12 @@ class _CheckCommand(ProgramCommand):
 )
 @click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as of genie profile.")
 @click.option("--rank", "rank_text", metavar="N", help="Of several (--target 8xh100): the rank, or all (default: 0).")
-@click.option("--assume", type=float, metavar="NUMBER", help="What values that nobody knows are taken for (default 0).")
+@click.option(
+    "--assume",
+    type=float,
+    metavar="NUMBER",
+    help="The value assumed for tensor elements that the estimate cannot know (default 0).",
+)
 @click.option("--routing", type=click.Choice(["balanced"]), help="Choices among unknown values choose all alike.")
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of a config.json: sequences.")
@@ -178,7 +183,7 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     elif kind == "not known" and assumed:
         last = assumed[-1]
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was taken for {last['value']}: --assume chooses"
+        note = f"{last['op']} at {place} was assumed to be {last['value']}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 

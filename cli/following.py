@@ -41,16 +41,16 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
         share = _share(waits["data_s"], time_s)
         found.append(("--by line", f"{share} of the time the model waits for data: which lines make it"))
     elif by != "line" and time_s and python > _MUCH * time_s:
-        found.append(("--by line", f"{_share(python, time_s)} of the time is Python's, between ops: on which lines"))
+        found.append(("--by line", f"{_share(python, time_s)} of the time is Python between ops: see which lines"))
     elif by != "line" and time_s and launch > _MUCH * time_s:
         found.append(
-            ("--by line", f"{_share(launch, time_s)} of the time the device waits for launches: of which lines")
+            ("--by line", f"{_share(launch, time_s)} of the time the device waits for launches: see which lines")
         )
     spread = steps.get("time_s") or {}
     first = steps.get("first_s") or 0.0
     if measured and not steps.get("warmup") and spread and first > 2 * spread["median"]:
         usual = seconds(spread["median"])
-        found.append(("--warmup 1", f"the first iteration took {seconds(first)}, most {usual}: the same without it"))
+        found.append(("--warmup 1", f"the first iteration took {seconds(first)}, most take {usual}: leave it out"))
     if by != "op" and (totals.get("coverage") or 1.0) < 1:
         found.append(("--by op", "the ops that no FLOPs are counted for, among all others"))
     computed = [row for row in ops if not str(row.get("name")).startswith("(")]

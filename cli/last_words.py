@@ -80,8 +80,8 @@ def _hint_assumed(report: dict[str, Any]) -> bool:
         return False
     row = report["assumed"][0]
     click.echo(
-        f"genie: before that, the program read what an estimate does not know, at {row['file']}:{row['line']}, and it "
-        f"was taken for {row['value']}; --assume chooses another number",
+        f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
+        f"{row['value']}; --assume chooses another number",
         err=True,
     )
     return True

@@ -110,7 +110,7 @@ class _TargetOption(click.Option):
     "--assume",
     type=float,
     metavar="NUMBER",
-    help="Estimate: what values that nobody knows are taken for (default 0, False).",
+    help="Estimate: the value assumed for tensor elements that the estimate cannot know (default 0, False).",
 )
 @click.option(
     "--what-if",
@@ -124,19 +124,19 @@ class _TargetOption(click.Option):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Estimate: choices among values that nobody knows choose all alike as often (tokens their experts).",
+    help="Estimate: a choice among unknown scores picks all candidates equally often (balanced experts).",
 )
 @click.option(
     "--oom",
     type=click.Choice(["report", "raise"]),
-    help="Estimate: what does not fit is told of (default), or raises torch.OutOfMemoryError at the program's line.",
+    help="Estimate: report what does not fit (default), or raise torch.OutOfMemoryError at the program's line.",
 )
 @click.option(
     "--hits",
     is_flag=True,
     help="Count how often each line of the program's own files runs (--by line shows it). Python is slower then.",
 )
-@click.option("--shapes", is_flag=True, help="Show the shapes that ops are called with; in JSON and trace, too.")
+@click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence (default: 128)."

@@ -174,7 +174,7 @@ def _mostly(report: dict[str, Any]) -> str:
 
 def _host(host: dict[str, Any]) -> str:
     """The program's own Python, which is in none of an estimate's times."""
-    text = f"{seconds(host['here_s'])} of the program's own beside its ops, as measured here; it is in no other figure"
+    text = f"{seconds(host['here_s'])} of the program's own Python between ops, measured here and in no other figure"
     if host.get("lines"):
         most = host["lines"][0]
         text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"
@@ -201,7 +201,7 @@ def _grounds(roofline: dict[str, Any]) -> list[tuple[str, str]]:
     doubt = [row for row in roofline.get("doubt") or [] if row.get("seconds")]
     if doubt:
         names = ", ".join(f"{clean(r['name']).removeprefix('aten::')} ±{seconds(r['seconds'])}" for r in doubt)
-        found.append(("doubt", f"most of all in {names}"))
+        found.append(("uncertain", f"largest uncertainty: {names}"))
     return found
 
 
@@ -210,7 +210,7 @@ def _threads(threads: list[dict[str, Any]]) -> str:
     named = [f"{clean(row['name'])}{' ×' + str(row['count']) if row['count'] > 1 else ''} {count(row['ops'])}"
              for row in threads[:5]]  # fmt: skip
     more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
-    return f"ops in {', '.join(named)}{more}; what ran at once is added up"
+    return f"ops in {', '.join(named)}{more}; times of threads that ran at once are added up"
 
 
 def _on_npus(npu: dict[str, Any]) -> str:

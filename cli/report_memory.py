@@ -48,7 +48,7 @@ def memory(report: dict[str, Any], canvas: Canvas) -> None:
         made = " ".join(part for part in (row.get("op", "").removeprefix("aten::"), row.get("module")) if part)
         many = f" in {row['count']}" if row.get("count", 1) > 1 else ""
         where = _line(row)
-        text = f"{bytes_text(row['bytes'])}{many}, {row['category']}: {made or 'made outside'}"
+        text = f"{bytes_text(row['bytes'])}{many}, {row['category']}: {made or 'moved or loaded'}"
         canvas.paragraph(clean(text + (f" ({where})" if where else "")), "dim", "  · ")
     heights = (facts.get("timeline") or {}).get("bytes") or []
     if len(heights) > 1:

@@ -22,7 +22,7 @@ _LOOK = 0.5  # seconds
 def command() -> None:
     """Start a machine of a Ray cluster, on which genie run --executor ray computes, or list what there is.
 
-    Whoever has a cluster's token can run anything on its machines. Needs pip install 'mindtorch-genie[ray]'.
+    Anyone holding a cluster's token can run arbitrary code on its machines. Needs pip install 'mindtorch-genie[ray]'.
     """
 
 

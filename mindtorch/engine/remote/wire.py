@@ -210,7 +210,7 @@ class _Reader:
                 return value
             shift += 7
             if shift > 700:
-                raise WireError(f"expected a number at byte {self.at}, got one without an end")
+                raise WireError(f"integer at byte {self.at} is too long")
 
     def text(self) -> str:
         try:

@@ -112,8 +112,8 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
     row["calls"] += 1
     if row["calls"] == MANY:
         warnings.warn(
-            f"{file}:{line} has read an unknown value {MANY} times, taken for {value!r}: each {MANY}th time it is "
-            "taken for the opposite, so that a loop there ends; --assume chooses another value",
+            f"{file}:{line} has read an unknown value {MANY} times, assumed to be {value!r}: every {MANY}th read "
+            "gives the opposite, so that a loop there ends; --assume chooses another value",
             stacklevel=2,
         )
     return int(row["calls"])

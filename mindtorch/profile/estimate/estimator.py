@@ -363,14 +363,14 @@ class Estimator(Run):
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
             found.append(
-                f"unknown values decided how much there is to do ({lines}): unknown masks keep all rows, the "
-                "rest is as --assume has it"
+                f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, --assume sets "
+                "the rest"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in waited[:5])
             found.append(
-                f"loops may wait for values that nobody knows ({lines}): after each {assumptions.MANY:,} reads the "
+                f"loops may wait for unknown values ({lines}): after each {assumptions.MANY:,} reads the "
                 "opposite of what is assumed was read once, so that they end"
             )
         if self._compiled:
@@ -381,8 +381,8 @@ class Estimator(Run):
             )
         if calls := self._calls_on_host():
             found.append(
-                f"{counted(calls, 'op')} {'is' if calls == 1 else 'are'} on tensors of the CPU: counted, but how long "
-                "they compute there is in no time"
+                f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
+                "includes what they compute there"
             )
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")

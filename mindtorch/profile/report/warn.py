@@ -70,8 +70,8 @@ def warnings(
         names = ", ".join(f"{name} ×{calls}" for name, calls in list(left.items())[:5])
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         found.append(
-            f"recorded ops had not run at the end, as nothing read what they give: {names}{more}; "
-            "their FLOPs are counted, their time is not"
+            f"these ops never ran because their results were never read: {names}{more}; their FLOPs are counted, "
+            "their time is not"
         )
     if torch_facts.lost:
         found.append(torch_facts.summary())
