@@ -343,7 +343,7 @@ def test_C10_sizes_that_follow_from_an_unknown_mask_are_no_refusal(here: Path) -
     )
     (here / "odd.py").write_text(program.format(4))
     result = genie("--target", "l4", "odd.py")
-    assert result.exit_code == 2 and "--assume chooses" in result.output, result.output
+    assert result.exit_code == 2 and "--assume changes that" in result.output, result.output
     (here / "odd.py").write_text(program.format(6))
     assert genie("--target", "l4", "odd.py").exit_code == 0
     (here / "odd.py").write_text(program.format(6) + "x + torch.ones(6, 2)\n")
