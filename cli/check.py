@@ -107,7 +107,7 @@ def command(
     else:
         _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
         if not found and peak and memory["device"] == "cpu" != target.key:
-            click.echo("  nothing of the program is on the accelerator; the memory is the host's")
+            click.echo("  the program keeps nothing on the accelerator: the memory is the host's")
         for words in left_alone(apart):
             click.echo(f"  {words}")
     if outcome.interrupted:
