@@ -29,7 +29,9 @@ STUB_ALLOWED = [
 
 
 def check(*command: str, cwd: Path = ROOT, path: Path | None = None) -> None:
-    env = {**os.environ, **({"PYTHONPATH": str(path), "MYPYPATH": str(path)} if path else {})}
+    # cython-lint calls pycodestyle by its name, which need not be on the path of an environment that is not activated.
+    beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    env = {**os.environ, "PATH": beside, **({"PYTHONPATH": str(path), "MYPYPATH": str(path)} if path else {})}
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=900, check=False
     )

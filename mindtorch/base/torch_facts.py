@@ -140,6 +140,11 @@ def one_hot_asks_once() -> bool:
     return release() != RELEASES[0]
 
 
+def products_say_which() -> bool:
+    """Does what ``mm`` and ``addmm`` say of shapes that do not fit start with the operator, as since torch 2.15?"""
+    return release() not in RELEASES[:3]
+
+
 def cross_entropy_options() -> Any:
     """The class by which ``F.linear_cross_entropy`` looks up its precision; None before torch 2.13, which has none."""
     try:

@@ -337,6 +337,7 @@ def _refused() -> dict[str, str]:
         memory,
     )
     found |= dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"), graphs)
+    found |= dict.fromkeys(("export_dot", "export_graph_data"), graphs)  # since torch 2.14 and 2.15
     found |= dict.fromkeys(
         (
             "caching_allocator_alloc",
@@ -400,6 +401,7 @@ NOT_APPLICABLE = frozenset(
         "tunable",
         # Submodules whose functions are here, or that do not apply; autocast is torch.autocast's.
         "amp",
+        "graph_annotations",
         "graphs",
         "memory",
         "random",

@@ -187,6 +187,24 @@ def test_C4_refusals_in_torchs_words(words: str, error: type, program: Callable[
         program()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda device: torch.ones(4, 5, device=device) @ torch.ones(4, 6, device=device),
+        lambda device: nn.Linear(4, 5, device=device)(torch.ones(3, 7, device=device)),
+        lambda device: nn.Linear(4, 5, bias=False, device=device)(torch.ones(3, 7, device=device)),
+        lambda device: torch.ones(2, device=device).addmm(*torch.ones(2, 4, 5, device=device)),
+    ],
+    ids=["mm", "linear", "linear without bias", "addmm"],
+)
+def test_C4_products_that_do_not_fit_are_refused_in_the_installed_torchs_words(program: Callable[[str], Any]) -> None:
+    with pytest.raises(RuntimeError) as eager:
+        program("cpu")
+    with estimating(Accelerator("Test GPU", 80 * 10**9)), pytest.raises(RuntimeError) as estimated:
+        program("cuda")
+    assert str(estimated.value) == str(eager.value)
+
+
 def scaled(b: torch.Tensor) -> Any:
     a, b = (t.cuda().to(torch.float8_e4m3fn) for t in (torch.ones(16, 16), b))
     return torch._scaled_mm(a, b, torch.ones((), device="cuda"), torch.ones((), device="cuda"))

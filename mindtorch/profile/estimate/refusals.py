@@ -13,6 +13,7 @@ import torch
 
 from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
+from ...base import torch_facts
 from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...engine.record.intercept import describe
@@ -77,7 +78,7 @@ def _addmm(name: str, args: tuple) -> None:
         raise RuntimeError(
             f"self and mat2 must have the same dtype, but got {_scalar(first.dtype)} and {_scalar(b.dtype)}"
         )
-    _fits(a, b)
+    _fits(a, b, "addmm")
     _product("addmm_cuda", a)
 
 
@@ -87,14 +88,15 @@ def _mm(name: str, args: tuple) -> None:
         raise RuntimeError(
             f"expected mat1 and mat2 to have the same dtype, but got: {_in_c(a.dtype)} != {_in_c(b.dtype)}"
         )
-    _fits(a, b)
+    _fits(a, b, "mm")
     _product("addmm_cuda", a)
 
 
-def _fits(a: Any, b: Any) -> None:
+def _fits(a: Any, b: Any, op: str = "") -> None:
     if a.dim() == b.dim() == 2 and a.shape[1] != b.shape[0]:
+        of = f"{op}: " if op and torch_facts.products_say_which() else ""
         shapes = f"{a.shape[0]}x{a.shape[1]} and {b.shape[0]}x{b.shape[1]}"
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+        raise RuntimeError(f"{of}mat1 and mat2 shapes cannot be multiplied ({shapes})")
 
 
 def _scaled_mm(name: str, args: tuple) -> None:
