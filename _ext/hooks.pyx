@@ -256,24 +256,24 @@ def take_generators(cls):
     mt_generator = <PyObject *>cls
 
 
-cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
 cdef object everything = None             # while tensors have no data anywhere: is torch at work for ourselves?
+cdef object _subclasses_enabled = None    # torch's own question whether to look for any
 
 
 def set_mode(mode):
     """Take devices for ours as `mode` (mindtorch.devices.mode) says.
 
-    everywhere: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
-    except while torch is at work for ourselves. known: a `meta` device is one of ours, too: torch's own functions make
+    estimate: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
+    except while torch is at work for ourselves. A `meta` device is one of ours, too: torch's own functions make
     tensors of ours, where subclasses may be used. draws: what makes tensors on no device of ours is asked about, as
     is what draws (take_default). cuda_is_ours: ``cuda`` is another name for the recording device.
     """
     global everything, moved, _another_name, _subclasses_enabled, _last_foreign
     from torch import _C
-    everything = _C._is_torch_function_all_disabled if mode.everywhere else None
+    everything = _C._is_torch_function_all_disabled if mode.estimate is not None else None
     moved = None if mode.draws is None else _C._is_torch_function_all_disabled
     _another_name = "cuda" if mode.cuda_is_ours else _device_type
-    _subclasses_enabled = _C._is_torch_function_enabled if mode.known is not None else None
+    _subclasses_enabled = _C._is_torch_function_enabled
     _last_foreign = None
 
 
@@ -298,7 +298,7 @@ def take_meta_where(asked):
 
 
 cdef bint _meta_is_ours() except -1:
-    if _subclasses_enabled is not None:
+    if everything is not None:
         return _subclasses_enabled()
     return _meta_where is not None and _meta_where()
 
@@ -416,7 +416,7 @@ cdef class CreationHook(Hook):
         if _names_us(<object>device):
             return True
         # A meta device may be ours another time, and so may a bare integer.
-        if type(<object>device) is not int and _subclasses_enabled is None and (
+        if type(<object>device) is not int and everything is None and (
             _meta_where is None or _type_of_device(<object>device) != "meta"
         ):
             _last_foreign = <object>device

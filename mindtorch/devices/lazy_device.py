@@ -70,7 +70,7 @@ def device_at(place: int) -> Any:
 def place_of(device: Any, anywhere: bool = False) -> int:
     """The place of a device of ours or of one that holds no data; ``anywhere``: take it for one that does not."""
     kind, index = _parts(device)
-    anywhere = anywhere or mode.now.everywhere
+    anywhere = anywhere or mode.now.estimate is not None
     if kind == DEVICE_TYPE and not anywhere:
         return index or 0
     if kind != "meta" and not anywhere:
@@ -91,7 +91,7 @@ def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
         return mode.now.accelerator, device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
-    if mode.now.everywhere and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
+    if mode.now.estimate is not None and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
         return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
     return DEVICE_TYPE if spec.type == "cuda" and mode.now.cuda_is_ours else spec.type, spec.index
 
@@ -119,21 +119,21 @@ def known_device(device: Any) -> Any:
 
 def accelerator_at(index: int) -> Any:
     """What an index alone means: an estimate's accelerator, an NPU that torch knows by name; None: what torch says."""
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return known_device(f"{mode.now.accelerator}:{index}")
     return npu_device(index) if torch_knows_npu else None
 
 
 def holds_no_data(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return True
     return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
 
 
 def is_ours(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return False
     if isinstance(device, str):
         return device.startswith(DEVICE_TYPE) or (mode.now.cuda_is_ours and device.startswith("cuda"))

@@ -14,9 +14,8 @@ from .._ext import intercept as _intercept
 
 @dataclass(frozen=True)
 class Mode:
-    """everywhere: no device holds data; ``cpu``, ``cuda:0`` … are places like ``meta``.
-
-    known: what answers for the values of tensors without data (`mindtorch.profile.estimate.known`); None: nobody does.
+    """estimate: while no device holds data, and ``cpu``, ``cuda:0`` … are places like ``meta``, what answers for the
+    values (`mindtorch.profile.estimate.known`). None: no estimate is under way.
     cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
     current_cuda: which one it has chosen.
     accelerator: the type of device that an index alone means.
@@ -31,8 +30,7 @@ class Mode:
     (`mindtorch.profile.estimate.process_groups`): collectives, tensors in shards; None: torch.
     """
 
-    everywhere: bool = False
-    known: Any = None
+    estimate: Any = None
     cudas: int | None = None
     current_cuda: Callable[[], int] = int  # 0
     accelerator: str = "cuda"

@@ -27,7 +27,7 @@ _META = torch.device("meta")
 def names_npu(device: Any) -> bool:
     """True if ``device`` (string, torch.device, mindtorch.device) is an NPU that we drive."""
     kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    return kind in library.TYPES and not mode.now.everywhere and not library.stands_aside()
+    return kind in library.TYPES and mode.now.estimate is None and not library.stands_aside()
 
 
 def index_of(device: Any) -> int:
@@ -132,7 +132,7 @@ def pins() -> bool:
 
     Torch that knows ``npu`` by name would ask it in C++, which nobody answers there.
     """
-    known = lazy_device.torch_knows_npu and not mode.now.everywhere
+    known = lazy_device.torch_knows_npu and mode.now.estimate is None
     return known or library.is_the_accelerator()
 
 

@@ -133,7 +133,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
         elsewhere = _elsewhere(func, args, kwargs, device)
         if elsewhere is not None:
             return elsewhere
-    if func.__name__ in QUANTIZED and mode.now.everywhere:
+    if func.__name__ in QUANTIZED and mode.now.estimate is not None:
         raise UnsupportedOperationError(
             f"[{func.__name__}] expected a program without quantized tensors, whose sizes an estimate does not know: "
             "leave the model as it is, or measure it"
@@ -170,7 +170,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
                 args, kwargs = read_indices(args, kwargs)
             return func(*args, **kwargs)  # of what is there already: it shares their memory
     requires_grad = kwargs.pop("requires_grad", False)
-    if kwargs.pop("pin_memory", False) and not mode.now.everywhere:
+    if kwargs.pop("pin_memory", False) and mode.now.estimate is None:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     out = None
     layout = kwargs.get("layout")
@@ -224,8 +224,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         return source.to(device_at(index), dtype=dtype, copy=True)
     if index < 0 and func.__name__ in ON_THE_HOST:
         return meta.as_meta(_on_the_host(func, args, kwargs, index), index)
-    if index < 0 and mode.now.known is not None:
-        known = mode.now.known.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
+    if index < 0 and mode.now.estimate is not None:
+        known = mode.now.estimate.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
         if known is not None:
             return known
     sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through

@@ -218,7 +218,7 @@ def _nested_hook(original: Any) -> Any:
         device = kwargs.get("device")
         if type(device) is int and _numbers_ours():
             kwargs["device"] = device = of_number(device)
-        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
+        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.estimate is not None
         return create(original, args, kwargs) if ours else original(*args, **kwargs)
 
     return make
@@ -237,7 +237,7 @@ def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
 
 def _numbers_ours() -> bool:
     """Whether a bare integer means a device of ours: an NPU, or a recording one once torch's slot is claimed."""
-    return not mode.now.everywhere and (npu.is_the_accelerator() or slot.claimed())
+    return mode.now.estimate is None and (npu.is_the_accelerator() or slot.claimed())
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -283,16 +283,12 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device == device:
             return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
         return wrappers.moved(self, device, *to_options(args, kwargs))
-    knowing = mode.now.known is not None
-    if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
+    estimating = mode.now.estimate is not None
+    if not lazy and estimating and target is not None and not torch._C._is_torch_function_all_disabled():
         if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
             return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
-        if mode.now.everywhere:
-            return as_meta(self, place_of(self.device)).to(*args, **kwargs)
-        if holds_no_data(target) and torch._C._is_torch_function_enabled():
-            dtype, _non_blocking, _format = to_options(args, kwargs)
-            return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
-    if not lazy and target is not None and not knowing and holds_no_data(target) and namespace.speaks():
+        return as_meta(self, place_of(self.device)).to(*args, **kwargs)
+    if not lazy and target is not None and not estimating and holds_no_data(target) and namespace.speaks():
         dtype, _non_blocking, _format = to_options(args, kwargs)
         return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
     if not lazy and (target is None or not tensors.is_ours(target)):
@@ -367,16 +363,16 @@ def _new_hook(name: str) -> Any:
         named = device is not None and (
             tensors.is_ours(device)
             or npu_moves.names_npu(device)
-            or (not lazy and mode.now.known is None and holds_no_data(device) and namespace.speaks())
+            or (not lazy and mode.now.estimate is None and holds_no_data(device) and namespace.speaks())
         )
-        pinned = kwargs.get("pin_memory") and not lazy and not mode.now.everywhere
+        pinned = kwargs.get("pin_memory") and not lazy and mode.now.estimate is None
         if named or (pinned and self.device.type == "cpu"):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)
-        nowhere = mode.now.known is not None and lazy and _core.device_index(self) < 0
+        nowhere = mode.now.estimate is not None and lazy and _core.device_index(self) < 0
         if lazy and device is not None and (nowhere or holds_no_data(device)):
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
@@ -400,9 +396,9 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
         args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
-    args = (target, *args[1:]) if mode.now.everywhere and args and type(args[0]) is int else args
+    args = (target, *args[1:]) if mode.now.estimate is not None and args and type(args[0]) is int else args
     on_npu = npu_moves.names_npu(target)
-    sized = target is not None and mode.now.everywhere and mindtorch_device(target).type == "npu"
+    sized = target is not None and mode.now.estimate is not None and mindtorch_device(target).type == "npu"
     if target is None or not (on_npu or sized or tensors.is_ours(target)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
@@ -449,7 +445,7 @@ def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: 
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
     ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
-    ours = ours or (holds_no_data(self.device) and (mode.now.known is not None or namespace.speaks()))
+    ours = ours or (holds_no_data(self.device) and (mode.now.estimate is not None or namespace.speaks()))
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

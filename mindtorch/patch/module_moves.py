@@ -144,7 +144,7 @@ class _Crosses(Exception):
 def _is_torchs_own(param: Any) -> bool:
     """Is this a parameter without data, which torch replaces, or one in an estimate, where all devices are alike?"""
     if _core.get_handle(param) is not None:
-        return mode.now.everywhere
+        return mode.now.estimate is not None
     with torch._C.DisableTorchFunction():
         return bool(param.device.type == "meta")
 

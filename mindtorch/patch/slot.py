@@ -72,7 +72,7 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     if cls is torch.device and mode.now.cudas is not None and len(args) == 1 and type(args[0]) is int and not kwargs:
         return lazy_device.accelerator_at(args[0])  # of the target, of which C++ knows nothing
     given = [value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str)]
-    if "npu" in given and mode.now.everywhere and not lazy_device.torch_knows_npu:
+    if "npu" in given and mode.now.estimate is not None and not lazy_device.torch_knows_npu:
         return True if claim_npu() else None  # whatever is named is a place
     return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
 

@@ -106,7 +106,7 @@ def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> b
 
 def _names_npu(args: tuple, kwargs: dict[str, Any], unnamed: Callable[[], bool]) -> bool:
     """Whether the device for which memory is to be pinned is an NPU; ``unnamed()`` where no device is named."""
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return False
     device = args[0] if args else kwargs.get("device")
     return unnamed() if device is None else npu_moves.names_npu(device)
@@ -125,9 +125,9 @@ AUTOCAST = (
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or mode.now.everywhere
+    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or mode.now.estimate is not None
     as_cuda = (
-        (mode.now.cuda_is_ours or mode.now.everywhere)
+        (mode.now.cuda_is_ours or mode.now.estimate is not None)
         and isinstance(device_type, str)
         and device_type.startswith("cuda")
     )

@@ -82,7 +82,7 @@ def crosses(t: torch.Tensor, target: Any) -> bool:
     """Is the move of ``t``, of a class around tensors, to ``target`` one to or from a device of ours?"""
     if target is None or type(t) in (torch.Tensor, torch.nn.Parameter) or _core.get_handle(t) is not None:
         return False
-    if mode.now.known is not None or isinstance(t, NestedTensor):
+    if mode.now.estimate is not None or isinstance(t, NestedTensor):
         return False
     return around_ours(t) or (is_ours(target) and _has_own_dispatch(t))
 

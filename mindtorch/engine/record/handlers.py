@@ -205,9 +205,9 @@ def _like(func: Any) -> Handler:
             if not kwargs.pop("requires_grad", False):
                 return NotImplemented
             return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
-        if mode.now.known is not None and _core.device_index(args[0]) < 0:
+        if mode.now.estimate is not None and _core.device_index(args[0]) < 0:
             made = func(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")})
-            return mode.now.known.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
+            return mode.now.estimate.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
         made = func(like, *args[1:], **kwargs)
@@ -298,7 +298,7 @@ def _shape_only(overload: Any, name: str) -> Any:
 def _set_item(args: tuple, kwargs: dict) -> Any:
     # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
     target, index, value = args
-    if mode.now.known is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
+    if mode.now.estimate is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         _base.__setitem__(target, index, _number(value, target.dtype, target))
@@ -326,7 +326,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             if least.item() < 0:
                 raise RuntimeError("Class values must be non-negative.")
             classes = int((index.max() if greatest is None else greatest).item()) + 1
-    elif mode.now.known is None:
+    elif mode.now.estimate is None:
         return NotImplemented
     elif index.numel():
         if _core.is_kept(index._handle) and index.min() < 0:
@@ -386,7 +386,7 @@ def _number(value: Any, dtype: torch.dtype, at: torch.Tensor) -> Any:
     """A known tensor of one number in the place of ``at``."""
     with torch._C.DisableTorchFunction():
         made = torch.tensor(value, dtype=dtype, device="cpu")
-    return mode.now.known.adopt(made, _core.device_index(at), True)
+    return mode.now.estimate.adopt(made, _core.device_index(at), True)
 
 
 def table() -> dict[Any, Handler]:

@@ -67,7 +67,7 @@ def _check(info: Any, operands: dict[Any, Any], sparse_anywhere: bool = False) -
     # In an estimate, autograd's C++ hands out zeros like that, too.
     made_below = (
         isinstance(info.func, torch._ops.OpOverload)
-        or mode.now.everywhere
+        or mode.now.estimate is not None
         or (torch._C._functorch.peek_interpreter_stack() is not None)
     )
     first = ""

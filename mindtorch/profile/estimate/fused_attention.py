@@ -68,7 +68,7 @@ def _drop(args: tuple, kwargs: dict[str, Any]) -> Any:
     """CUDA's kernel keeps a mask of booleans, the CPU's one of the input's dtype."""
     given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
     x, p, train = (given.get(name) for name in ("input", "p", "train"))
-    fused = mode.now.known is not None and train and isinstance(p, (int, float)) and 0 < p < 1 and _on_cuda(x)
+    fused = mode.now.estimate is not None and train and isinstance(p, (int, float)) and 0 < p < 1 and _on_cuda(x)
     if not fused or x is None or not x.numel() or torch._C._functorch.peek_interpreter_stack() is not None:
         return NotImplemented
     return torch.ops.aten.native_dropout(x, p, True)[0]
@@ -100,7 +100,7 @@ def _as_ever() -> bool:
 
 
 def _handler(args: tuple, kwargs: dict[str, Any]) -> Any:
-    if mode.now.known is None or torch._C._functorch.peek_interpreter_stack() is not None:
+    if mode.now.estimate is None or torch._C._functorch.peek_interpreter_stack() is not None:
         return NotImplemented
     return _attend(*args, **kwargs)
 

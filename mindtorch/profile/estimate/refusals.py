@@ -249,7 +249,7 @@ def install() -> None:
 
 def _looking(look: Callable[[tuple], None], then: Any) -> Callable[[tuple, dict], Any]:
     def at_dispatch(args: tuple, kwargs: dict[str, Any]) -> Any:
-        if mode.now.known is not None:
+        if mode.now.estimate is not None:
             look(args)
         return NotImplemented if then is None else then(args, kwargs)
 
