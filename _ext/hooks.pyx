@@ -242,7 +242,6 @@ cdef extern from *:
 
 cdef str _device_key = "device"
 mt_device_key = <PyObject *>_device_key
-cdef str _device_type = "remote_accelerator"
 cdef str _generator_key = "generator"
 mt_generator_key = <PyObject *>_generator_key
 cdef str _pin_key = "pin_memory"
@@ -266,20 +265,18 @@ def set_mode(mode):
     estimate: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
     except while torch is at work for ourselves. A `meta` device is one of ours, too: torch's own functions make
     tensors of ours, where subclasses may be used. draws: what makes tensors on no device of ours is asked about, as
-    is what draws (take_default). cuda_is_ours: ``cuda`` is another name for the recording device.
+    is what draws (take_default).
     """
-    global everything, moved, _another_name, _subclasses_enabled, _last_foreign
+    global everything, moved, _subclasses_enabled, _last_foreign
     from torch import _C
     everything = _C._is_torch_function_all_disabled if mode.estimate is not None else None
     moved = None if mode.draws is None else _C._is_torch_function_all_disabled
-    _another_name = "cuda" if mode.cuda_is_ours else _device_type
     _subclasses_enabled = _C._is_torch_function_enabled
     _last_foreign = None
 
 
 cdef object moved = None                  # while torch's default generator is ours: is torch at work for ourselves?
 cdef object _default = None
-cdef str _another_name = "remote_accelerator"    # what else means the recording device
 
 
 def take_default(make):
@@ -303,20 +300,22 @@ cdef bint _meta_is_ours() except -1:
     return _meta_where is not None and _meta_where()
 
 
-cdef object _other_base = None            # tensors of a device driven beside the recording one, and its type
-cdef str _other_type = "remote_accelerator"
-cdef str _other_name = "remote_accelerator"    # another name that means it
+cdef object _other_base = None            # tensors of a device driven beside the recording one
 
 
-def take_type(str device_type, base, str name=None):
-    """`device_type` is one of ours, too, and its tensors are of class `base`. None, None: no longer.
+def take_base(base):
+    """Tensors of this class are ours, too. None: no longer."""
+    global _other_base
+    _other_base = base
 
-    name: a type of torch's that programs say, and mean this one.
-    """
-    global _other_type, _other_name, _other_base, _last_foreign
-    _other_type = _device_type if device_type is None else device_type
-    _other_name = _other_type if name is None else name
-    _other_base, _last_foreign = base, None
+
+cdef frozenset _ours = frozenset()
+
+
+def take_types(frozenset types):
+    """Devices of these types are ours (mindtorch.devices.places); ``meta`` is another question."""
+    global _ours, _last_foreign
+    _ours, _last_foreign = types, None
 
 
 cdef object _numbers = None               # asked: does a bare integer mean a device of ours?
@@ -339,16 +338,10 @@ cdef inline bint _is_other(object t) except -1:
 
 
 cdef bint _names_us(object device) except -1:
-    if type(device) is str:
-        if (<str>device).startswith((_device_type, _other_type, _other_name, _another_name)):
-            return True
-        return (<str>device).startswith("meta") and _meta_is_ours()
     if type(device) is int:
         return _numbers is not None and _numbers()
-    kind = getattr(device, "type", None)
-    if kind == _device_type or kind == _other_type or kind == _other_name or kind == _another_name:
-        return True
-    return kind == "meta" and _meta_is_ours()
+    kind = _type_of_device(device)
+    return type(kind) is str and (kind in _ours or (kind == "meta" and _meta_is_ours()))
 
 
 cdef object _hidden = None                 # asked about a tensor of torch's own: is one of ours inside?
@@ -573,12 +566,7 @@ cdef class NameHook(Hook):
         return named or (first != NULL and self.meant(<object>first))
 
     cdef bint meant(self, value):
-        if type(value) is not str:
-            return False
-        kind = (<str>value).partition(":")[0]
-        if kind == _device_type or kind == _another_name:
-            return True
-        return _other_base is not None and (kind == _other_type or kind == _other_name)
+        return type(value) is str and _type_of_device(value) in _ours
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []

@@ -1,4 +1,4 @@
-"""The lazy device's name: ``remote_accelerator[:i]`` as a string, a torch.device or a mindtorch.device (SPEC D5)."""
+"""Which device is meant: ``remote_accelerator[:i]``, one without data, as a number or as an object (SPEC D5)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from .._ext import ledger
 from . import mode
 from .names import device as mindtorch_device
+from .places import BY_TYPE, RECORDED
 
 DEVICE_TYPE = "remote_accelerator"
 _torch_devices: dict[int, Any] = {}
@@ -93,7 +94,7 @@ def _parts(device: Any) -> tuple[str, int | None]:
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
     if mode.now.estimate is not None and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
         return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
-    return DEVICE_TYPE if spec.type == "cuda" and mode.now.cuda_is_ours else spec.type, spec.index
+    return DEVICE_TYPE if BY_TYPE.get(spec.type) is RECORDED else spec.type, spec.index
 
 
 def _device(kind: str, index: int | None) -> Any:
@@ -122,23 +123,6 @@ def accelerator_at(index: int) -> Any:
     if mode.now.estimate is not None:
         return known_device(f"{mode.now.accelerator}:{index}")
     return npu_device(index) if torch_knows_npu else None
-
-
-def holds_no_data(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
-    if mode.now.estimate is not None:
-        return True
-    return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
-
-
-def is_ours(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
-    if mode.now.estimate is not None:
-        return False
-    if isinstance(device, str):
-        return device.startswith(DEVICE_TYPE) or (mode.now.cuda_is_ours and device.startswith("cuda"))
-    kind = getattr(device, "type", None)
-    return kind == DEVICE_TYPE or (kind == "cuda" and mode.now.cuda_is_ours)
 
 
 def index_of(device: Any) -> int:

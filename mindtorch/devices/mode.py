@@ -25,7 +25,6 @@ class Mode:
     any call; None: two devices are two devices.
     draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
     from it, too. Not None where `default` is not.
-    cuda_is_ours: ``cuda`` is another name for ``remote_accelerator``.
     ranks: where an estimate is of one rank of many, what answers for what ranks have together
     (`mindtorch.profile.estimate.process_groups`): collectives, tensors in shards; None: torch.
     """
@@ -37,7 +36,6 @@ class Mode:
     default: int | None = None
     meets: Any = None
     draws: int | None = None
-    cuda_is_ours: bool = False
     ranks: Any = None
 
 

@@ -27,9 +27,10 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..devices import mode
-from ..devices.lazy_device import accelerator_at, holds_no_data, place_of
+from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
 from ..devices.names import of_number
+from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_of, where
 from ..engine.execute import across, tensors, values
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
@@ -93,8 +94,9 @@ def enable() -> None:
     _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
     _hooks.take_numbers(_numbers_ours)
+    take("npu", NPU if npu_is_ours else None)
     if npu_is_ours:
-        _hooks.take_type("npu", NpuTensor)
+        _hooks.take_base(NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.Tensor, "is_npu", IS_NPU)
         _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
@@ -150,7 +152,7 @@ def disable() -> None:
     if files.package in torch.serialization._package_registry:
         torch.serialization._package_registry.remove(files.package)
         processes.uninstall()
-    _hooks.take_type(None, None)
+    _hooks.take_base(None)
     _hooks.take_numbers(None)
     _hooks.take_pinning(False)
     tensors.out_of_use()
@@ -199,11 +201,12 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if type(device) is int and _numbers_ours():
         device = of_number(device)
         kwargs = {**kwargs, "device": device}
-    if npu_moves.names_npu(device):
+    place = where(device)
+    if place is NPU:
         return npu_creation.create(func, args, kwargs)
-    if kwargs.get("pin_memory") and not holds_no_data(device) and not tensors.is_ours(device):
+    if kwargs.get("pin_memory") and place is TORCHS:
         return npu_creation.create_pinned(func, args, kwargs)
-    if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
+    if isinstance(kwargs.get("generator"), generators.Generator) and place is not RECORDED:
         return generators.draw(func, args, kwargs)
     if _modes_on():
         shown = dispatch_modes.create_shown(func, args, kwargs, func.__name__ in creation.FROM_DATA)
@@ -218,8 +221,7 @@ def _nested_hook(original: Any) -> Any:
         device = kwargs.get("device")
         if type(device) is int and _numbers_ours():
             kwargs["device"] = device = of_number(device)
-        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.estimate is not None
-        return create(original, args, kwargs) if ours else original(*args, **kwargs)
+        return create(original, args, kwargs) if where(device).ours else original(*args, **kwargs)
 
     return make
 
@@ -263,8 +265,7 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
     """Let classes and modes of the program have their say first; `original` is torch's own `method`."""
-    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    if isinstance(device, mindtorch_device) or kind in (tensors.DEVICE_TYPE, "npu"):  # which it may not know
+    if isinstance(device, mindtorch_device) or type_of(device) in (tensors.DEVICE_TYPE, "npu"):  # it may not know
         return handle_torch_function(method, (self, *args, *kwargs.values()), self, *args, **kwargs)
     return original(self, *args, **kwargs)  # asks them, once it has read the arguments: it refuses wrong ones
 
@@ -273,27 +274,27 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
         args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
-    lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
+    place = where(target)
+    lazy = _core.get_handle(self) is not None or (inside.hides(self) and place.has_data)
     if classes.has_own_function(self, (*args, *kwargs.values())):
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
-    if npu_moves.names_npu(target):
+    if place is NPU:
         return npu_moves.to(self, args, kwargs)
     if wrappers.crosses(self, target):
         device = _device_of(target)
         if self.device == device:
             return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
         return wrappers.moved(self, device, *to_options(args, kwargs))
-    estimating = mode.now.estimate is not None
-    if not lazy and estimating and target is not None and not torch._C._is_torch_function_all_disabled():
+    if not lazy and place is ESTIMATED and target is not None and not torch._C._is_torch_function_all_disabled():
         if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
             return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
         return as_meta(self, place_of(self.device)).to(*args, **kwargs)
-    if not lazy and target is not None and not estimating and holds_no_data(target) and namespace.speaks():
+    if not lazy and place is META and namespace.speaks():
         dtype, _non_blocking, _format = to_options(args, kwargs)
         return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
-    if not lazy and (target is None or not tensors.is_ours(target)):
+    if not lazy and place is not RECORDED:
         return _torch_to(self, *args, **kwargs)
-    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
+    if target is None or (place is RECORDED and tensors.index_of(target) == inside.index_inside(self)):
         return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
     if predict.is_fake(self) and self.device == _device_of(target):  # a compiler's, and there already
         return _torch_to(self, *args, **kwargs)
@@ -301,7 +302,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if _modes_on() and wrappers.shows(self, target):
         tensors.on_device()
         return wrappers.moved(self, _device_of(target), dtype, non_blocking, memory_format)
-    if lazy and not tensors.is_ours(target):
+    if lazy and place is not RECORDED:
         return tensors.to_plain(
             self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
         )
@@ -324,7 +325,7 @@ def _plain_device(target: Any) -> torch.device:
 
 
 def _device_of(target: Any) -> Any:
-    return tensors.torch_device(tensors.index_of(target)) if tensors.is_ours(target) else _plain_device(target)
+    return tensors.torch_device(tensors.index_of(target)) if where(target) is RECORDED else _plain_device(target)
 
 
 def _without_device(args: tuple, target: Any) -> tuple:
@@ -355,16 +356,13 @@ def _new_hook(name: str) -> Any:
         if classes.has_own_function(self, (*args, *kwargs.values())):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_ours(self)
-        if device is not None and inside.hides(self) and not tensors.is_ours(device):
+        place = where(device)
+        if device is not None and inside.hides(self) and place is not RECORDED:
             like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
-        if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
-            kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
-        named = device is not None and (
-            tensors.is_ours(device)
-            or npu_moves.names_npu(device)
-            or (not lazy and mode.now.estimate is None and holds_no_data(device) and namespace.speaks())
-        )
+        if place is RECORDED and lazy and tensors.index_of(device) == _core.device_index(self):
+            kwargs, device, place = {k: v for k, v in kwargs.items() if k != "device"}, None, TORCHS  # where it is
+        named = place in (RECORDED, NPU) or (place is META and not lazy and namespace.speaks())
         pinned = kwargs.get("pin_memory") and not lazy and mode.now.estimate is None
         if named or (pinned and self.device.type == "cpu"):
             if kwargs.get("dtype") is None:
@@ -373,7 +371,7 @@ def _new_hook(name: str) -> Any:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)
         nowhere = mode.now.estimate is not None and lazy and _core.device_index(self) < 0
-        if lazy and device is not None and (nowhere or holds_no_data(device)):
+        if lazy and device is not None and (nowhere or not place.has_data):
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
@@ -397,15 +395,15 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = npu_moves.numbered(args, kwargs)
     target = _target(args, kwargs)
     args = (target, *args[1:]) if mode.now.estimate is not None and args and type(args[0]) is int else args
-    on_npu = npu_moves.names_npu(target)
+    place = where(target)
     sized = target is not None and mode.now.estimate is not None and mindtorch_device(target).type == "npu"
-    if target is None or not (on_npu or sized or tensors.is_ours(target)):
+    if target is None or not (sized or place in (RECORDED, NPU)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
     device: Any = mindtorch_device(target)
-    if on_npu:
+    if place is NPU:
         device = mindtorch_device("npu", npu_moves.index_of(target))
     elif not sized:
         device = tensors.torch_device(tensors.index_of(target))
@@ -426,7 +424,7 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> PackedSequence:
     if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
         args, kwargs = npu_moves.numbered(args, kwargs)
-    if not npu_moves.names_npu(_target(args, kwargs)):
+    if where(_target(args, kwargs)) is not NPU:
         return _torch_packed_sequence_to(self, *args, **kwargs)
     data = self.data.to(*args, **kwargs)
     if data is self.data:
@@ -444,8 +442,8 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
-    ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
-    ours = ours or (holds_no_data(self.device) and (mode.now.estimate is not None or namespace.speaks()))
+    place = where(self.device)
+    ours = place.ours or (place is META and namespace.speaks())
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

@@ -18,8 +18,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     is_lazy,
 )
 
-from ..devices import lazy_device, mode
-from ..npu.moves import names_npu
+from ..devices.places import where
 from .module_moves import apply_to_module, assign_data, is_ours
 
 __all__ = ["apply", "patches"]
@@ -48,16 +47,12 @@ def _maker(original: Callable[..., Any]) -> Any:
 def _materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
     place = self.__dict__.pop(_PLACE, None)
     target = place if device is None else device
-    if target is None or not _names_ours(target):
+    if target is None or not where(target).ours:
         _torch_materialize(self, shape, device, dtype)
         return
     with torch._C.DisableTorchFunction():
         _torch_materialize(self, (0,), "cpu", dtype)
     assign_data(self, torch.empty(shape, dtype=self.dtype, device=target))
-
-
-def _names_ours(device: Any) -> bool:
-    return lazy_device.is_ours(device) or names_npu(device) or mode.now.estimate is not None
 
 
 def _device(self: Any) -> Any:

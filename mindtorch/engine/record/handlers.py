@@ -20,7 +20,8 @@ from ..._ext.guards import NoGrad
 from ...base import torch_facts
 from ...base.errors import LazyTensorError
 from ...devices import mode
-from ...devices.lazy_device import is_ours, place_of
+from ...devices.lazy_device import place_of
+from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES
 from . import eager, inside, predict, sequences
 from .meta import as_meta, value_of
@@ -174,7 +175,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     sparse = target.layout is not torch.strided and getattr(target, "_is_mindtorchs", False)
     if _core.get_handle(found) is not None:
         return found
-    if not (own or sparse) and not (type(found) is torch.Tensor and is_ours(target.device)):
+    if not (own or sparse) and not (type(found) is torch.Tensor and where(target.device) is RECORDED):
         return found  # the third: a class of the program's, around tensors of ours
     index = _core.device_index(target) if own else place_of(target.device)
     if found.layout is not torch.strided:
@@ -201,7 +202,7 @@ def _split(args: tuple, kwargs: dict) -> Any:
 def _like(func: Any) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         device = kwargs.get("device")
-        if device is None or is_ours(device):
+        if device is None or where(device) is RECORDED:
             if not kwargs.pop("requires_grad", False):
                 return NotImplemented
             return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made

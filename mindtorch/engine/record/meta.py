@@ -16,7 +16,8 @@ from ..._ext.guards import NoGrad
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...devices import mode
-from ...devices.lazy_device import device_at, holds_no_data, is_ours, known_device, place_of
+from ...devices.lazy_device import device_at, known_device, place_of
+from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
 from .predict import extent
@@ -242,7 +243,7 @@ class MetaTensor(RecordedTensor):
             return self._as_dtype(args[0])
         target, options = _options(args, kwargs)
         changed = super().to(**options) if options else self
-        if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
+        if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed
         if mode.now.estimate is not None and not options.get("non_blocking"):
             mode.now.estimate.waits(self)
@@ -277,9 +278,10 @@ def relocate(t: Any, device: Any) -> Any:
     if mode.now.estimate is not None and _core.device_index(t) < 0:
         return mode.now.estimate.move(t, device)
     with NoGrad():
-        where = "meta" if holds_no_data(device) else device if is_ours(device) else known_device(device)
-        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
-        if holds_no_data(device):
+        place = where(device)
+        there = "meta" if not place.has_data else device if place is RECORDED else known_device(device)
+        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=there)
+        if not place.has_data:
             made = _core.hold(made, place_of(device), None, True)
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(made, t.requires_grad)
