@@ -300,11 +300,11 @@ cdef bint _meta_is_ours() except -1:
     return _meta_where is not None and _meta_where()
 
 
-cdef object _other_base = None            # tensors of a device driven beside the recording one
+cdef object _other_base = ()              # tensors of a device driven beside the recording one
 
 
 def take_base(base):
-    """Tensors of this class are ours, too. None: no longer."""
+    """Tensors of this class are ours, too."""
     global _other_base
     _other_base = base
 
@@ -322,7 +322,7 @@ cdef object _numbers = None               # asked: does a bare integer mean a de
 
 
 def take_numbers(asked):
-    """A device that is given by a bare integer is one of ours while `asked()`. None: never."""
+    """A device that is given by a bare integer is one of ours while `asked()`."""
     global _numbers
     _numbers = asked
 
@@ -333,13 +333,9 @@ def take_pinning(bint ours):
     mt_pinning = ours
 
 
-cdef inline bint _is_other(object t) except -1:
-    return _other_base is not None and isinstance(t, _other_base)
-
-
 cdef bint _names_us(object device) except -1:
     if type(device) is int:
-        return _numbers is not None and _numbers()
+        return _numbers()
     kind = _type_of_device(device)
     return type(kind) is str and (kind in _ours or (kind == "meta" and _meta_is_ours()))
 
@@ -401,7 +397,7 @@ cdef class CreationHook(Hook):
         if _hides_ours(first):
             return True
         if self.takes_data and first != NULL and (
-            handle_of(<object>first) is not None or _is_other(<object>first)
+            handle_of(<object>first) is not None or isinstance(<object>first, _other_base)
         ):
             return True
         if device == <PyObject *>_last_foreign:
@@ -497,7 +493,7 @@ cdef class MethodHook(PythonHook):
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return (device != NULL or everything is not None or handle_of(<object>owner) is not None
-                or _is_other(<object>owner))
+                or isinstance(<object>owner, _other_base))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
@@ -525,7 +521,7 @@ cdef class SubclassHook(PythonHook):
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first)
-                                   or (first != <PyObject *>_other_base and _is_other(<object>second)
+                                   or (first != <PyObject *>_other_base and isinstance(<object>second, _other_base)
                                        and not issubclass(<object>first, _other_base)))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
@@ -673,7 +669,8 @@ def unhook_data(descriptor):
 
 cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
     cdef bint ours = handle_of(<object>target) is not None
-    if ours == (handle_of(<object>source) is not None) and _is_other(<object>target) == _is_other(<object>source) and (
+    cdef bint other = isinstance(<object>target, _other_base)
+    if ours == (handle_of(<object>source) is not None) and other == isinstance(<object>source, _other_base) and (
         not ours or (device_index(<object>target) < 0) == (device_index(<object>source) < 0)
     ):
         return False

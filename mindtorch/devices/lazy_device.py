@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .._ext import lazy as _core
 from .._ext import ledger
 from . import mode
 from .names import device as mindtorch_device
@@ -66,6 +67,16 @@ def check_cuda(index: int, kind: str = "cuda") -> int:
 def device_at(place: int) -> Any:
     """The device object of a place: a remote_accelerator's index, or negative, one that holds no data."""
     return torch_device(place) if place >= 0 else DATALESS[-1 - place]
+
+
+def device_of(t: torch.Tensor) -> Any:
+    """The device of a tensor, also where torch's own code looks, to which those of ours are on the CPU."""
+    return t.device if _core.get_handle(t) is None else device_at(_core.device_index(t))
+
+
+def on_cuda(t: torch.Tensor) -> bool:
+    """Is the tensor on a CUDA device, or in an estimate said to be?"""
+    return bool(device_of(t).type == "cuda")
 
 
 def place_of(device: Any, anywhere: bool = False) -> int:

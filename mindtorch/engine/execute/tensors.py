@@ -323,7 +323,6 @@ def to_plain(
     t: Any,
     device: Any,
     reason: str,
-    *,
     dtype: Any = None,
     non_blocking: bool = False,
     memory_format: Any = torch.preserve_format,
@@ -333,10 +332,7 @@ def to_plain(
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
     if (below := inside.below(t)) is not None:
-        return below(
-            lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
-            t,
-        )
+        return below(lambda t: to_plain(t, device, reason, dtype, non_blocking, memory_format), t)
     if _has_rules(t):
         out = _ToPlain.apply(t, reason)
     else:

@@ -299,7 +299,7 @@ def _shape_only(overload: Any, name: str) -> Any:
 def _set_item(args: tuple, kwargs: dict) -> Any:
     # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
     target, index, value = args
-    if mode.now.estimate is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
+    if mode.now.estimate is None or not isinstance(value, (bool, int, float)) or _core.device_index(target) >= 0:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         _base.__setitem__(target, index, _number(value, target.dtype, target))
@@ -313,7 +313,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if _core.get_handle(index) is None or index.dtype is not torch.int64:
         return NotImplemented
-    if not _without_data(index):
+    if _core.device_index(index) >= 0:
         if classes <= 0 and not index.numel():
             raise RuntimeError("Can not infer total number of classes from empty tensor.")
         if classes == 0 or classes < -1:
@@ -338,7 +338,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
         return NotImplemented
-    if sequences.watched() and not _without_data(index):
+    if sequences.watched() and _core.device_index(index) >= 0:
         zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
     else:
         zeros = index.new_zeros((*index.shape, classes))
@@ -348,7 +348,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
 def histc(args: tuple, kwargs: dict) -> Any:
     """Accelerators count whole numbers too, which the CPU's kernel refuses; models choose by the device's type."""
     x = args[0] if args else kwargs["input"]
-    unknown = _without_data(x) and not _core.is_kept(x._handle)
+    unknown = _core.device_index(x) < 0 and not _core.is_kept(x._handle)
     if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or unknown:
         return NotImplemented
     return _count_in_bins(*args, **{k: v for k, v in kwargs.items() if k != "out"})
@@ -374,13 +374,9 @@ def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any 
 def _meshgrid(args: tuple, kwargs: dict) -> Any:
     # C++ shows what it refuses, and would read the memory that a lazy tensor has not.
     given = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    if all(t.dim() < 2 for t in given) or any(map(_without_data, given)):
+    if all(t.dim() < 2 for t in given) or any(_core.device_index(t) < 0 for t in given):
         return NotImplemented
     return torch.meshgrid(*(t.cpu() for t in given), **kwargs)
-
-
-def _without_data(a: Any) -> bool:
-    return _core.get_handle(a) is not None and _core.device_index(a) < 0
 
 
 def _number(value: Any, dtype: torch.dtype, at: torch.Tensor) -> Any:

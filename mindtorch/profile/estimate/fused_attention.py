@@ -19,7 +19,7 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 
 __all__ = ["chosen", "flex", "install", "of_capability", "replacements"]
 _sdpa, _dropout = F.scaled_dot_product_attention, torch.dropout
@@ -141,8 +141,7 @@ def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: 
 
 
 def _on_cuda(t: Any) -> bool:
-    handle = _core.get_handle(t)
-    return handle is not None and _core.device_index(t) < 0 and device_at(_core.device_index(t)).type == "cuda"
+    return _core.device_index(t) < 0 and on_cuda(t)
 
 
 def _cast(t: Any, dtype: torch.dtype) -> Any:
