@@ -13,19 +13,17 @@ from .names import device as mindtorch_device
 from .places import BY_TYPE, RECORDED
 
 DEVICE_TYPE = "remote_accelerator"
-_torch_devices: dict[int, Any] = {}
+_torch_devices: dict[Any, torch.device] = {}
 
 
-def torch_device(index: int) -> Any:
+def torch_device(index: int, kind: str = DEVICE_TYPE) -> Any:
     """The device object of remote_accelerator ``index``: torch's own where torch can express it."""
-    device = _torch_devices.get(index)
+    device = _torch_devices.get((kind, index))
     if device is None:
-        try:
-            with torch._C.DisableTorchFunction():  # the program did not ask for it
-                device = torch.device(DEVICE_TYPE, index)
-        except RuntimeError:
-            return mindtorch_device(DEVICE_TYPE, index)
-        _torch_devices[index] = device
+        with torch._C.DisableTorchFunction():  # the program did not ask for it
+            device = _device(kind, index)
+        if isinstance(device, torch.device):
+            _torch_devices[kind, index] = device
     return device
 
 
@@ -37,16 +35,9 @@ cuda_is_npu = False
 
 def npu_device(index: int) -> Any:
     """The device object of npu ``index``: torch's own where torch can express it."""
-    if not torch_knows_npu:
-        return mindtorch_device("npu", index)
-    device = _npus.get(index)
-    if device is None:
-        with torch._C.DisableTorchFunction():  # the program did not ask for it
-            device = _npus[index] = torch.device("npu", index)
-    return device
+    return torch_device(index, "npu") if torch_knows_npu else mindtorch_device("npu", index)
 
 
-_npus: dict[int, torch.device] = {}
 #: Devices that hold no data: place -1 is the first.
 DATALESS: list[Any] = [torch.device("meta")]
 #: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.

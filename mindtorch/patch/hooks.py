@@ -39,7 +39,6 @@ from ..engine.tensor import classes
 from ..npu import creation as npu_creation
 from ..npu import moves as npu_moves
 from ..npu import torch_function as npu_torch_function  # noqa: F401  (gives the class its interception)
-from ..npu.tensor import is_npu
 from . import (
     creation,
     dispatch_modes,
@@ -57,7 +56,7 @@ from . import (
     uninitialized,
     wrappers,
 )
-from .module_moves import assign_data, is_ours, swap_tensors
+from .module_moves import assign_data, is_opaque, swap_tensors
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
@@ -357,7 +356,7 @@ def _new_hook(name: str) -> Any:
         device = kwargs.get("device")
         if classes.has_own_function(self, (*args, *kwargs.values())):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
-        lazy = is_ours(self)
+        lazy = is_opaque(self)
         place = where(device)
         if device is not None and inside.hides(self) and place is not RECORDED:
             like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
@@ -372,15 +371,12 @@ def _new_hook(name: str) -> Any:
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)
-        nowhere = mode.now.estimate is not None and lazy and _core.device_index(self) < 0
-        if lazy and device is not None and (nowhere or not place.has_data):
+        if lazy and device is not None and not place.has_data:
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
             return create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
-        if device is not None and is_npu(self):  # which to C++ is on the CPU, whatever other device is named
-            return original(torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)
@@ -395,10 +391,10 @@ def _new_hook(name: str) -> Any:
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = _numbered(args, kwargs)
     target = _target(args, kwargs)
-    args = (target, *args[1:]) if mode.now.estimate is not None and args and type(args[0]) is int else args
     place = where(target)
-    sized = target is not None and mode.now.estimate is not None and mindtorch_device(target).type == "npu"
-    if target is None or not (sized or place in (RECORDED, NPU)):
+    args = (target, *args[1:]) if place is ESTIMATED and args and type(args[0]) is int else args
+    sized = place is ESTIMATED and type_of(target) == "npu"
+    if not (sized or place in (RECORDED, NPU)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):

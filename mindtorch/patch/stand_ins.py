@@ -23,7 +23,7 @@ from ..npu import random as npu_random
 from ..npu import subclasses
 from ..npu.tensor import is_npu
 from . import creation, meshes, slot
-from .module_moves import is_ours
+from .module_moves import is_opaque
 
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_manual_seed = torch.random.manual_seed
@@ -88,7 +88,7 @@ def make_subclass(cls: type, data: torch.Tensor, *args: Any, **options: Any) -> 
 
 def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
-    if not is_ours(self) and _names_npu(args, kwargs, npu_moves.pins):
+    if not is_opaque(self) and _names_npu(args, kwargs, npu_moves.pins):
         return npu_moves.pin_memory(self)
     if slot.claimed() and torch.accelerator.is_available() and not (args or kwargs or npu.is_the_accelerator()):
         return self  # pinned memory is for copies that a driver makes: the executor that was asked for has none
@@ -97,7 +97,7 @@ def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> 
 
 def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
     """``t.is_pinned()``: the NPU's library knows of its own memory alone."""
-    if is_ours(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
+    if is_opaque(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
         return original(self, *args, **kwargs)
     if not (args or kwargs or lazy_device.torch_knows_npu) and original(self):  # modes of the program see the question
         return True
