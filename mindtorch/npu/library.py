@@ -14,7 +14,7 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
-from ..devices.places import BY_TYPE, NPU
+from ..devices.places import BY_TYPE, NPU, type_of
 from . import backward
 
 __all__ = [
@@ -149,7 +149,7 @@ def device_index(device: Any) -> int:
     chosen = device
     if isinstance(device, str):
         chosen = devices.device(device)
-    if BY_TYPE.get(getattr(chosen, "type", None)) is not NPU:
+    if BY_TYPE.get(type_of(chosen)) is not NPU:
         raise ValueError(f"Expected a npu device, but got: {device}")
     return streams.current_device() if chosen.index is None else chosen.index
 

@@ -326,9 +326,8 @@ def _to_recorded(self: torch.Tensor, recorded: bool, target: Any, args: tuple, k
         return sparse.label(_torch_to(self, values.executor().device, dtype or self.dtype, copy=True), index)
     changes = dtype is not None or memory_format is not torch.preserve_format
     if recorded and across.moves(self):
-        return across.copied(
-            _below(_torch_to, self, dtype=dtype, memory_format=memory_format) if changes else self, index
-        )
+        self = _below(_torch_to, self, dtype=dtype, memory_format=memory_format) if changes else self
+        return across.copied(self, index)
     plain = tensors.to_plain(self, "cpu", "to") if recorded else self
     return tensors.from_plain(_torch_to(plain, dtype=dtype, memory_format=memory_format) if changes else plain, index)
 
