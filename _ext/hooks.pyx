@@ -336,7 +336,7 @@ def take_pinning(bint ours):
 cdef bint _names_us(object device) except -1:
     if type(device) is int:
         return _numbers()
-    kind = _type_of_device(device)
+    kind = type_of(device)
     return type(kind) is str and (kind in _ours or (kind == "meta" and _meta_is_ours()))
 
 
@@ -385,7 +385,7 @@ cdef class CreationHook(Hook):
         if everything is not None:
             if everything():
                 return False
-            return device == NULL or _type_of_device(<object>device) != "meta" or _names_us(<object>device)
+            return device == NULL or type_of(<object>device) != "meta" or _names_us(<object>device)
         if moved is not None and not moved():
             return True
         return self.prepare is not None or self.named_us(first, device)
@@ -406,7 +406,7 @@ cdef class CreationHook(Hook):
             return True
         # A meta device may be ours another time, and so may a bare integer.
         if type(<object>device) is not int and everything is None and (
-            _meta_where is None or _type_of_device(<object>device) != "meta"
+            _meta_where is None or type_of(<object>device) != "meta"
         ):
             _last_foreign = <object>device
         return False
@@ -562,7 +562,7 @@ cdef class NameHook(Hook):
         return named or (first != NULL and self.meant(<object>first))
 
     cdef bint meant(self, value):
-        return type(value) is str and _type_of_device(value) in _ours
+        return type(value) is str and type_of(value) in _ours
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []
@@ -642,8 +642,14 @@ cdef int _slot_of(object function) noexcept:
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
 
 
-cdef object _type_of_device(object device):
-    return (<str>device).split(":")[0] if type(device) is str else getattr(device, "type", None)
+cpdef object type_of(object device):
+    """``"cuda"`` of ``"cuda:0"``, of a torch.device, of a mindtorch.device; None of what is no device.
+
+    Also of ``"cuda0"``: whoever reads the index says what is wrong with it.
+    """
+    if isinstance(device, str):
+        return (<str>device).split(":", 1)[0].rstrip("0123456789")
+    return getattr(device, "type", None)
 
 
 cdef object _assign = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .._ext import hooks as _hooks
+from .._ext.hooks import type_of
 from . import mode
 
 __all__ = ["BY_TYPE", "ESTIMATED", "META", "NPU", "RECORDED", "TORCHS", "Place", "take", "type_of", "where"]
@@ -42,11 +43,6 @@ BY_TYPE = {"remote_accelerator": RECORDED, "npu": NPU, "meta": META}
 def where(device: Any) -> Place:
     """The place of a device: a string, torch.device, mindtorch.device. Of what is none, as None is: torch's."""
     return ESTIMATED if mode.now.estimate is not None else BY_TYPE.get(type_of(device), TORCHS)
-
-
-def type_of(device: Any) -> Any:
-    """``"cuda"`` of ``"cuda:0"``, of a torch.device, of a mindtorch.device; None of what is no device."""
-    return device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
 
 
 def take(kind: str, place: Place | None) -> Place | None:

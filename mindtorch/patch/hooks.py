@@ -191,7 +191,8 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
-    _, kwargs = _numbered((), kwargs)
+    if type(kwargs.get("device")) is int:
+        _, kwargs = _numbered((), kwargs)
     place = where(kwargs.get("device"))
     if place is NPU:
         return npu_creation.create(func, args, kwargs)
