@@ -242,7 +242,6 @@ cdef extern from *:
 
 cdef str _device_key = "device"
 mt_device_key = <PyObject *>_device_key
-cdef str _device_type = "remote_accelerator"
 cdef str _generator_key = "generator"
 mt_generator_key = <PyObject *>_generator_key
 cdef str _pin_key = "pin_memory"
@@ -256,30 +255,28 @@ def take_generators(cls):
     mt_generator = <PyObject *>cls
 
 
-cdef object _subclasses_enabled = None    # while meta devices are ours: torch's own question whether to look for any
 cdef object everything = None             # while tensors have no data anywhere: is torch at work for ourselves?
+cdef object _subclasses_enabled = None    # torch's own question whether to look for any
 
 
 def set_mode(mode):
     """Take devices for ours as `mode` (mindtorch.devices.mode) says.
 
-    everywhere: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
-    except while torch is at work for ourselves. known: a `meta` device is one of ours, too: torch's own functions make
+    estimate: `create` and `slow` of all hooks decide about every call, not only those that name one of our devices,
+    except while torch is at work for ourselves. A `meta` device is one of ours, too: torch's own functions make
     tensors of ours, where subclasses may be used. draws: what makes tensors on no device of ours is asked about, as
-    is what draws (take_default). cuda_is_ours: ``cuda`` is another name for the recording device.
+    is what draws (take_default).
     """
-    global everything, moved, _another_name, _subclasses_enabled, _last_foreign
+    global everything, moved, _subclasses_enabled, _last_foreign
     from torch import _C
-    everything = _C._is_torch_function_all_disabled if mode.everywhere else None
+    everything = _C._is_torch_function_all_disabled if mode.estimate is not None else None
     moved = None if mode.draws is None else _C._is_torch_function_all_disabled
-    _another_name = "cuda" if mode.cuda_is_ours else _device_type
-    _subclasses_enabled = _C._is_torch_function_enabled if mode.known is not None else None
+    _subclasses_enabled = _C._is_torch_function_enabled
     _last_foreign = None
 
 
 cdef object moved = None                  # while torch's default generator is ours: is torch at work for ourselves?
 cdef object _default = None
-cdef str _another_name = "remote_accelerator"    # what else means the recording device
 
 
 def take_default(make):
@@ -298,32 +295,34 @@ def take_meta_where(asked):
 
 
 cdef bint _meta_is_ours() except -1:
-    if _subclasses_enabled is not None:
+    if everything is not None:
         return _subclasses_enabled()
     return _meta_where is not None and _meta_where()
 
 
-cdef object _other_base = None            # tensors of a device driven beside the recording one, and its type
-cdef str _other_type = "remote_accelerator"
-cdef str _other_name = "remote_accelerator"    # another name that means it
+cdef object _other_base = ()              # tensors of a device driven beside the recording one
 
 
-def take_type(str device_type, base, str name=None):
-    """`device_type` is one of ours, too, and its tensors are of class `base`. None, None: no longer.
+def take_base(base):
+    """Tensors of this class are ours, too."""
+    global _other_base
+    _other_base = base
 
-    name: a type of torch's that programs say, and mean this one.
-    """
-    global _other_type, _other_name, _other_base, _last_foreign
-    _other_type = _device_type if device_type is None else device_type
-    _other_name = _other_type if name is None else name
-    _other_base, _last_foreign = base, None
+
+cdef frozenset _ours = frozenset()
+
+
+def take_types(frozenset types):
+    """Devices of these types are ours (mindtorch.devices.places); ``meta`` is another question."""
+    global _ours, _last_foreign
+    _ours, _last_foreign = types, None
 
 
 cdef object _numbers = None               # asked: does a bare integer mean a device of ours?
 
 
 def take_numbers(asked):
-    """A device that is given by a bare integer is one of ours while `asked()`. None: never."""
+    """A device that is given by a bare integer is one of ours while `asked()`."""
     global _numbers
     _numbers = asked
 
@@ -334,21 +333,11 @@ def take_pinning(bint ours):
     mt_pinning = ours
 
 
-cdef inline bint _is_other(object t) except -1:
-    return _other_base is not None and isinstance(t, _other_base)
-
-
 cdef bint _names_us(object device) except -1:
-    if type(device) is str:
-        if (<str>device).startswith((_device_type, _other_type, _other_name, _another_name)):
-            return True
-        return (<str>device).startswith("meta") and _meta_is_ours()
     if type(device) is int:
-        return _numbers is not None and _numbers()
-    kind = getattr(device, "type", None)
-    if kind == _device_type or kind == _other_type or kind == _other_name or kind == _another_name:
-        return True
-    return kind == "meta" and _meta_is_ours()
+        return _numbers()
+    kind = type_of(device)
+    return type(kind) is str and (kind in _ours or (kind == "meta" and _meta_is_ours()))
 
 
 cdef object _hidden = None                 # asked about a tensor of torch's own: is one of ours inside?
@@ -396,7 +385,7 @@ cdef class CreationHook(Hook):
         if everything is not None:
             if everything():
                 return False
-            return device == NULL or _type_of_device(<object>device) != "meta" or _names_us(<object>device)
+            return device == NULL or type_of(<object>device) != "meta" or _names_us(<object>device)
         if moved is not None and not moved():
             return True
         return self.prepare is not None or self.named_us(first, device)
@@ -408,7 +397,7 @@ cdef class CreationHook(Hook):
         if _hides_ours(first):
             return True
         if self.takes_data and first != NULL and (
-            handle_of(<object>first) is not None or _is_other(<object>first)
+            handle_of(<object>first) is not None or isinstance(<object>first, _other_base)
         ):
             return True
         if device == <PyObject *>_last_foreign:
@@ -416,8 +405,8 @@ cdef class CreationHook(Hook):
         if _names_us(<object>device):
             return True
         # A meta device may be ours another time, and so may a bare integer.
-        if type(<object>device) is not int and _subclasses_enabled is None and (
-            _meta_where is None or _type_of_device(<object>device) != "meta"
+        if type(<object>device) is not int and everything is None and (
+            _meta_where is None or type_of(<object>device) != "meta"
         ):
             _last_foreign = <object>device
         return False
@@ -504,7 +493,7 @@ cdef class MethodHook(PythonHook):
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return (device != NULL or everything is not None or handle_of(<object>owner) is not None
-                or _is_other(<object>owner))
+                or isinstance(<object>owner, _other_base))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
@@ -532,7 +521,7 @@ cdef class SubclassHook(PythonHook):
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return second != NULL and (handle_of(<object>second) is not None or is_ours(<object>first)
-                                   or (first != <PyObject *>_other_base and _is_other(<object>second)
+                                   or (first != <PyObject *>_other_base and isinstance(<object>second, _other_base)
                                        and not issubclass(<object>first, _other_base)))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
@@ -573,12 +562,7 @@ cdef class NameHook(Hook):
         return named or (first != NULL and self.meant(<object>first))
 
     cdef bint meant(self, value):
-        if type(value) is not str:
-            return False
-        kind = (<str>value).partition(":")[0]
-        if kind == _device_type or kind == _another_name:
-            return True
-        return _other_base is not None and (kind == _other_type or kind == _other_name)
+        return type(value) is str and type_of(value) in _ours
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         cdef list given = []
@@ -658,8 +642,14 @@ cdef int _slot_of(object function) noexcept:
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
 
 
-cdef object _type_of_device(object device):
-    return (<str>device).split(":")[0] if type(device) is str else getattr(device, "type", None)
+cpdef object type_of(object device):
+    """``"cuda"`` of ``"cuda:0"``, of a torch.device, of a mindtorch.device; None of what is no device.
+
+    Also of ``"cuda0"``: whoever reads the index says what is wrong with it.
+    """
+    if isinstance(device, str):
+        return (<str>device).split(":", 1)[0].rstrip("0123456789")
+    return getattr(device, "type", None)
 
 
 cdef object _assign = None
@@ -685,7 +675,8 @@ def unhook_data(descriptor):
 
 cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
     cdef bint ours = handle_of(<object>target) is not None
-    if ours == (handle_of(<object>source) is not None) and _is_other(<object>target) == _is_other(<object>source) and (
+    cdef bint other = isinstance(<object>target, _other_base)
+    if ours == (handle_of(<object>source) is not None) and other == isinstance(<object>source, _other_base) and (
         not ours or (device_index(<object>target) < 0) == (device_index(<object>source) < 0)
     ):
         return False

@@ -101,18 +101,18 @@ def draw_at_once(bint on):
 def set_mode(mode):
     """Record as `mode` (mindtorch.devices.mode) says.
 
-    everywhere: no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops. While
+    estimate: no call is recorded whole: torch takes it apart, as it does for plain tensors, down to ATen ops. While
     the ledger is open, what a call came to is logged again when it is made again: see `_apart`. No interned call goes,
     as what is reported afterwards names them.
-    known: its `evaluate(call, info, template, inputs, results)` computes what tensors without data hold. Asked about
+    Its `evaluate(call, info, template, inputs, results)` computes what tensors without data hold. Asked about
     calls with little in their results (SIG_SMALL), right after they were recorded: when their inputs are all kept (see
     lazy.kept), or need not be (SIG_BLIND). `inputs`: the tensors in the call's holes; `results`: the new ones.
     meets: `(info, func, args, kwargs)` answers calls with plain tensors among the arguments, or NotImplemented.
     """
     global apart, evaluate, meet
-    tape.interner.frozen += <bint>mode.everywhere - apart
-    apart = mode.everywhere
-    evaluate, meet = None if mode.known is None else mode.known.evaluate, mode.meets
+    tape.interner.frozen += <bint>(mode.estimate is not None) - apart
+    apart = mode.estimate is not None
+    evaluate, meet = mode.estimate.evaluate if apart else None, mode.meets
 
 
 def counts():

@@ -14,6 +14,9 @@ import torch
 import mindtorch
 from mindtorch.devices import names as devices
 from mindtorch.devices.names import DEVICE_TYPES, device, get_default_device, set_default_device
+from mindtorch.devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, where
+from mindtorch.patch.cuda_names import cuda_is_ours
+from mindtorch.profile.estimate.estimating import estimating
 
 
 @pytest.fixture(autouse=True)
@@ -275,3 +278,33 @@ def test_D5_npu_without_index_is_the_threads_current_one(monkeypatch):
 def test_D1_module_does_not_import_torch():
     code = "import sys; sys.argv = ['genie']; import mindtorch.devices.names; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- whose a device is -----------------------------------------------------------------------------------------------
+PLACES = {
+    "cpu": TORCHS, "cuda:1": TORCHS, "meta": META, "meta:1": META, "npu": NPU, "npu:1": NPU,
+    "remote_accelerator": RECORDED, "remote_accelerator:127": RECORDED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", PLACES)
+def test_D5_the_place_of_a_device_however_it_is_named(spec):
+    named = [spec, device(spec), *([torch.device(spec)] if torch_can(spec) else [])]
+    assert [where(each) for each in named] == [PLACES[spec]] * len(named)
+    with estimating():
+        assert {where(each) for each in named} == {ESTIMATED} and not ESTIMATED.has_data and ESTIMATED.records
+    with cuda_is_ours():
+        assert {where(each) for each in named} == {RECORDED if spec == "cuda:1" else PLACES[spec]}
+    assert {where(each) for each in named} == {PLACES[spec]}
+
+
+def test_D5_what_is_no_device_is_torchs():
+    assert {where(each) for each in (None, 3, "", "xla:0", torch.zeros(1), [])} == {TORCHS}
+
+
+@pytest.mark.parametrize("wrong", ["remote_accelerator0", "npu0", "remote_accelerator:x", "npu:x"])
+@pytest.mark.parametrize("use", [lambda d: torch.zeros(2, device=d), lambda d: torch.zeros(2).to(d),
+                                 lambda d: torch.nn.Linear(2, 2).to(d)])  # fmt: skip
+def test_D2_a_wrong_index_of_ours_is_said_in_our_words(wrong, use):
+    with pytest.raises(RuntimeError, match=f"one of {', '.join(DEVICE_TYPES)}.*"):
+        use(wrong)

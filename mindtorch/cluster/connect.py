@@ -12,6 +12,7 @@ import torch
 
 from ..base import config
 from ..base.errors import UsageError
+from ..devices.places import type_of
 from ..engine.execute import Executor, LocalExecutor, values
 from ..engine.remote.spread import SpreadExecutor
 from . import private
@@ -86,7 +87,7 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
     global _link
     if device is None and "GENIE_EXECUTOR_DEVICE" in os.environ:
         device = config.executor_device()
-    kind = None if device is None else device.partition(":")[0]
+    kind = type_of(device)
     if kind not in (None, "cpu", "cuda"):
         raise UsageError(f"[connect] device: expected 'cpu' or 'cuda', got {device!r}")
     check_ray()

@@ -1,4 +1,4 @@
-"""The lazy device's name: ``remote_accelerator[:i]`` as a string, a torch.device or a mindtorch.device (SPEC D5)."""
+"""Which device is meant: ``remote_accelerator[:i]``, one without data, as a number or as an object (SPEC D5)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
+from .._ext import lazy as _core
 from .._ext import ledger
 from . import mode
 from .names import device as mindtorch_device
+from .places import BY_TYPE, RECORDED
 
 DEVICE_TYPE = "remote_accelerator"
-_torch_devices: dict[int, Any] = {}
+_torch_devices: dict[Any, torch.device] = {}
 
 
-def torch_device(index: int) -> Any:
+def torch_device(index: int, kind: str = DEVICE_TYPE) -> Any:
     """The device object of remote_accelerator ``index``: torch's own where torch can express it."""
-    device = _torch_devices.get(index)
+    device = _torch_devices.get((kind, index))
     if device is None:
-        try:
-            with torch._C.DisableTorchFunction():  # the program did not ask for it
-                device = torch.device(DEVICE_TYPE, index)
-        except RuntimeError:
-            return mindtorch_device(DEVICE_TYPE, index)
-        _torch_devices[index] = device
+        with torch._C.DisableTorchFunction():  # the program did not ask for it
+            device = _device(kind, index)
+        if isinstance(device, torch.device):
+            _torch_devices[kind, index] = device
     return device
 
 
@@ -35,16 +35,9 @@ cuda_is_npu = False
 
 def npu_device(index: int) -> Any:
     """The device object of npu ``index``: torch's own where torch can express it."""
-    if not torch_knows_npu:
-        return mindtorch_device("npu", index)
-    device = _npus.get(index)
-    if device is None:
-        with torch._C.DisableTorchFunction():  # the program did not ask for it
-            device = _npus[index] = torch.device("npu", index)
-    return device
+    return torch_device(index, "npu") if torch_knows_npu else mindtorch_device("npu", index)
 
 
-_npus: dict[int, torch.device] = {}
 #: Devices that hold no data: place -1 is the first.
 DATALESS: list[Any] = [torch.device("meta")]
 #: What C++ takes the tensors of each such place for. Outside meta: for CPU tensors, as with all that is recorded.
@@ -67,10 +60,20 @@ def device_at(place: int) -> Any:
     return torch_device(place) if place >= 0 else DATALESS[-1 - place]
 
 
+def device_of(t: torch.Tensor) -> Any:
+    """The device of a tensor, also where torch's own code looks, to which those of ours are on the CPU."""
+    return t.device if _core.get_handle(t) is None else device_at(_core.device_index(t))
+
+
+def on_cuda(t: torch.Tensor) -> bool:
+    """Is the tensor on a CUDA device, or in an estimate said to be?"""
+    return bool(device_of(t).type == "cuda")
+
+
 def place_of(device: Any, anywhere: bool = False) -> int:
     """The place of a device of ours or of one that holds no data; ``anywhere``: take it for one that does not."""
     kind, index = _parts(device)
-    anywhere = anywhere or mode.now.everywhere
+    anywhere = anywhere or mode.now.estimate is not None
     if kind == DEVICE_TYPE and not anywhere:
         return index or 0
     if kind != "meta" and not anywhere:
@@ -91,9 +94,9 @@ def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
         return mode.now.accelerator, device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
-    if mode.now.everywhere and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
+    if mode.now.estimate is not None and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
         return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
-    return DEVICE_TYPE if spec.type == "cuda" and mode.now.cuda_is_ours else spec.type, spec.index
+    return DEVICE_TYPE if BY_TYPE.get(spec.type) is RECORDED else spec.type, spec.index
 
 
 def _device(kind: str, index: int | None) -> Any:
@@ -119,26 +122,9 @@ def known_device(device: Any) -> Any:
 
 def accelerator_at(index: int) -> Any:
     """What an index alone means: an estimate's accelerator, an NPU that torch knows by name; None: what torch says."""
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return known_device(f"{mode.now.accelerator}:{index}")
     return npu_device(index) if torch_knows_npu else None
-
-
-def holds_no_data(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) is ``meta[:i]``, or any one while estimating."""
-    if mode.now.everywhere:
-        return True
-    return (device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)) == "meta"
-
-
-def is_ours(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) names a remote_accelerator."""
-    if mode.now.everywhere:
-        return False
-    if isinstance(device, str):
-        return device.startswith(DEVICE_TYPE) or (mode.now.cuda_is_ours and device.startswith("cuda"))
-    kind = getattr(device, "type", None)
-    return kind == DEVICE_TYPE or (kind == "cuda" and mode.now.cuda_is_ours)
 
 
 def index_of(device: Any) -> int:

@@ -14,9 +14,8 @@ from .._ext import intercept as _intercept
 
 @dataclass(frozen=True)
 class Mode:
-    """everywhere: no device holds data; ``cpu``, ``cuda:0`` … are places like ``meta``.
-
-    known: what answers for the values of tensors without data (`mindtorch.profile.estimate.known`); None: nobody does.
+    """estimate: while no device holds data, and ``cpu``, ``cuda:0`` … are places like ``meta``, what answers for the
+    values (`mindtorch.profile.estimate.known`). None: no estimate is under way.
     cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
     current_cuda: which one it has chosen.
     accelerator: the type of device that an index alone means.
@@ -26,20 +25,17 @@ class Mode:
     any call; None: two devices are two devices.
     draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
     from it, too. Not None where `default` is not.
-    cuda_is_ours: ``cuda`` is another name for ``remote_accelerator``.
     ranks: where an estimate is of one rank of many, what answers for what ranks have together
     (`mindtorch.profile.estimate.process_groups`): collectives, tensors in shards; None: torch.
     """
 
-    everywhere: bool = False
-    known: Any = None
+    estimate: Any = None
     cudas: int | None = None
     current_cuda: Callable[[], int] = int  # 0
     accelerator: str = "cuda"
     default: int | None = None
     meets: Any = None
     draws: int | None = None
-    cuda_is_ours: bool = False
     ranks: Any = None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .._ext import aclnn
+from ..devices.places import BY_TYPE, NPU
 from . import cube
 from .descriptions import (
     DTYPES,
@@ -44,7 +45,7 @@ from .descriptions import (
 )
 from .kernel_rows import ROWS
 from .layers import LAYERS
-from .library import TYPES, device_index
+from .library import device_index
 from .operators import VARYING
 from .scaling import SCALING
 
@@ -352,7 +353,7 @@ def _copy(calls: Calls, args: tuple, kwargs: dict) -> Any:
 
 def _is_here(calls: Calls, device: Any) -> bool:
     """Also ``cpu``, which is where C++ takes the tensor to be. Moves to the CPU do not come here."""
-    return device.type == "cpu" or (device.type in TYPES and device_index(device) == calls.device)
+    return device.type == "cpu" or (BY_TYPE.get(device.type) is NPU and device_index(device) == calls.device)
 
 
 def _clone(calls: Calls, args: tuple, kwargs: dict) -> Any:

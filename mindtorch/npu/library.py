@@ -14,10 +14,10 @@ from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
+from ..devices.places import BY_TYPE, NPU, type_of
 from . import backward
 
 __all__ = [
-    "TYPES",
     "device_index",
     "ensure_loaded",
     "is_test_library",
@@ -27,8 +27,6 @@ __all__ = [
     "why_unavailable",
 ]
 
-#: The device types that mean an NPU; also ``cuda``, where the program wants that (`npu.compat.transfer_to_npu`).
-TYPES = {"npu"}
 _lock = threading.Lock()
 _nothing_at: tuple[str | None, ...] | None = None  # what named the places where no library was found
 
@@ -151,7 +149,7 @@ def device_index(device: Any) -> int:
     chosen = device
     if isinstance(device, str):
         chosen = devices.device(device)
-    if getattr(chosen, "type", None) not in TYPES:
+    if BY_TYPE.get(type_of(chosen)) is not NPU:
         raise ValueError(f"Expected a npu device, but got: {device}")
     return streams.current_device() if chosen.index is None else chosen.index
 

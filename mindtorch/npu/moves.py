@@ -10,8 +10,8 @@ from .._ext import blocks as _blocks
 from .._ext import pool, streams
 from .._ext.guards import NoGrad
 from ..devices import lazy_device, mode
-from ..devices.lazy_device import is_ours
 from ..devices.names import of_number
+from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, _options, relocate
@@ -22,12 +22,6 @@ from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode
 
 __all__ = ["is_pinned", "pin_memory"]  # which programs call
 _META = torch.device("meta")
-
-
-def names_npu(device: Any) -> bool:
-    """True if ``device`` (string, torch.device, mindtorch.device) is an NPU that we drive."""
-    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    return kind in library.TYPES and not mode.now.everywhere and not library.stands_aside()
 
 
 def index_of(device: Any) -> int:
@@ -51,9 +45,9 @@ class _Move(torch.autograd.Function):
 
 def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
     """A copy of ``t`` on ``device``, of the same dtype; either may be an NPU. ``t`` itself where it is there."""
-    if is_npu(t) and names_npu(device) and index_of(device) == block_of(t).device:
+    if is_npu(t) and where(device) is NPU and index_of(device) == block_of(t).device:
         return t
-    if not is_npu(t) and not names_npu(device):
+    if not is_npu(t) and where(device) is not NPU:
         return t.to(device)
     if isinstance(t, MetaTensor) or t.is_meta:
         return relocate(t, device)
@@ -68,15 +62,16 @@ def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
     with NoGrad():
         if not is_npu(t):
             return upload(t.detach(), index_of(device), non_blocking)
-        if names_npu(device):
+        place = where(device)
+        if place is NPU:
             return _across(t.detach(), index_of(device))
-        if is_ours(device):
+        if place is RECORDED:
             return tensors.from_plain(download(t.detach()), tensors.index_of(device))
-        where = torch.device(str(device))
-        if where == _META:
+        there = torch.device(str(device))
+        if there == _META:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
         host = download(t.detach())
-        return host if where.type == "cpu" else host.to(where, non_blocking=non_blocking)
+        return host if there.type == "cpu" else host.to(there, non_blocking=non_blocking)
 
 
 def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor:
@@ -132,7 +127,7 @@ def pins() -> bool:
 
     Torch that knows ``npu`` by name would ask it in C++, which nobody answers there.
     """
-    known = lazy_device.torch_knows_npu and not mode.now.everywhere
+    known = lazy_device.torch_knows_npu and mode.now.estimate is None
     return known or library.is_the_accelerator()
 
 
@@ -176,7 +171,7 @@ def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     args, kwargs = numbered(args, kwargs)
     target, options = _options(args, kwargs)
     non_blocking = bool(options.pop("non_blocking", False))
-    stays = target is None or (is_npu(t) and names_npu(target) and index_of(target) == block_of(t).device)
+    stays = target is None or (is_npu(t) and where(target) is NPU and index_of(target) == block_of(t).device)
     if stays:
         return _convert(t, options) if options else t
     options.pop("copy", None)  # a move between devices always copies

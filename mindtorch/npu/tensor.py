@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._ext import blocks as _blocks
+from .._ext import hooks as _hooks
 from .._ext.guards import NoGrad
 from ..base.errors import LazyTensorError, UnsupportedOperationError
 from ..devices.lazy_device import npu_device
@@ -327,6 +328,9 @@ def span(t: torch.Tensor) -> tuple[int, int]:
     first = t.storage_offset() * itemsize
     first -= first % _ALIGN
     return first, extent(t.shape, t.stride(), t.storage_offset()) * itemsize - first
+
+
+_hooks.take_base(NpuTensor)
 
 
 def is_npu(t: object) -> bool:

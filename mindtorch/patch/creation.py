@@ -16,8 +16,8 @@ from .._ext import lazy as _core
 from .._ext import ledger as _ledger
 from .._ext.guards import Unseen
 from ..base.errors import UnsupportedOperationError
-from ..devices import mode
-from ..devices.lazy_device import device_at, holds_no_data, is_ours, place_of
+from ..devices import mode, places
+from ..devices.lazy_device import device_at, place_of
 from ..engine.execute import tensors, values
 from ..engine.record import arguments, eager, inside, meta, predict
 from . import generators, transforms
@@ -129,11 +129,11 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
             return func(*args, **kwargs)  # of means or deviations that are where they are: it takes no device
         device = _default_device(func, args)
         kwargs = {**kwargs, "device": device}
-    if not is_ours(device) and (func.__name__ in FROM_DATA or inside.hides(args[0] if args else None)):
+    if places.where(device) is not places.RECORDED and (func.__name__ in FROM_DATA or inside.hides((*args, None)[0])):
         elsewhere = _elsewhere(func, args, kwargs, device)
         if elsewhere is not None:
             return elsewhere
-    if func.__name__ in QUANTIZED and mode.now.everywhere:
+    if func.__name__ in QUANTIZED and mode.now.estimate is not None:
         raise UnsupportedOperationError(
             f"[{func.__name__}] expected a program without quantized tensors, whose sizes an estimate does not know: "
             "leave the model as it is, or measure it"
@@ -170,7 +170,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
                 args, kwargs = read_indices(args, kwargs)
             return func(*args, **kwargs)  # of what is there already: it shares their memory
     requires_grad = kwargs.pop("requires_grad", False)
-    if kwargs.pop("pin_memory", False) and not mode.now.everywhere:
+    if kwargs.pop("pin_memory", False) and mode.now.estimate is None:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     out = None
     layout = kwargs.get("layout")
@@ -189,7 +189,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
 def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: Any) -> Any:
     """What is made on another device from a tensor of ours, which C++ takes to be on the CPU already."""
     hidden = inside.hides(args[0])
-    if holds_no_data(device):
+    if not places.where(device).has_data:
         return func(*args, **kwargs) if hidden else None
     source = args[0]
     if func.__name__ in FROM_DATA:
@@ -224,8 +224,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         return source.to(device_at(index), dtype=dtype, copy=True)
     if index < 0 and func.__name__ in ON_THE_HOST:
         return meta.as_meta(_on_the_host(func, args, kwargs, index), index)
-    if index < 0 and mode.now.known is not None:
-        known = mode.now.known.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
+    if index < 0 and mode.now.estimate is not None:
+        known = mode.now.estimate.create(func, args, kwargs, index, func.__name__ in FROM_DATA)
         if known is not None:
             return known
     sparse = func.__name__.startswith("sparse_")  # the only ones of these that gradients go through
@@ -239,8 +239,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         args = tuple(map(plain, args))
         kwargs = {key: plain(a) for key, a in kwargs.items()}
     with predict.quiet(grad=sparse):
-        where = generators.where_it_draws(kwargs.get("generator")) if index >= 0 else torch.device("meta")
-        made = func(*args, device=where, **kwargs)
+        there = generators.where_it_draws(kwargs.get("generator")) if index >= 0 else torch.device("meta")
+        made = func(*args, device=there, **kwargs)
         if index < 0:
             if func.__name__ == "tensor":
                 _ledger.note("aten::lift_fresh")

@@ -15,7 +15,7 @@ import torch
 
 from .._ext import lazy as _core
 from ..base.errors import UsageError
-from ..devices import mode
+from ..devices.places import RECORDED, take, where
 from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
 from ..npu.refused import refusing
@@ -52,8 +52,12 @@ def cuda_is_ours() -> Iterator[None]:
         *tensor_types.replacements("cuda", named_otherwise=True),
     ]
     told += parallel.data_parallel()
-    with one_generator(0), mode.enter(cuda_is_ours=True), replaced(told):
-        yield
+    with one_generator(0), replaced(told):
+        before = take("cuda", RECORDED)
+        try:
+            yield
+        finally:
+            take("cuda", before)
 
 
 def _said() -> dict[str, Any]:
@@ -148,7 +152,7 @@ def _of_tensors() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _generator(device: Any) -> torch.Generator:
-    return generators.Generator(device) if tensors.is_ours(device) else _torch_generator(device)
+    return generators.Generator(device) if where(device) is RECORDED else _torch_generator(device)
 
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:

@@ -18,7 +18,8 @@ from torch.utils import _python_dispatch as _dispatch
 from .._ext import hooks as _hooks
 from .._ext.guards import Modes
 from ..base.errors import LazyTensorError
-from ..devices.lazy_device import index_of, is_ours, torch_device
+from ..devices.lazy_device import index_of, torch_device
+from ..devices.places import RECORDED, where
 from ..engine.record import eager
 from . import creation
 
@@ -73,7 +74,7 @@ def create_shown(func: Any, args: tuple, kwargs: dict[str, Any], from_data: bool
 
     from_data: what torch makes of Python numbers comes to modes when it is made.
     """
-    if not is_ours(kwargs.get("device")) or kwargs.get("out") is not None or _transforming() is not None:
+    if where(kwargs.get("device")) is not RECORDED or kwargs.get("out") is not None or _transforming() is not None:
         return NotImplemented
     device = torch_device(index_of(kwargs["device"]))
     if not isinstance(device, torch.device):

@@ -12,7 +12,8 @@ import torch
 import torch.serialization
 
 from .._ext import blocks as _blocks
-from ..devices.lazy_device import index_of, is_ours
+from ..devices.lazy_device import index_of
+from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record import eager
 from ..npu import moves as _moves
@@ -37,12 +38,12 @@ def _tag(storage: Any) -> None:
 
 
 def _restore(storage: Any, location: str) -> Any:
-    if _moves.names_npu(location):
+    if where(location) is NPU:
         if getattr(storage, "_torch_load_uninitialized", False):  # of the older format
             storage = _FilledLater(storage.nbytes())
         setattr(storage, _MARK, _Target(_moves.index_of(location), npu=True))
         return storage
-    if not is_ours(location):
+    if where(location) is not RECORDED:
         return None
     target = _Target(index_of(location))  # raises for a name like remote_accelerator:x
     device = values.executor().device
@@ -100,7 +101,7 @@ def _on_npu(target: _Target, plain: torch.Tensor) -> Any:
 # ---- safetensors -----------------------------------------------------------------------------------------------------
 def open_safetensors(safe_open: Any, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
     """``safe_open`` of a device that safetensors does not know; None: it is not one of ours."""
-    if framework not in FRAMEWORKS or not is_ours(device):
+    if framework not in FRAMEWORKS or where(device) is not RECORDED:
         return None
     return OpenedFile(safe_open(filename, framework, device="cpu", **options), device)
 

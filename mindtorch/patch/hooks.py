@@ -27,9 +27,9 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..devices import mode
-from ..devices.lazy_device import accelerator_at, holds_no_data, place_of
+from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
-from ..devices.names import of_number
+from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_of, where
 from ..engine.execute import across, tensors, values
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
@@ -39,7 +39,6 @@ from ..engine.tensor import classes
 from ..npu import creation as npu_creation
 from ..npu import moves as npu_moves
 from ..npu import torch_function as npu_torch_function  # noqa: F401  (gives the class its interception)
-from ..npu.tensor import NpuTensor, is_npu
 from . import (
     creation,
     dispatch_modes,
@@ -57,7 +56,7 @@ from . import (
     uninitialized,
     wrappers,
 )
-from .module_moves import assign_data, is_ours, swap_tensors
+from .module_moves import assign_data, is_opaque, swap_tensors
 
 log = logging.getLogger("mindtorch")
 _saved: list[tuple[Any, str, Any, bool]] = []
@@ -70,6 +69,7 @@ def enable() -> None:
     if _saved:
         return
     npu_is_ours = not npu.stands_aside()  # first: torch_npu claims torch's slot when it is imported
+    _hooks.take_numbers(_numbers_ours)
     for name in (*creation.RECORDED, *creation.EAGER):
         if hasattr(_functions, name):
             prepare = creation.read_indices if name == "sparse_coo_tensor" else None
@@ -92,9 +92,8 @@ def enable() -> None:
     _hooks.hook_data(_base.data, assign_data)
     _patch(torch.utils, "swap_tensors", swap_tensors)
     slot.watch()
-    _hooks.take_numbers(_numbers_ours)
+    take("npu", NPU if npu_is_ours else None)
     if npu_is_ours:
-        _hooks.take_type("npu", NpuTensor)
         _patch(torch.Tensor, "npu", _tensor_npu)
         _patch(torch.Tensor, "is_npu", IS_NPU)
         _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
@@ -150,9 +149,6 @@ def disable() -> None:
     if files.package in torch.serialization._package_registry:
         torch.serialization._package_registry.remove(files.package)
         processes.uninstall()
-    _hooks.take_type(None, None)
-    _hooks.take_numbers(None)
-    _hooks.take_pinning(False)
     tensors.out_of_use()
 
 
@@ -195,15 +191,14 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if _function_modes() and func in _public and not torch._C._is_torch_function_all_disabled():
         # Modes of the program see the call first, as they see torch's; they are off while it is answered.
         return handle_torch_function(_public[func], (), *args, **kwargs)
-    device = kwargs.get("device")
-    if type(device) is int and _numbers_ours():
-        device = of_number(device)
-        kwargs = {**kwargs, "device": device}
-    if npu_moves.names_npu(device):
+    if type(kwargs.get("device")) is int:
+        _, kwargs = _numbered((), kwargs)
+    place = where(kwargs.get("device"))
+    if place is NPU:
         return npu_creation.create(func, args, kwargs)
-    if kwargs.get("pin_memory") and not holds_no_data(device) and not tensors.is_ours(device):
+    if kwargs.get("pin_memory") and place is TORCHS:
         return npu_creation.create_pinned(func, args, kwargs)
-    if isinstance(kwargs.get("generator"), generators.Generator) and not tensors.is_ours(kwargs.get("device")):
+    if isinstance(kwargs.get("generator"), generators.Generator) and place is not RECORDED:
         return generators.draw(func, args, kwargs)
     if _modes_on():
         shown = dispatch_modes.create_shown(func, args, kwargs, func.__name__ in creation.FROM_DATA)
@@ -215,11 +210,8 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _nested_hook(original: Any) -> Any:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if type(device) is int and _numbers_ours():
-            kwargs["device"] = device = of_number(device)
-        ours = tensors.is_ours(device) or npu_moves.names_npu(device) or mode.now.everywhere
-        return create(original, args, kwargs) if ours else original(*args, **kwargs)
+        _, kwargs = _numbered((), kwargs)
+        return create(original, args, kwargs) if where(kwargs.get("device")).ours else original(*args, **kwargs)
 
     return make
 
@@ -237,7 +229,13 @@ def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
 
 def _numbers_ours() -> bool:
     """Whether a bare integer means a device of ours: an NPU, or a recording one once torch's slot is claimed."""
-    return not mode.now.everywhere and (npu.is_the_accelerator() or slot.claimed())
+    return mode.now.estimate is None and (npu.is_the_accelerator() or slot.claimed())
+
+
+def _numbered(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments of ``.to(...)``, or by name alone, a bare integer among them as the device of ours that it means."""
+    given = args[0] if args else kwargs.get("device")
+    return npu_moves.numbered(args, kwargs) if type(given) is int and _numbers_ours() else (args, kwargs)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -263,128 +261,122 @@ def _below(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _ask(method: Any, original: Any, device: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
     """Let classes and modes of the program have their say first; `original` is torch's own `method`."""
-    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
-    if isinstance(device, mindtorch_device) or kind in (tensors.DEVICE_TYPE, "npu"):  # which it may not know
+    if isinstance(device, mindtorch_device) or type_of(device) in (tensors.DEVICE_TYPE, "npu"):  # it may not know
         return handle_torch_function(method, (self, *args, *kwargs.values()), self, *args, **kwargs)
     return original(self, *args, **kwargs)  # asks them, once it has read the arguments: it refuses wrong ones
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
-        args, kwargs = npu_moves.numbered(args, kwargs)
+    args, kwargs = _numbered(args, kwargs)
     target = _target(args, kwargs)
-    lazy = _core.get_handle(self) is not None or (inside.hides(self) and not holds_no_data(target))
     if classes.has_own_function(self, (*args, *kwargs.values())):
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
-    if npu_moves.names_npu(target):
-        return npu_moves.to(self, args, kwargs)
-    if wrappers.crosses(self, target):
-        device = _device_of(target)
+    place = where(target)
+    if place is not NPU and wrappers.crosses(self, target):
+        device = tensors.torch_device(tensors.index_of(target)) if place is RECORDED else torch.device(str(target))
         if self.device == device:
-            return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
+            return _stay(self, target, args, kwargs)
         return wrappers.moved(self, device, *to_options(args, kwargs))
-    knowing = mode.now.known is not None
-    if not lazy and knowing and target is not None and not torch._C._is_torch_function_all_disabled():
-        if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
-            return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
-        if mode.now.everywhere:
-            return as_meta(self, place_of(self.device)).to(*args, **kwargs)
-        if holds_no_data(target) and torch._C._is_torch_function_enabled():
-            dtype, _non_blocking, _format = to_options(args, kwargs)
-            return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
-    if not lazy and target is not None and not knowing and holds_no_data(target) and namespace.speaks():
-        dtype, _non_blocking, _format = to_options(args, kwargs)
-        return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
-    if not lazy and (target is None or not tensors.is_ours(target)):
+    recorded = _core.get_handle(self) is not None or (inside.hides(self) and place.has_data)
+    if recorded and target is None:
+        return _stay(self, target, args, kwargs)
+    return _MOVES[place](self, recorded, target, args, kwargs)
+
+
+def _to_npu(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return npu_moves.to(self, args, kwargs)
+
+
+def _to_torchs(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if not recorded:
         return _torch_to(self, *args, **kwargs)
-    if target is None or (tensors.is_ours(target) and tensors.index_of(target) == inside.index_inside(self)):
-        return _below(_torch_to, self, *_without_device(args, target), **_without_device_kw(kwargs))
-    if predict.is_fake(self) and self.device == _device_of(target):  # a compiler's, and there already
+    device, options = torch.device(str(target)), to_options(args, kwargs)
+    if _modes_on() and wrappers.shows(self, target):
+        tensors.on_device()
+        return wrappers.moved(self, device, *options)
+    return tensors.to_plain(self, device, "to", *options)
+
+
+def _to_meta(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if recorded or not namespace.speaks():
+        return _to_torchs(self, recorded, target, args, kwargs)
+    dtype = to_options(args, kwargs)[0]
+    return as_meta(self if dtype is None else _torch_to(self, dtype), place_of(target))
+
+
+def _in_estimate(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if recorded or target is None or torch._C._is_torch_function_all_disabled():
+        return _to_torchs(self, recorded, target, args, kwargs)
+    if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
+        return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
+    return as_meta(self, place_of(self.device)).to(*args, **kwargs)
+
+
+def _to_recorded(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    index = tensors.index_of(target)
+    if index == inside.index_inside(self):
+        return _stay(self, target, args, kwargs)
+    if predict.is_fake(self) and self.device == tensors.torch_device(index):  # a compiler's, and there already
         return _torch_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if _modes_on() and wrappers.shows(self, target):
         tensors.on_device()
-        return wrappers.moved(self, _device_of(target), dtype, non_blocking, memory_format)
-    if lazy and not tensors.is_ours(target):
-        return tensors.to_plain(
-            self, _plain_device(target), "to", dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
-        )
+        return wrappers.moved(self, tensors.torch_device(index), dtype, non_blocking, memory_format)
     if predict.stays_torchs_own(self):
         # As what operations make of this kind. A copy, as every move.
-        moved = _torch_to(self, values.executor().device, dtype or self.dtype, copy=True)
-        return sparse.label(moved, tensors.index_of(target))
-    if lazy and across.moves(self):
-        if dtype is not None or memory_format is not torch.preserve_format:
-            self = _below(_torch_to, self, dtype=dtype, memory_format=memory_format)
-        return across.copied(self, tensors.index_of(target))
-    plain = tensors.to_plain(self, "cpu", "to") if lazy else self
-    if dtype is not None or memory_format is not torch.preserve_format:
-        plain = _torch_to(plain, dtype=dtype, memory_format=memory_format)
-    return tensors.from_plain(plain, tensors.index_of(target))
+        return sparse.label(_torch_to(self, values.executor().device, dtype or self.dtype, copy=True), index)
+    changes = dtype is not None or memory_format is not torch.preserve_format
+    if recorded and across.moves(self):
+        self = _below(_torch_to, self, dtype=dtype, memory_format=memory_format) if changes else self
+        return across.copied(self, index)
+    plain = tensors.to_plain(self, "cpu", "to") if recorded else self
+    return tensors.from_plain(_torch_to(plain, dtype=dtype, memory_format=memory_format) if changes else plain, index)
 
 
-def _plain_device(target: Any) -> torch.device:
-    return torch.device(str(target))
+#: What ``.to(...)`` does, by the place that is named.
+_MOVES = {RECORDED: _to_recorded, ESTIMATED: _in_estimate, META: _to_meta, NPU: _to_npu, TORCHS: _to_torchs}
 
 
-def _device_of(target: Any) -> Any:
-    return tensors.torch_device(tensors.index_of(target)) if tensors.is_ours(target) else _plain_device(target)
-
-
-def _without_device(args: tuple, target: Any) -> tuple:
-    # The lazy tensor is already there: what remains is dtype, copy, memory format. C++ knows it as a CPU tensor.
-    if not args:
-        return args
-    if isinstance(args[0], torch.Tensor):
-        return (args[0].dtype, *args[1:])
-    if target is not None and args[0] is target:
-        return ("cpu", *args[1:])
-    return args
-
-
-def _without_device_kw(kwargs: dict[str, Any]) -> dict[str, Any]:
-    out = {k: v for k, v in kwargs.items() if k not in ("device", "other")}
+def _stay(self: torch.Tensor, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    # It is already there: what remains is dtype, copy, memory format. C++ knows it as a CPU tensor.
+    if args and isinstance(args[0], torch.Tensor):
+        args = (args[0].dtype, *args[1:])
+    elif args and target is not None and args[0] is target:
+        args = ("cpu", *args[1:])
     if "other" in kwargs:
-        out["dtype"] = kwargs["other"].dtype
-    return out
+        kwargs = {**kwargs, "dtype": kwargs["other"].dtype}
+    return _below(_torch_to, self, *args, **{k: v for k, v in kwargs.items() if k not in ("device", "other")})
 
 
 def _new_hook(name: str) -> Any:
     factory = getattr(torch, {"new_tensor": "tensor"}.get(name, name.removeprefix("new_")))
 
     def hook(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _, kwargs = _numbered((), kwargs)
         device = kwargs.get("device")
-        if type(device) is int and _numbers_ours():
-            kwargs["device"] = device = of_number(device)
         if classes.has_own_function(self, (*args, *kwargs.values())):
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
-        lazy = is_ours(self)
-        if device is not None and inside.hides(self) and not tensors.is_ours(device):
+        lazy = is_opaque(self)
+        place = where(device)
+        if device is not None and inside.hides(self) and place is not RECORDED:
             like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
-        if tensors.is_ours(device) and lazy and tensors.index_of(device) == _core.device_index(self):
-            kwargs, device = {k: v for k, v in kwargs.items() if k != "device"}, None  # where it is
-        named = device is not None and (
-            tensors.is_ours(device)
-            or npu_moves.names_npu(device)
-            or (not lazy and mode.now.known is None and holds_no_data(device) and namespace.speaks())
-        )
-        pinned = kwargs.get("pin_memory") and not lazy and not mode.now.everywhere
+        if place is RECORDED and lazy and tensors.index_of(device) == _core.device_index(self):
+            kwargs, device, place = {k: v for k, v in kwargs.items() if k != "device"}, None, TORCHS  # where it is
+        named = place in (RECORDED, NPU) or (place is META and not lazy and namespace.speaks())
+        pinned = kwargs.get("pin_memory") and not lazy and mode.now.estimate is None
         if named or (pinned and self.device.type == "cpu"):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)
-        nowhere = mode.now.known is not None and lazy and _core.device_index(self) < 0
-        if lazy and device is not None and (nowhere or holds_no_data(device)):
+        if lazy and device is not None and not place.has_data:
             return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
             return create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
-        if device is not None and is_npu(self):  # which to C++ is on the CPU, whatever other device is named
-            return original(torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)
@@ -397,19 +389,18 @@ def _new_hook(name: str) -> Any:
 
 @functools.wraps(_torch_module_to)
 def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
-        args, kwargs = npu_moves.numbered(args, kwargs)
+    args, kwargs = _numbered(args, kwargs)
     target = _target(args, kwargs)
-    args = (target, *args[1:]) if mode.now.everywhere and args and type(args[0]) is int else args
-    on_npu = npu_moves.names_npu(target)
-    sized = target is not None and mode.now.everywhere and mindtorch_device(target).type == "npu"
-    if target is None or not (on_npu or sized or tensors.is_ours(target)):
+    place = where(target)
+    args = (target, *args[1:]) if place is ESTIMATED and args and type(args[0]) is int else args
+    sized = place is ESTIMATED and type_of(target) == "npu"
+    if not (sized or place in (RECORDED, NPU)):
         return _torch_module_to(self, *args, **kwargs)
     dtype, non_blocking, memory_format = to_options(args, kwargs)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={dtype}")
     device: Any = mindtorch_device(target)
-    if on_npu:
+    if place is NPU:
         device = mindtorch_device("npu", npu_moves.index_of(target))
     elif not sized:
         device = tensors.torch_device(tensors.index_of(target))
@@ -428,9 +419,8 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @functools.wraps(_torch_packed_sequence_to)
 def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> PackedSequence:
-    if type(args[0] if args else kwargs.get("device")) is int and _numbers_ours():
-        args, kwargs = npu_moves.numbered(args, kwargs)
-    if not npu_moves.names_npu(_target(args, kwargs)):
+    args, kwargs = _numbered(args, kwargs)
+    if where(_target(args, kwargs)) is not NPU:
         return _torch_packed_sequence_to(self, *args, **kwargs)
     data = self.data.to(*args, **kwargs)
     if data is self.data:
@@ -448,8 +438,8 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
-    ours = tensors.is_ours(self.device) or npu_moves.names_npu(self.device)
-    ours = ours or (holds_no_data(self.device) and (mode.now.known is not None or namespace.speaks()))
+    place = where(self.device)
+    ours = place.ours or (place is META and namespace.speaks())
     if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..devices.lazy_device import DEVICE_TYPE, is_ours
+from ..devices.lazy_device import DEVICE_TYPE
+from ..devices.places import RECORDED, where
 
 __all__ = ["patches", "restore", "stand_in"]
 
@@ -63,7 +64,7 @@ def stand_in(fsdp: Any) -> None:
     @functools.wraps(torchs)
     def fully_shard(module: Any, *, mesh: Any = None, **kwargs: Any) -> Any:
         models = module if isinstance(module, (list, tuple)) else [module]
-        if mesh is None and any(is_ours(p.device) for model in models for p in model.parameters()):
+        if mesh is None and any(where(p.device) is RECORDED for model in models for p in model.parameters()):
             if not torch.distributed.is_initialized():
                 torch.distributed.init_process_group()
             mesh = _init(DEVICE_TYPE, (torch.distributed.get_world_size(),))

@@ -97,10 +97,10 @@ def _move_gradient(param: Any, grad: Any, moved: torch.Tensor, references: int) 
     """
     held = sys.getrefcount(grad) > references
     with Unseen():
-        if param.grad is not grad or moved.layout is not torch.strided or is_ours(grad) == is_ours(moved):
+        if param.grad is not grad or moved.layout is not torch.strided or is_opaque(grad) == is_opaque(moved):
             return
         param.grad = None
-        if not held and not is_ours(moved):
+        if not held and not is_opaque(moved):
             param.grad = moved.detach().requires_grad_(grad.requires_grad)
             return
         try:
@@ -132,7 +132,7 @@ def _references_of_nobody(original: Callable[..., Any]) -> int:
 
 def _changes_kind(param: Any, moved: torch.Tensor) -> bool:
     """Would torch, which sets the data of one to the other, do wrong? (It exchanges what says what it holds.)"""
-    if is_ours(param) or is_ours(moved):
+    if is_opaque(param) or is_opaque(moved):
         return True
     return (wrappers.around_ours(param) or wrappers.around_ours(moved)) and not is_traceable_wrapper_subclass(moved)
 
@@ -144,7 +144,7 @@ class _Crosses(Exception):
 def _is_torchs_own(param: Any) -> bool:
     """Is this a parameter without data, which torch replaces, or one in an estimate, where all devices are alike?"""
     if _core.get_handle(param) is not None:
-        return mode.now.everywhere
+        return mode.now.estimate is not None
     with torch._C.DisableTorchFunction():
         return bool(param.device.type == "meta")
 
@@ -158,9 +158,9 @@ def _assignable(param: Any, moved: torch.Tensor) -> bool:
     with Unseen():
         if moved.layout is not torch.strided:
             return True
-        if not (is_ours(param) or is_ours(moved)):
+        if not (is_opaque(param) or is_opaque(moved)):
             return False  # a class around tensors: what it holds is elsewhere, too
-        if is_ours(param) and is_ours(moved):
+        if is_opaque(param) and is_opaque(moved):
             between_recorded = _core.get_handle(param) is not None and _core.get_handle(moved) is not None
             return between_recorded or bool(param.device == moved.device)
         if param.grad is not None and not _gradient_can_move(param.grad, moved):
@@ -168,8 +168,8 @@ def _assignable(param: Any, moved: torch.Tensor) -> bool:
         return param not in _replaced and _swappable(param, moved)
 
 
-def is_ours(t: Any) -> bool:
-    """Is this a tensor without memory that C++ could read: a recorded one, or one on an NPU?"""
+def is_opaque(t: Any) -> bool:
+    """Has the tensor no memory that C++ could read: is it a recorded one, or one on an NPU?"""
     return _core.get_handle(t) is not None or is_npu(t)
 
 
@@ -215,7 +215,7 @@ def _class_of(t: Any, parameter: bool) -> type:
 def _exchange(owner: dict[str, Any], key: str, param: Any, moved: torch.Tensor) -> None:
     """Put ``moved``'s tensor behind the Python object ``param``."""
     with Unseen():
-        if is_ours(param) or is_ours(moved):
+        if is_opaque(param) or is_opaque(moved):
             fresh = _twin(moved, param, param.requires_grad)
         else:
             swap_tensors(param, torch.nn.Parameter(moved, param.requires_grad))

@@ -19,9 +19,9 @@ import torch
 
 from .._ext import hooks as _hooks
 from ..base import NAME
-from ..devices.lazy_device import holds_no_data
 from ..devices.names import device as mindtorch_device
 from ..devices.names import get_default_device
+from ..devices.places import where
 from . import creation
 
 CREATION = frozenset((*creation.RECORDED, *creation.EAGER))
@@ -77,7 +77,7 @@ def _creation(name: str) -> Any:
         device = kwargs.get("device")
         if device is None and get_default_device().type in ("meta", "npu") and _on_default_device(name):
             device = get_default_device()
-        if device is not None and holds_no_data(device):
+        if device is not None and not where(device).has_data:
             return creation.create(_hooks.original(function), args, {**kwargs, "device": device})
         if isinstance(device, mindtorch_device):
             kwargs["device"] = device if device.type == "remote_accelerator" else str(device)

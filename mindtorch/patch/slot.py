@@ -18,10 +18,10 @@ from ..base import config, loading
 from ..base.errors import UnsupportedOperationError
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
+from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.tensor import classes
 from ..npu import subclasses
-from ..npu.moves import names_npu
 from ..npu.tensor import is_npu
 from . import attention, dispatch_modes, files, generators, meshes, torch_accelerator
 from .device_module import DeviceModule
@@ -64,15 +64,15 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
         return classes.of_tensor(cls, args, kwargs)
     if cls is torch.Generator:
         device = args[0] if args else kwargs.get("device")
-        if names_npu(device):
+        if where(device) is NPU:
             return generators.NpuGenerator(device)
-        return generators.Generator(device) if device is not None and tensors.is_ours(device) else None
+        return generators.Generator(device) if where(device) is RECORDED else None
     if cls.__name__ == "safe_open":
         return files.open_safetensors(cls, *args, **kwargs)
     if cls is torch.device and mode.now.cudas is not None and len(args) == 1 and type(args[0]) is int and not kwargs:
         return lazy_device.accelerator_at(args[0])  # of the target, of which C++ knows nothing
     given = [value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str)]
-    if "npu" in given and mode.now.everywhere and not lazy_device.torch_knows_npu:
+    if "npu" in given and mode.now.estimate is not None and not lazy_device.torch_knows_npu:
         return True if claim_npu() else None  # whatever is named is a place
     return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
 
@@ -134,9 +134,10 @@ def claim_npu() -> bool:
 
 def _new_storage(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch would call the allocator that the slot does not have, and crash: also in ``storage.to(device)``."""
-    if names_npu(kwargs.get("device")) and (not args or isinstance(args[0], int)):
+    place = where(kwargs.get("device"))
+    if place is NPU and (not args or isinstance(args[0], int)):
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=kwargs["device"]).untyped_storage()
-    if tensors.is_ours(kwargs.get("device")) or names_npu(kwargs.get("device")):
+    if place in (RECORDED, NPU):
         raise UnsupportedOperationError(
             f"[{cls.__name__}] expected a device that gives out memory, got {kwargs['device']}: it holds tensors, for "
             "example torch.empty(n, dtype=torch.uint8, device=...)"

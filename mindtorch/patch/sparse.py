@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._ext import lazy as _core
 from .._ext.guards import NoGrad, Unseen
 from ..devices import mode
-from ..devices.lazy_device import index_of, is_ours, torch_device
+from ..devices.lazy_device import index_of, torch_device
+from ..devices.places import RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
 from ..engine.record.arguments import tensors_in, to_options
@@ -146,7 +147,7 @@ class KeptTensor(torch.Tensor):
         if target is None or isinstance(target, torch.dtype):
             return super().to(*args, **kwargs)
         dtype, _non_blocking, _format = to_options(args, kwargs)
-        if not is_ours(target):
+        if where(target) is not RECORDED:
             return self._copied_to(str(target), dtype)
         there = index_of(target) == self._index
         if there and dtype in (None, self.dtype) and not kwargs.get("copy"):

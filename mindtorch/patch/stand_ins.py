@@ -14,7 +14,8 @@ from .. import npu
 from .._ext import lazy as _core
 from .._ext.guards import Unseen
 from ..base import torch_facts
-from ..devices import lazy_device, mode
+from ..devices import lazy_device
+from ..devices.places import ESTIMATED, NPU, RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.tensor import classes
 from ..npu import moves as npu_moves
@@ -22,7 +23,7 @@ from ..npu import random as npu_random
 from ..npu import subclasses
 from ..npu.tensor import is_npu
 from . import creation, meshes, slot
-from .module_moves import is_ours
+from .module_moves import is_opaque
 
 _torch_to_dlpack = torch.utils.dlpack.to_dlpack
 _torch_manual_seed = torch.random.manual_seed
@@ -72,7 +73,7 @@ def _manual_seed(seed: Any) -> torch.Generator:
 
 @functools.wraps(_torch_get_device_module)
 def _get_device_module(device: Any = None) -> Any:
-    if npu_moves.names_npu(device):
+    if where(device) is NPU:
         return npu
     # Without an argument: of the accelerator. Torch would name whoever owns the slot, available or not.
     nobody = device is None and slot.claimed() and not torch.accelerator.is_available()
@@ -87,7 +88,7 @@ def make_subclass(cls: type, data: torch.Tensor, *args: Any, **options: Any) -> 
 
 def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``t.pin_memory()``: in the NPU's library's memory where an NPU is the accelerator."""
-    if not is_ours(self) and _names_npu(args, kwargs, npu_moves.pins):
+    if not is_opaque(self) and _names_npu(args, kwargs, npu_moves.pins):
         return npu_moves.pin_memory(self)
     if slot.claimed() and torch.accelerator.is_available() and not (args or kwargs or npu.is_the_accelerator()):
         return self  # pinned memory is for copies that a driver makes: the executor that was asked for has none
@@ -96,7 +97,7 @@ def pin_memory(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> 
 
 def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
     """``t.is_pinned()``: the NPU's library knows of its own memory alone."""
-    if is_ours(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
+    if is_opaque(self) or not _names_npu(args, kwargs, npu.is_the_accelerator):
         return original(self, *args, **kwargs)
     if not (args or kwargs or lazy_device.torch_knows_npu) and original(self):  # modes of the program see the question
         return True
@@ -106,10 +107,9 @@ def is_pinned(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> b
 
 def _names_npu(args: tuple, kwargs: dict[str, Any], unnamed: Callable[[], bool]) -> bool:
     """Whether the device for which memory is to be pinned is an NPU; ``unnamed()`` where no device is named."""
-    if mode.now.everywhere:
-        return False
     device = args[0] if args else kwargs.get("device")
-    return unnamed() if device is None else npu_moves.names_npu(device)
+    place = where(device)
+    return place is not ESTIMATED and (unnamed() if device is None else place is NPU)
 
 
 # ``torch.is_autocast_enabled("npu")`` and its like: autocast of our tensors is the CPU's.
@@ -125,15 +125,11 @@ AUTOCAST = (
 @functools.wraps(_torch_autocast_init)
 def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
-    ours = tensors.is_ours(device_type) or npu_moves.names_npu(device_type) or mode.now.everywhere
-    as_cuda = (
-        (mode.now.cuda_is_ours or mode.now.everywhere)
-        and isinstance(device_type, str)
-        and device_type.startswith("cuda")
-    )
-    if (as_cuda or npu_moves.names_npu(device_type)) and not args and kwargs.get("dtype") is None:
+    place = where(device_type)
+    as_cuda = place.records and isinstance(device_type, str) and device_type.startswith("cuda")
+    if (as_cuda or place is NPU) and not args and kwargs.get("dtype") is None:
         kwargs["dtype"] = torch.float16  # which is NPUs' own, as torch_npu has it, and CUDA's
-    _torch_autocast_init(self, "cpu" if ours else device_type, *args, **kwargs)
+    _torch_autocast_init(self, "cpu" if place.ours else device_type, *args, **kwargs)
 
 
 @functools.wraps(_torch_group)
@@ -162,8 +158,8 @@ def _group_for_optimizers(lists: Any, with_indices: bool = False) -> dict[Any, A
 
 def _adjust_cross_entropy(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     # F.linear_cross_entropy looks its precision up by the device's name: by that of where it will run.
-    where = values.executor().device if device is not None and tensors.is_ours(device) else device
-    return _torch_adjust(self, *args, device=where, **kwargs)
+    there = values.executor().device if where(device) is RECORDED else device
+    return _torch_adjust(self, *args, device=there, **kwargs)
 
 
 @functools.wraps(_torch_has_function)

@@ -18,7 +18,7 @@ from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
 from ..npu.tensor import is_npu
 from . import attention
-from .module_moves import is_ours
+from .module_moves import is_opaque
 
 __all__ = ["patches"]
 
@@ -29,7 +29,7 @@ def _refusing(original: Callable[..., Any]) -> Any:
         owner = getattr(func, "__self__", func)  # a module, or a method of one
         held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
         given = (*held, *tree_leaves((args, kwargs)))
-        lazy = next((t for t in given if is_ours(t)), None)
+        lazy = next((t for t in given if is_opaque(t)), None)
         if lazy is not None:
             raise UnsupportedOperationError(
                 f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {lazy.device}: trace there, "
@@ -43,7 +43,7 @@ def _refusing(original: Callable[..., Any]) -> Any:
 def _saving(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        there = next((t for t in (*self.parameters(), *self.buffers()) if is_ours(t)), None)
+        there = next((t for t in (*self.parameters(), *self.buffers()) if is_opaque(t)), None)
         if there is not None:
             raise UnsupportedOperationError(
                 f"[torch.jit.save] expected a module on the CPU, got one on {there.device}: C++ would read memory that "
@@ -82,7 +82,7 @@ def _compiling(original: Callable[..., Any]) -> Any:
 
 def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What torch's flex_attention compiles by itself: a whole graph, which calls on tensors of ours are no part of."""
-    return lambda *args: (attention.run if is_ours(args[0]) else compiled)(*args)
+    return lambda *args: (attention.run if is_opaque(args[0]) else compiled)(*args)
 
 
 @functools.cache

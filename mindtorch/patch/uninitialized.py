@@ -18,9 +18,8 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     is_lazy,
 )
 
-from ..devices import lazy_device, mode
-from ..npu.moves import names_npu
-from .module_moves import apply_to_module, assign_data, is_ours
+from ..devices.places import where
+from .module_moves import apply_to_module, assign_data, is_opaque
 
 __all__ = ["apply", "patches"]
 _PLACE = "_mindtorch_device"  # in the tensor's dictionary: the device of ours that it belongs to
@@ -34,7 +33,7 @@ def _maker(original: Callable[..., Any]) -> Any:
         if requires_grad is not None:
             kwargs["requires_grad"] = requires_grad
         default = torch.empty(0, device=device)  # on the device that `with torch.device(...)` chose, without an own one
-        if not is_ours(default):
+        if not is_opaque(default):
             return original(cls, device=device, dtype=dtype, **kwargs)
         with torch._C.DisableTorchFunction():  # plain in an estimate, too
             made = original(cls, device="cpu", dtype=dtype, **kwargs)
@@ -48,16 +47,12 @@ def _maker(original: Callable[..., Any]) -> Any:
 def _materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
     place = self.__dict__.pop(_PLACE, None)
     target = place if device is None else device
-    if target is None or not _names_ours(target):
+    if target is None or not where(target).ours:
         _torch_materialize(self, shape, device, dtype)
         return
     with torch._C.DisableTorchFunction():
         _torch_materialize(self, (0,), "cpu", dtype)
     assign_data(self, torch.empty(shape, dtype=self.dtype, device=target))
-
-
-def _names_ours(device: Any) -> bool:
-    return lazy_device.is_ours(device) or names_npu(device) or mode.now.everywhere
 
 
 def _device(self: Any) -> Any:
@@ -105,7 +100,7 @@ def _move(t: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Ask ``fn`` where a tensor like this goes; True when that, or where it was, is a device of ours."""
     place = t.__dict__.get(_PLACE)
     made = fn(torch.empty(0, dtype=t.dtype, device=t.device))
-    there = is_ours(made)
+    there = is_opaque(made)
     if place is None and not there:
         return False
     t.__dict__.pop(_PLACE, None)

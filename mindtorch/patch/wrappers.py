@@ -26,7 +26,8 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from .._ext.guards import Modes
 from ..devices import mode
-from ..devices.lazy_device import device_at, holds_no_data, is_ours, npu_device
+from ..devices.lazy_device import device_at, npu_device
+from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.record import inside
 from ..npu import moves
@@ -67,7 +68,7 @@ def _device_inside(t: Any) -> Any:
 def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -> Any:
     """``torch.Tensor._make_wrapper_subclass(..., device=device)`` for a device of ours."""
     made = original(*args, device="cpu", **kwargs)
-    on_npu = moves.names_npu(device)
+    on_npu = where(device) is NPU
     _remember(made, npu_device(moves.index_of(device)) if on_npu else tensors.torch_device(tensors.index_of(device)))
     watch()
     return made
@@ -75,16 +76,16 @@ def make(original: Callable[..., Any], *args: Any, device: Any, **kwargs: Any) -
 
 def around_ours(t: Any) -> bool:
     """Is this of a class around tensors, and on a device of ours?"""
-    return bool(_devices) and id(t) in _devices and is_ours(_devices[id(t)][1])
+    return bool(_devices) and id(t) in _devices and where(_devices[id(t)][1]) is RECORDED
 
 
 def crosses(t: torch.Tensor, target: Any) -> bool:
     """Is the move of ``t``, of a class around tensors, to ``target`` one to or from a device of ours?"""
     if target is None or type(t) in (torch.Tensor, torch.nn.Parameter) or _core.get_handle(t) is not None:
         return False
-    if mode.now.known is not None or isinstance(t, NestedTensor):
+    if mode.now.estimate is not None or isinstance(t, NestedTensor):
         return False
-    return around_ours(t) or (is_ours(target) and _has_own_dispatch(t))
+    return around_ours(t) or (where(target) is RECORDED and _has_own_dispatch(t))
 
 
 def shows(t: torch.Tensor, target: Any) -> bool:
@@ -93,7 +94,7 @@ def shows(t: torch.Tensor, target: Any) -> bool:
     Not where autograd's rules of the move itself are wanted: transforms of torch.func, forward mode.
     """
     simple = _peek() is None and not inside.wrapped(t) and forward_ad._current_level < 0
-    return simple and t.layout is torch.strided and _program_modes() is not None and not holds_no_data(target)
+    return simple and t.layout is torch.strided and _program_modes() is not None and where(target).has_data
 
 
 def _program_modes() -> list[Any] | None:
@@ -154,7 +155,7 @@ class _Moving(TorchDispatchMode):
         if _core.get_handle(t) is None and _has_own_dispatch(t):
             with self:
                 return self.ask(func, args, kwargs)
-        if is_ours(device) or _core.get_handle(t) is not None:
+        if where(device) is RECORDED or _core.get_handle(t) is not None:
             options = {k: v for k, v in kwargs.items() if k in ("dtype", "non_blocking", "memory_format")}
             return t.to(device, copy=True, **options)
         return func(*args, **kwargs)

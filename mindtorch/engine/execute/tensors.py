@@ -25,7 +25,8 @@ from ..._ext import view_chains as _view_chains
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config
 from ...base.warned import listen
-from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, is_ours, torch_device  # noqa: F401
+from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, torch_device  # noqa: F401
+from ...devices.places import RECORDED, where
 from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
@@ -137,7 +138,7 @@ class LazyTensor(RecordedTensor):
     def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
         device = kwargs.pop("device", self.device)
-        if not is_ours(device):
+        if where(device) is not RECORDED:
             raise RuntimeError(
                 f"legacy constructor expects device type: {DEVICE_TYPE} but device type: {device} was passed"
             )
@@ -322,7 +323,6 @@ def to_plain(
     t: Any,
     device: Any,
     reason: str,
-    *,
     dtype: Any = None,
     non_blocking: bool = False,
     memory_format: Any = torch.preserve_format,
@@ -332,10 +332,7 @@ def to_plain(
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
     if (below := inside.below(t)) is not None:
-        return below(
-            lambda t: to_plain(t, device, reason, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format),
-            t,
-        )
+        return below(lambda t: to_plain(t, device, reason, dtype, non_blocking, memory_format), t)
     if _has_rules(t):
         out = _ToPlain.apply(t, reason)
     else:

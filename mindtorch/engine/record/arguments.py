@@ -9,7 +9,7 @@ import torch
 
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
-from ...devices import mode
+from ...devices.places import BY_TYPE, RECORDED
 
 # What torch's kernels, meta kernels and decompositions raise for inputs they refuse or do not know.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -121,7 +121,7 @@ def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any
 
 def same_device(device: torch.device) -> bool:
     """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
-    return device.type in ("cpu", "remote_accelerator") or (device.type == "cuda" and mode.now.cuda_is_ours)
+    return device.type == "cpu" or BY_TYPE.get(device.type) is RECORDED
 
 
 def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:

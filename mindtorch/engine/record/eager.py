@@ -138,10 +138,10 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     if any(torchs_meta(t) or _core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()])):
         mixed_devices(info, args, kwargs)
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
-    if mode.now.known is not None:
+    if mode.now.estimate is not None:
         inputs = list(lazy_in([*args, *kwargs.values()]))
         if inputs and _core.device_index(inputs[0]) < 0:
-            return mode.now.known.run(info, args, kwargs, inputs, _run_eagerly)
+            return mode.now.estimate.run(info, args, kwargs, inputs, _run_eagerly)
     return _run_eagerly(info, args, kwargs)
 
 

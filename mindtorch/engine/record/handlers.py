@@ -20,7 +20,8 @@ from ..._ext.guards import NoGrad
 from ...base import torch_facts
 from ...base.errors import LazyTensorError
 from ...devices import mode
-from ...devices.lazy_device import is_ours, place_of
+from ...devices.lazy_device import place_of
+from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES
 from . import eager, inside, predict, sequences
 from .meta import as_meta, value_of
@@ -174,7 +175,7 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     sparse = target.layout is not torch.strided and getattr(target, "_is_mindtorchs", False)
     if _core.get_handle(found) is not None:
         return found
-    if not (own or sparse) and not (type(found) is torch.Tensor and is_ours(target.device)):
+    if not (own or sparse) and not (type(found) is torch.Tensor and where(target.device) is RECORDED):
         return found  # the third: a class of the program's, around tensors of ours
     index = _core.device_index(target) if own else place_of(target.device)
     if found.layout is not torch.strided:
@@ -201,13 +202,13 @@ def _split(args: tuple, kwargs: dict) -> Any:
 def _like(func: Any) -> Handler:
     def handler(args: tuple, kwargs: dict) -> Any:
         device = kwargs.get("device")
-        if device is None or is_ours(device):
+        if device is None or where(device) is RECORDED:
             if not kwargs.pop("requires_grad", False):
                 return NotImplemented
             return func(*args, **kwargs).requires_grad_()  # C++ would set it after the tensor was made
-        if mode.now.known is not None and _core.device_index(args[0]) < 0:
+        if mode.now.estimate is not None and _core.device_index(args[0]) < 0:
             made = func(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")})
-            return mode.now.known.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
+            return mode.now.estimate.move(made, device).requires_grad_(kwargs.get("requires_grad", False))
         # ``zeros_like(lazy, device="cpu")``: to C++ the lazy tensor is on the CPU already, so say what is meant here.
         like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=device)
         made = func(like, *args[1:], **kwargs)
@@ -298,7 +299,7 @@ def _shape_only(overload: Any, name: str) -> Any:
 def _set_item(args: tuple, kwargs: dict) -> Any:
     # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
     target, index, value = args
-    if mode.now.known is None or not isinstance(value, (bool, int, float)) or not _without_data(target):
+    if mode.now.estimate is None or not isinstance(value, (bool, int, float)) or _core.device_index(target) >= 0:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         _base.__setitem__(target, index, _number(value, target.dtype, target))
@@ -312,7 +313,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if _core.get_handle(index) is None or index.dtype is not torch.int64:
         return NotImplemented
-    if not _without_data(index):
+    if _core.device_index(index) >= 0:
         if classes <= 0 and not index.numel():
             raise RuntimeError("Can not infer total number of classes from empty tensor.")
         if classes == 0 or classes < -1:
@@ -326,7 +327,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             if least.item() < 0:
                 raise RuntimeError("Class values must be non-negative.")
             classes = int((index.max() if greatest is None else greatest).item()) + 1
-    elif mode.now.known is None:
+    elif mode.now.estimate is None:
         return NotImplemented
     elif index.numel():
         if _core.is_kept(index._handle) and index.min() < 0:
@@ -337,7 +338,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
         return NotImplemented
-    if sequences.watched() and not _without_data(index):
+    if sequences.watched() and _core.device_index(index) >= 0:
         zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
     else:
         zeros = index.new_zeros((*index.shape, classes))
@@ -347,7 +348,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
 def histc(args: tuple, kwargs: dict) -> Any:
     """Accelerators count whole numbers too, which the CPU's kernel refuses; models choose by the device's type."""
     x = args[0] if args else kwargs["input"]
-    unknown = _without_data(x) and not _core.is_kept(x._handle)
+    unknown = _core.device_index(x) < 0 and not _core.is_kept(x._handle)
     if x.dtype not in _WHOLE_NUMBERS or kwargs.get("out") is not None or unknown:
         return NotImplemented
     return _count_in_bins(*args, **{k: v for k, v in kwargs.items() if k != "out"})
@@ -373,20 +374,16 @@ def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any 
 def _meshgrid(args: tuple, kwargs: dict) -> Any:
     # C++ shows what it refuses, and would read the memory that a lazy tensor has not.
     given = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    if all(t.dim() < 2 for t in given) or any(map(_without_data, given)):
+    if all(t.dim() < 2 for t in given) or any(_core.device_index(t) < 0 for t in given):
         return NotImplemented
     return torch.meshgrid(*(t.cpu() for t in given), **kwargs)
-
-
-def _without_data(a: Any) -> bool:
-    return _core.get_handle(a) is not None and _core.device_index(a) < 0
 
 
 def _number(value: Any, dtype: torch.dtype, at: torch.Tensor) -> Any:
     """A known tensor of one number in the place of ``at``."""
     with torch._C.DisableTorchFunction():
         made = torch.tensor(value, dtype=dtype, device="cpu")
-    return mode.now.known.adopt(made, _core.device_index(at), True)
+    return mode.now.estimate.adopt(made, _core.device_index(at), True)
 
 
 def table() -> dict[Any, Handler]:

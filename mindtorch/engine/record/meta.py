@@ -16,7 +16,8 @@ from ..._ext.guards import NoGrad
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...devices import mode
-from ...devices.lazy_device import device_at, holds_no_data, is_ours, known_device, place_of
+from ...devices.lazy_device import device_at, known_device, place_of
+from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
 from .predict import extent
@@ -26,11 +27,11 @@ _SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
 
 def value_of(t: Any, what: str) -> torch.Tensor:
     """A plain tensor with the value of ``t``, known or assumed, in an estimate; elsewhere an error."""
-    if mode.now.known is None:
+    if mode.now.estimate is None:
         refuse(what)
     if what in _SCALARS:
         _ledger.note("aten::_local_scalar_dense")
-    value: torch.Tensor = mode.now.known.read(t, what)
+    value: torch.Tensor = mode.now.estimate.read(t, what)
     return value
 
 
@@ -44,7 +45,7 @@ def address(t: Any, of_storage: bool = False) -> int:
 
     Elsewhere an error. Nothing is there, and no address of the program's own is that large.
     """
-    if mode.now.known is None:
+    if mode.now.estimate is None:
         refuse("data_ptr")
     start = (_core.root_slot(t._handle) + (1 << 18)) << 44  # 16 TiB each
     if of_storage:
@@ -64,7 +65,7 @@ class MetaStorage:
         self.dtype = t.dtype
         self.device = t.device
         self._extent = extent(t.shape, t.stride(), t.storage_offset())
-        self._address = None if mode.now.known is None else address(t, of_storage=True)
+        self._address = None if mode.now.estimate is None else address(t, of_storage=True)
         self._handle = t._handle
 
     def nbytes(self) -> int:
@@ -75,7 +76,7 @@ class MetaStorage:
 
     def resize_(self, nbytes: int) -> MetaStorage:
         """In an estimate, memory given back and taken again; elsewhere there is none."""
-        if mode.now.known is None:
+        if mode.now.estimate is None:
             refuse("storage.resize_")
         if nbytes != self.nbytes():
             _emptied.add(_core.root_slot(self._handle))
@@ -147,7 +148,7 @@ class MetaTensor(RecordedTensor):
         return value_of(self, "tolist").tolist()
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
-        if mode.now.known is None or not (dtype is None or isinstance(dtype, (str, type))):
+        if mode.now.estimate is None or not (dtype is None or isinstance(dtype, (str, type))):
             return super().type(dtype, non_blocking, **kwargs)
         if dtype is None:
             name: str = super().type()
@@ -158,7 +159,7 @@ class MetaTensor(RecordedTensor):
         return made.to(kind or "cpu") if (kind or "cpu") != self.device.type else made
 
     def numpy(self, *, force: bool = False) -> Any:
-        if mode.now.known is not None and not force and not (self.is_cpu or self.is_meta):
+        if mode.now.estimate is not None and not force and not (self.is_cpu or self.is_meta):
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
                 "tensor to host memory first."
@@ -204,12 +205,12 @@ class MetaTensor(RecordedTensor):
         return MetaStorage(self)
 
     def __format__(self, spec: str) -> str:
-        if mode.now.known is not None and self.dim() == 0:
+        if mode.now.estimate is not None and self.dim() == 0:
             return format(self.item(), spec)
         return object.__format__(repr(self), spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        contents = "..." if mode.now.known is None else mode.now.known.contents(self)
+        contents = "..." if mode.now.estimate is None else mode.now.estimate.contents(self)
         parts = [f"device='{self.device}'", f"size={tuple(self.shape)}", f"dtype={self.dtype}"]
         if self.grad_fn is not None:
             parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -242,10 +243,10 @@ class MetaTensor(RecordedTensor):
             return self._as_dtype(args[0])
         target, options = _options(args, kwargs)
         changed = super().to(**options) if options else self
-        if target is None or (holds_no_data(target) and place_of(target) == _core.device_index(self)):
+        if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed
-        if mode.now.known is not None and not options.get("non_blocking"):
-            mode.now.known.waits(self)
+        if mode.now.estimate is not None and not options.get("non_blocking"):
+            mode.now.estimate.waits(self)
         return relocate(changed, target)
 
 
@@ -259,7 +260,7 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         other = rest.pop(0)
     elif rest and not isinstance(rest[0], (torch.dtype, bool)):
         first = rest.pop(0)
-        target = torch.device(first) if isinstance(first, int) and not mode.now.everywhere else first
+        target = torch.device(first) if isinstance(first, int) and mode.now.estimate is None else first
     if other is not None:
         target = other.device
         options["dtype"] = other.dtype
@@ -274,12 +275,13 @@ def relocate(t: Any, device: Any) -> Any:
 
     In an estimate nothing gets memory: a tensor without data on any device, with the values if they are known.
     """
-    if mode.now.known is not None and _core.device_index(t) < 0:
-        return mode.now.known.move(t, device)
+    if mode.now.estimate is not None and _core.device_index(t) < 0:
+        return mode.now.estimate.move(t, device)
     with NoGrad():
-        where = "meta" if holds_no_data(device) else device if is_ours(device) else known_device(device)
-        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=where)
-        if holds_no_data(device):
+        place = where(device)
+        there = "meta" if not place.has_data else device if place is RECORDED else known_device(device)
+        made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=there)
+        if not place.has_data:
             made = _core.hold(made, place_of(device), None, True)
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(made, t.requires_grad)
@@ -295,8 +297,8 @@ _FastMetaTensor: Any = classes.family(MetaTensor, MetaParameter)
 
 def as_meta(t: torch.Tensor, place: int) -> Any:
     """A MetaTensor that says of itself what is known of any tensor ``t``."""
-    if mode.now.known is not None:
-        return mode.now.known.adopt(t, place)
+    if mode.now.estimate is not None:
+        return mode.now.estimate.adopt(t, place)
     return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
 
 

@@ -14,7 +14,7 @@ import torch
 from ... import ops
 from ..._ext import lazy as _core
 from ...devices import mode
-from ...devices.lazy_device import device_at, place_of
+from ...devices.lazy_device import device_of, place_of
 from .inside import wrapped
 from .predict import tensors_in
 
@@ -67,7 +67,7 @@ def _check(info: Any, operands: dict[Any, Any], sparse_anywhere: bool = False) -
     # In an estimate, autograd's C++ hands out zeros like that, too.
     made_below = (
         isinstance(info.func, torch._ops.OpOverload)
-        or mode.now.everywhere
+        or mode.now.estimate is not None
         or (torch._C._functorch.peek_interpreter_stack() is not None)
     )
     first = ""
@@ -80,7 +80,7 @@ def _check(info: Any, operands: dict[Any, Any], sparse_anywhere: bool = False) -
                 continue
             if t.dim() == 0 and t.is_cpu and key not in info.writes and key != "out":
                 continue
-            here = _place(t)
+            here = str(device_of(t))
             if not first:
                 first = here
             elif here != first:
@@ -103,7 +103,8 @@ def _check_index(info: Any, args: tuple, kwargs: dict) -> None:
     advanced = getattr(info.func, "__name__", "") != "__setitem__"
     for t in _indices(indices):
         advanced = True
-        if isinstance(t, torch.Tensor) and t.dim() and not t.is_cpu and _place(t) != _place(target) and not wrapped(t):
+        elsewhere = isinstance(t, torch.Tensor) and t.dim() and not t.is_cpu and device_of(t) != device_of(target)
+        if elsewhere and not wrapped(t):
             _refuse_index(info, target, t)
     if advanced and value:
         _check(info, {0: target, 1: value[0]})
@@ -123,12 +124,8 @@ def _indices(a: Any) -> Iterator[Any]:
 def _refuse_index(info: Any, target: torch.Tensor, index: torch.Tensor) -> NoReturn:
     raise RuntimeError(
         f"[{info.name}] indices should be either on cpu or on the same device as the indexed tensor "
-        f"({_place(target)}), but found one on {_place(index)}"
+        f"({device_of(target)}), but found one on {device_of(index)}"
     )
-
-
-def _place(t: torch.Tensor) -> str:
-    return str(t.device) if _core.get_handle(t) is None else str(device_at(_core.device_index(t)))
 
 
 def no_ordinary_cpu_tensor(t: torch.Tensor) -> bool:

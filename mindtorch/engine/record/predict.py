@@ -59,8 +59,8 @@ RULES = frozenset(_shapes.names())
 # ---- infer -----------------------------------------------------------------------------------------------------------
 def infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None = None, check: bool = True) -> Any:
     """What the call returns (see _infer); of calls without data also whether an estimate wants to know its values."""
-    if mode.now.known is not None:
-        mode.now.known.check(info, args, kwargs)
+    if mode.now.estimate is not None:
+        mode.now.estimate.check(info, args, kwargs)
     with Caught() as caught:
         spec = _infer_once(info, args, kwargs, dispatch, device, check, caught)
     if spec is None or info.name == "genie::manual_seed":

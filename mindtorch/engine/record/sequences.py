@@ -76,7 +76,7 @@ def pad_packed_sequence(
 def pack(args: tuple, kwargs: dict) -> Any:
     # torch reads the lengths in C++, where those of an estimate have no memory, and wants batch sizes on the CPU.
     data, lengths, *rest = args
-    if _core.get_handle(lengths) is None or _core.device_index(lengths) >= 0:
+    if _core.device_index(lengths) >= 0:
         return NotImplemented
     plain = value_of(lengths, "lengths")
     if data.requires_grad and torch.is_grad_enabled() and _core.device_index(data) < 0:
@@ -114,7 +114,7 @@ def ctc_loss(func: Any) -> Any:
         names = ("log_probs", "targets", "input_lengths", "target_lengths")
         given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         scores: Any = given.get("log_probs")
-        if _core.get_handle(scores) is None or _core.device_index(scores) >= 0:
+        if _core.device_index(scores) >= 0:
             return NotImplemented
         moved = {
             name: given[name].to(scores.device)

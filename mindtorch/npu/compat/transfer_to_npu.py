@@ -12,11 +12,10 @@ import torch
 
 from mindtorch import npu
 
-from ..._ext import hooks as _hooks
 from ...devices import lazy_device, mode
+from ...devices.places import NPU, take
 from ...engine.tensor.recorded import RecordedTensor
-from .. import amp, library, refused
-from ..tensor import NpuTensor
+from .. import amp, refused
 
 __all__ = ["install"]
 
@@ -34,10 +33,9 @@ def install() -> None:
     if _torch_process_group is not None:
         torch.distributed.init_process_group = _init_process_group
         torch.distributed.is_nccl_available = lambda: False
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         return  # an estimate answers for torch.cuda, and wherever a tensor is, it has no data
-    library.TYPES.add("cuda")
-    _hooks.take_type("npu", NpuTensor, "cuda")
+    take("cuda", NPU)
     cuda: Any = torch.cuda
     for name in {*dir(npu), *refused.REFUSED} & set(torch.cuda.__all__):
         if name not in ("amp", "memory", "random"):

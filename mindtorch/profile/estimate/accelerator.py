@@ -17,6 +17,7 @@ from ... import npu
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
 from ...devices.names import device as mindtorch_device
+from ...devices.places import type_of
 from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
@@ -281,7 +282,7 @@ class _Generator(torch.Generator):
 
 
 def _generator(device: Any) -> torch.Generator:
-    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", mode.now.accelerator)
+    kind = type_of(device) or mode.now.accelerator
     if kind in ("cpu", "meta"):
         return _torch_generator()
     made = _Generator()

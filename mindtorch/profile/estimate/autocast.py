@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 
 __all__ = ["as_on_cuda", "replacements"]
 
@@ -65,11 +65,8 @@ def _kernel(op: Any, cast: Callable[[Any, tuple, dict[str, Any]], tuple[tuple, d
 
 
 def _eligible(t: Any) -> bool:
-    handle = _core.get_handle(t) if isinstance(t, torch.Tensor) else None
-    if handle is None or not t.is_floating_point() or t.dtype is torch.float64:
-        return False
-    place = _core.device_index(t)
-    return place < 0 and device_at(place).type == "cuda"
+    without_data = _core.device_index(t) < 0
+    return without_data and t.is_floating_point() and t.dtype is not torch.float64 and on_cuda(t)
 
 
 def _all_to(dtype: torch.dtype, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

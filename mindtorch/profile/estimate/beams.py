@@ -33,7 +33,7 @@ def _patch(module: Any) -> None:
         global _steps
         _steps += 1
         found = unfinished(*args, **kwargs)
-        return _steps < _most if mode.now.everywhere and _most else found
+        return _steps < _most if mode.now.estimate is not None and _most else found
 
     @functools.wraps(search)
     def beam_search(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ def _patch(module: Any) -> None:
         longest = next((n for a in given if (n := getattr(a, "max_length", None)) is not None), None)
         _steps, _most = 0, max((longest or 0) - input_ids.shape[-1], 0)
         found = search(self, input_ids, *args, **kwargs)
-        if not mode.now.everywhere:
+        if mode.now.estimate is None:
             return found
         # Its end crops to the longest of the finished beams, which nobody knows.
         rows = len(found if isinstance(found, torch.Tensor) else found.sequences)

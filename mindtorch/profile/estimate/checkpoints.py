@@ -198,7 +198,7 @@ def _pickle(self: MetaTensor, protocol: Any) -> Any:
 def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
     """What was pickled: where it was, with the value that it had; torch's own meta tensor once the estimate is over."""
     plain = function(*args)
-    if not mode.now.everywhere:
+    if mode.now.estimate is None:
         return plain
     place = place_of(device)
     if numbers is not None:
@@ -263,7 +263,7 @@ def _without_data(value: Any, place: int) -> Any:
 def _opener(original: Any) -> Any:
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
-        if not mode.now.everywhere or framework not in FRAMEWORKS:
+        if mode.now.estimate is None or framework not in FRAMEWORKS:
             return original(actual(filename), framework, device=device, **options)
         if isinstance(saved_tensors := saved.found(filename), _SavedTensors):
             return _SavedFile(saved_tensors, device)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ... import ops
-from ..._ext import lazy as _core
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 from ...engine.record.predict import concrete, lazy_in, quiet
 
 __all__ = ["SCALARS", "check", "forget", "refuse"]
@@ -79,7 +78,7 @@ def check(info: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if info.view or info.random:
         return
     tensors = list(lazy_in([*args, *kwargs.values()]))
-    if not tensors or not _concerned(info.name, tensors) or _kind(tensors[0]) != "cuda":
+    if not tensors or not _concerned(info.name, tensors) or not on_cuda(tensors[0]):
         return
     name = info.name[:-1] if info.name.endswith("_") and not info.name.endswith("__") else info.name
     if tensors[0].dtype in _CUDA_ALONE_REFUSES.get(name, ()):
@@ -111,11 +110,6 @@ def _concerned(name: str, tensors: list[Any]) -> bool:
     if not all(t.dtype in _EVERYWHERE for t in tensors):
         return tensors[0].dtype not in _EVERYWHERE or any(t.dtype not in _WHOLE | _EVERYWHERE for t in tensors)
     return name in _NOWHERE_HALF or name in _CUDA_ALONE_REFUSES
-
-
-def _kind(t: Any) -> str:
-    handle = _core.get_handle(t)
-    return t.device.type if handle is None else device_at(_core.device_index(t)).type
 
 
 def _shown(a: Any) -> Any:

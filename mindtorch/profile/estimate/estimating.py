@@ -56,7 +56,7 @@ def estimating(
     balanced: whether choices among unknown scores (``topk``, ``argmax``) choose all alike as often.
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
-    if mode.now.everywhere:
+    if mode.now.estimate is not None:
         raise UsageError("[estimate] one is under way already")
     values.flush("estimate")
     enabled = hooks.is_enabled()
@@ -74,7 +74,6 @@ def estimating(
         kind = Accelerator.kind if accelerator is None else accelerator.kind
         entered = known.knowing(
             assume,
-            everywhere=True,
             cudas=cudas,
             current_cuda=current_device,
             accelerator=kind,

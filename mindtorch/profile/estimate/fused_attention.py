@@ -19,7 +19,7 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
 from ...devices import mode
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 
 __all__ = ["chosen", "flex", "install", "of_capability", "replacements"]
 _sdpa, _dropout = F.scaled_dot_product_attention, torch.dropout
@@ -68,7 +68,7 @@ def _drop(args: tuple, kwargs: dict[str, Any]) -> Any:
     """CUDA's kernel keeps a mask of booleans, the CPU's one of the input's dtype."""
     given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
     x, p, train = (given.get(name) for name in ("input", "p", "train"))
-    fused = mode.now.known is not None and train and isinstance(p, (int, float)) and 0 < p < 1 and _on_cuda(x)
+    fused = mode.now.estimate is not None and train and isinstance(p, (int, float)) and 0 < p < 1 and _on_cuda(x)
     if not fused or x is None or not x.numel() or torch._C._functorch.peek_interpreter_stack() is not None:
         return NotImplemented
     return torch.ops.aten.native_dropout(x, p, True)[0]
@@ -100,7 +100,7 @@ def _as_ever() -> bool:
 
 
 def _handler(args: tuple, kwargs: dict[str, Any]) -> Any:
-    if mode.now.known is None or torch._C._functorch.peek_interpreter_stack() is not None:
+    if mode.now.estimate is None or torch._C._functorch.peek_interpreter_stack() is not None:
         return NotImplemented
     return _attend(*args, **kwargs)
 
@@ -141,8 +141,7 @@ def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: 
 
 
 def _on_cuda(t: Any) -> bool:
-    handle = _core.get_handle(t)
-    return handle is not None and _core.device_index(t) < 0 and device_at(_core.device_index(t)).type == "cuda"
+    return _core.device_index(t) < 0 and on_cuda(t)
 
 
 def _cast(t: Any, dtype: torch.dtype) -> Any:

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..._ext import lazy as _core
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 from ..cost.driver import is_amd
 
 __all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "waits", "within_capture"]
@@ -28,15 +27,10 @@ def of_accelerator(accelerator: Any) -> None:
     _name, _capability, _amd, _captures = accelerator.name, accelerator.capability, is_amd(accelerator.capability), 0
 
 
-def _on_cuda(t: Any) -> bool:
-    handle = _core.get_handle(t)
-    return (t.device if handle is None else device_at(_core.device_index(t))).type == "cuda"
-
-
 # ---- sizes and capability --------------------------------------------------------------------------------------------
 def _int_mm(name: str, args: tuple) -> None:
     a, b = args[:2]
-    if not _on_cuda(a) or a.dim() != 2 or b.dim() != 2 or _amd:
+    if not on_cuda(a) or a.dim() != 2 or b.dim() != 2 or _amd:
         return
     if a.shape[0] <= 16:
         raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {a.shape[0]}")
@@ -52,7 +46,7 @@ def _multinomial(name: str, args: tuple) -> None:
 
 def _scaled(words: str, *capabilities: tuple[int, int]) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
-        if _on_cuda(args[0]) and _capability < (9, 0) and _capability not in capabilities:
+        if on_cuda(args[0]) and _capability < (9, 0) and _capability not in capabilities:
             raise RuntimeError(f"torch.{name.removeprefix('aten::')} is only supported on CUDA devices with {words}")
 
     return rule
@@ -65,7 +59,7 @@ def _must_be_deterministic() -> bool:
 
 def _cublas(name: str, args: tuple) -> None:
     """A product of cuBLAS's; one with a bias of one dimension is cuBLASLt's, which is asked for no such setting."""
-    if not _must_be_deterministic() or _amd or not any(isinstance(a, torch.Tensor) and _on_cuda(a) for a in args):
+    if not _must_be_deterministic() or _amd or not any(isinstance(a, torch.Tensor) and on_cuda(a) for a in args):
         return
     if name == "aten::addmm" and args[0].dim() == 1:
         return
@@ -82,7 +76,7 @@ def _cublas(name: str, args: tuple) -> None:
 
 def _never_deterministic(kernel: str, where: Callable[[tuple], bool] = bool) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
-        if _must_be_deterministic() and _on_cuda(args[0]) and where(args):
+        if _must_be_deterministic() and on_cuda(args[0]) and where(args):
             raise RuntimeError(
                 f"{kernel} does not have a deterministic implementation, but you set "
                 "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or "
@@ -148,7 +142,7 @@ def has_triton() -> bool:
 
 def check_triton(arguments: Any) -> None:
     """Raise what Inductor says of a GPU that Triton compiles nothing for, if what is compiled works there."""
-    if not has_triton() and any(isinstance(t, torch.Tensor) and _on_cuda(t) for t in tree_leaves(arguments)):
+    if not has_triton() and any(isinstance(t, torch.Tensor) and on_cuda(t) for t in tree_leaves(arguments)):
         raise RuntimeError(
             f"Found {_name} which is too old to be supported by the triton GPU compiler, which is used as the backend. "
             f"Triton only supports devices of CUDA Capability >= 7.0, but your device is of CUDA capability "
@@ -179,5 +173,5 @@ def captured() -> NoReturn:
 
 def waits(t: Any) -> None:
     """A value of ``t`` is read, or copied to the host: the host waits for it."""
-    if _captures and _on_cuda(t):
+    if _captures and on_cuda(t):
         captured()

@@ -57,7 +57,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     ran.clear()
     on_host.clear()
     _names.clear()
-    with mode.enter(known=_Answers, **changes):
+    with mode.enter(estimate=_Answers, **changes):
         yield
 
 

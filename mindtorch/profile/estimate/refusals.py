@@ -15,7 +15,7 @@ from ..._ext import intercept as _intercept
 from ..._ext import lazy as _core
 from ...base import torch_facts
 from ...devices import mode
-from ...devices.lazy_device import device_at
+from ...devices.lazy_device import on_cuda
 from ...engine.record.intercept import describe
 from . import dtypes, kernel_limits
 
@@ -50,11 +50,6 @@ def check_generator(generator: Any, kind: str) -> None:
     """Raise torch's error of a generator that is not on the type of device that is drawn on."""
     if kind != "meta" and generator.device.type != kind:
         raise RuntimeError(f"Expected a '{kind}' device type for generator but found '{generator.device.type}'")
-
-
-def _kind(t: Any) -> str:
-    handle = _core.get_handle(t)
-    return t.device.type if handle is None else device_at(_core.device_index(t)).type
 
 
 def _scalar(dtype: torch.dtype) -> str:
@@ -101,7 +96,7 @@ def _fits(a: Any, b: Any, op: str = "") -> None:
 
 def _scaled_mm(name: str, args: tuple) -> None:
     a, b = args[:2]
-    if _kind(a) == "cuda" and a.dim() == b.dim() == 2:
+    if on_cuda(a) and a.dim() == b.dim() == 2:
         _fits(a, b)
         for t, words, at in ((a, "mat1 must be row_major", 1), (b, "mat2 must be col_major", 0)):
             if t.stride(at) != 1:
@@ -120,14 +115,14 @@ def _mv(name: str, args: tuple) -> None:
 
 
 def _product(kernel: str, t: Any) -> None:
-    if (t.dtype in _WHOLE or t.dtype in _EIGHTS) and _kind(t) == "cuda":
+    if (t.dtype in _WHOLE or t.dtype in _EIGHTS) and on_cuda(t):
         _no_kernel(kernel, t.dtype)
 
 
 def _not_of(kernel: str, refused: frozenset[torch.dtype]) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
         t = args[0]
-        if isinstance(t, torch.Tensor) and t.dtype in refused and _kind(t) == "cuda":
+        if isinstance(t, torch.Tensor) and t.dtype in refused and on_cuda(t):
             _no_kernel(kernel, t.dtype)
 
     return rule
@@ -135,7 +130,7 @@ def _not_of(kernel: str, refused: frozenset[torch.dtype]) -> Callable[[str, tupl
 
 def _layer_norm(name: str, args: tuple) -> None:
     x, weight = args[0], args[2]
-    if weight is not None and weight.dtype is not x.dtype and _kind(x) == "cuda":
+    if weight is not None and weight.dtype is not x.dtype and on_cuda(x):
         raise RuntimeError(f"expected scalar type {_scalar(x.dtype)} but found {_scalar(weight.dtype)}")
 
 
@@ -150,7 +145,7 @@ def _same_dtype_grid(name: str, args: tuple) -> None:
 def _targets(kernel: str) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
         scores, target = args[:2]
-        if _kind(scores) != "cuda":
+        if not on_cuda(scores):
             return
         if target.dtype not in (torch.int64, torch.uint8):
             _no_kernel(kernel, target.dtype)
@@ -161,7 +156,7 @@ def _targets(kernel: str) -> Callable[[str, tuple], None]:
 
 
 def _no_cuda(name: str, args: tuple) -> None:
-    if isinstance(args[0], torch.Tensor) and _kind(args[0]) == "cuda":
+    if isinstance(args[0], torch.Tensor) and on_cuda(args[0]):
         raise NotImplementedError(f"Could not run '{name}' with arguments from the 'CUDA' backend.")
 
 
@@ -251,7 +246,7 @@ def install() -> None:
 
 def _looking(look: Callable[[tuple], None], then: Any) -> Callable[[tuple, dict], Any]:
     def at_dispatch(args: tuple, kwargs: dict[str, Any]) -> Any:
-        if mode.now.known is not None:
+        if mode.now.estimate is not None:
             look(args)
         return NotImplemented if then is None else then(args, kwargs)
 

@@ -148,7 +148,7 @@ def _at(out: Any, place: int, given: list[Any]) -> Any:
         return out
     if out.layout is not torch.strided:
         return labelled(out, place)
-    return mode.now.known.adopt(out.detach(), place, computed=True)
+    return mode.now.estimate.adopt(out.detach(), place, computed=True)
 
 
 # ---- how they are made -----------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def say_roles(registered: Registered) -> None:
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction():
         grads = [p.grad if p.is_leaf else None for p in parameters]
-    if mode.now.everywhere:  # C++ makes some itself, as plain tensors: asked for, they become ours
+    if mode.now.estimate is not None:  # C++ makes some itself, as plain tensors: asked for, they become ours
         grads = [g if g is None or _core.get_handle(g) is not None else p.grad
                  for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
     return [grad for grad in grads if grad is not None]
