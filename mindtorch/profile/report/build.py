@@ -22,6 +22,7 @@ from mindtorch._ext.labels import RECOMPUTING
 from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.detail import detail
+from mindtorch.profile.report.export import SCHEMA_VERSION
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.recording import Recording, of_the_loop
@@ -30,9 +31,6 @@ from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.warn import warnings
 
-#: Of the dict and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New keys
-#: do not raise it; names of ops, modules, phases and categories are values.
-SCHEMA_VERSION = 2
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
