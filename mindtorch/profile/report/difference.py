@@ -123,7 +123,7 @@ class _Join:
     def renamed(self) -> list[dict[str, str]]:
         """Modules with another name or place; what is within them goes with them."""
         found = []
-        for old, new in self._modules.items():
+        for old, new in sorted(self._modules.items()):
             above, end = old.rpartition(".")[::2]
             there, other = new.rpartition(".")[::2]
             if old != new and not (above and end == other and self._modules.get(above) == there):
@@ -163,9 +163,7 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], times: dict[str,
         elif report.get("exit_code"):
             found.append(f"{when}, the program ended with exit code {report['exit_code']}")
     if before["mode"] == "measured" and times is None:
-        found.append(
-            f"times are not compared: it takes {_STEPS} iterations of each run to know how far equal ones differ"
-        )
+        found.append(f"times are not compared: that takes {_STEPS} iterations of each run, whose spread is the noise")
     return found
 
 
