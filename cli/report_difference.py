@@ -171,7 +171,7 @@ def _folded(rows: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[l
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """The figures in which the first of these rows differs, summed over all."""
-    found = []
+    found: list[tuple[str, Mapping[str, Any]]] = []
     for name in _OF_ROWS:
         values = [row[name] for row in rows if row.get(name)]
         if any(value["difference"] for value in values):

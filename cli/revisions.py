@@ -78,8 +78,9 @@ def _ran(words: Sequence[str], **options: Any) -> tuple[int, str, str]:
     """Exit code, stdout, and stderr where that is asked for. Who is interrupted ends it, and lets it clean up."""
     import subprocess  # not above: with what it imports itself, the command's help would be slower
 
-    text = {"encoding": "utf-8", "errors": "surrogateescape"}
-    running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **text, **options)
+    running = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, encoding="utf-8", errors="surrogateescape", **options
+    )
     try:
         out, error = running.communicate()
     except BaseException:

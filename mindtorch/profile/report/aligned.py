@@ -245,9 +245,9 @@ def _common_lines(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> float:
 
 def _edited(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The lines of a file that stayed, and those that were changed where they were."""
-    texts = [[row["source"] or (row["function"], row["line"]) for row in rows] for rows in (old, new)]
+    texts = [[row["source"] or f"{row['function']}:{row['line']}" for row in rows] for rows in (old, new)]
     same = []
-    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
         if what == "equal":
             same += list(zip(old[i:i_end], new[j:j_end], strict=True))
         elif what == "replace":

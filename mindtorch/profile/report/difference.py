@@ -264,12 +264,12 @@ class _Cell:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> _Cell:
-        return cls(*(row[name] for name in COUNTS), row["self_s"], row["step_s"])
+        return cls(row["ops"], row["flops"], row["macs"], row["bytes"], row["self_s"], row["step_s"])
 
     def plus(self, row: Mapping[str, Any]) -> _Cell:
         """Of two lambdas on one line; quartiles of sums are not known."""
-        counts = (getattr(self, name) + row[name] for name in COUNTS)
-        return _Cell(*counts, self.seconds + row["self_s"], None)
+        more = {name: getattr(self, name) + row[name] for name in COUNTS}
+        return _Cell(**more, seconds=self.seconds + row["self_s"])
 
     def counts(self) -> tuple[int, ...]:
         return self.ops, self.flops, self.macs, self.bytes
@@ -284,39 +284,38 @@ def _meet(found: dict[_Key, list[_Cell | None]]) -> None:
     waiting: dict[_Key, list[_Key]] = defaultdict(list)
     for key, (old, new) in found.items():
         if old is not None and new is None:
-            waiting[(*key[:3], old.counts())].append(key)
+            waiting[key[:3] + old.counts()].append(key)
     for key, (old, new) in list(found.items()):
-        if old is None and new is not None and (same := waiting[(*key[:3], new.counts())]):
+        if old is None and new is not None and (same := waiting[key[:3] + new.counts()]):
             found[key][0] = found.pop(same.pop(0))[0]
 
 
 def _modules(
     before: Mapping[str, Any], after: Mapping[str, Any], join: _Join, rows: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What modules do and hold themselves, of those that differ in it, in the order of the run."""
-    figures: dict[tuple[str, bool], dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
-    classes: dict[tuple[str, bool], list[str | None]] = defaultdict(lambda: [None, None])
+    """What modules do and hold themselves, of those that differ in it, those that differ most first."""
+    figures: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    classes: dict[tuple[str, str], list[str | None]] = defaultdict(lambda: [None, None])
     for side, report in enumerate((before, after)):
         held = _parameters(report)
         for row in report["modules"]:
-            path, gone = join.module(row["path"], side)
-            classes[path, bool(gone)][side] = row["class"]
-            figures[path, bool(gone)]["params"][side] += held[row["path"]]
+            module = join.module(row["path"], side)
+            classes[module][side] = row["class"]
+            figures[module]["params"][side] += held[row["path"]]
     for row in rows:
         for name in (*COUNTS, *(["time"] if row["time"] and before["mode"] == "estimate" else [])):
             for side, when in enumerate(("before", "after")):
-                figures[row["module"], row["gone"]][name][side] += row[name][when]
-    found = []
-    for (path, gone), by_name in figures.items():
-        all_figures = {name: figure(*by_name[name]) for name in (*COUNTS, "params")}
-        if "time" in by_name:
-            all_figures["time"] = figure(*by_name["time"])
-        old, new = classes[path, gone]
+                figures[row["module"], "removed" if row["gone"] else ""][name][side] += row[name][when]
+    found: list[dict[str, Any]] = []
+    for module, by_name in figures.items():
+        own = {name: figure(*by_name[name]) for name in (*COUNTS, "params", *by_name)}
+        old, new = classes[module]
         if old != new or any(abs(each["difference"]) > _ROUNDED * max(abs(each["before"]), abs(each["after"]))
-                             for each in all_figures.values()):  # fmt: skip
+                             for each in own.values()):  # fmt: skip
             what = "new" if old is None else "removed" if new is None else "changed"
-            found.append({"module": path, "class": old if new is None else new, "what": what, **all_figures})
-    return found
+            found.append({"module": module[0], "class": new or old or "", "what": what, **own})
+    most = ("flops", "params", "bytes", "ops")
+    return sorted(found, key=lambda row: (*(-abs(row[name]["difference"]) for name in most), row["module"]))
 
 
 def _parameters(report: Mapping[str, Any]) -> dict[str, int]:
