@@ -25,7 +25,8 @@ COUNTS = ("ops", "flops", "macs", "bytes")
 METRICS = ("ops", "flops", "bytes", "params", "peak", "time")
 _STEPS = 5  # that tell how far times of one run are apart
 _FENCE = 1.5
-_ROUNDED = 1e-9  # of times, which are sums
+_ROUNDED = 1e-9  # of a figure that is no integer
+_SHARED = 2.5e-9  # seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 _CONDITION = re.compile(r"\s*([a-z]+)\s*>\s*\+\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(%?)\s*")
 
 _Key = tuple[Any, ...]
@@ -83,6 +84,11 @@ def _kind(report: Mapping[str, Any]) -> str:
     if report["mode"] == "measured":
         return "which was measured"
     return "an estimate for a target" if report.get("roofline") else "an estimate without a target"
+
+
+def _sized(report: Mapping[str, Any]) -> bool:
+    """Whether its times are those of a target, which are the same every time."""
+    return report["mode"] == "estimate" and bool(report.get("roofline"))
 
 
 class _Join:
@@ -180,7 +186,7 @@ def _totals(
     found["peak"] = figure(_peak(before), _peak(after))
     if "peak_device_bytes" in old and "peak_device_bytes" in new:
         found["device_peak"] = figure(old["peak_device_bytes"], new["peak_device_bytes"])
-    if before["mode"] == "estimate" and before.get("roofline"):
+    if _sized(before):
         found["time"] = figure(old["time_s"], new["time_s"])
     elif times is not None:
         found["time"] = times
@@ -214,7 +220,7 @@ def _rows(
     before: Mapping[str, Any], after: Mapping[str, Any], join: _Join, times: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     """By module, op, phase and line; all of them, those that differ first and marked. times: of measured steps."""
-    estimate = before["mode"] == "estimate"
+    estimate = _sized(before)
     found: dict[_Key, list[_Cell | None]] = {}
     for side, report in enumerate((before, after)):
         detail = report["detail"]
@@ -233,7 +239,7 @@ def _rows(
         time = None
         if estimate:
             time = figure(first.seconds, last.seconds)
-            differs = differs or abs(time["difference"]) > _ROUNDED * max(time["before"], time["after"])
+            differs = differs or abs(time["difference"]) > _SHARED
         elif times is not None and first.steps and last.steps:
             time = _timed(first.steps, last.steps)
             differs = differs or (times["beyond_noise"] and time["beyond_noise"])
@@ -302,16 +308,19 @@ def _modules(
             module = join.module(row["path"], side)
             classes[module][side] = row["class"]
             figures[module]["params"][side] += held[row["path"]]
+    names = (*COUNTS, "time") if _sized(before) else COUNTS  # measured times are no sums
+    slower = set()
     for row in rows:
-        for name in (*COUNTS, *(["time"] if row["time"] and before["mode"] == "estimate" else [])):
+        if row["differs"]:
+            slower.add((row["module"], "removed" if row["gone"] else ""))
+        for name in names:
             for side, when in enumerate(("before", "after")):
                 figures[row["module"], "removed" if row["gone"] else ""][name][side] += row[name][when]
     found: list[dict[str, Any]] = []
     for module, by_name in figures.items():
-        own = {name: figure(*by_name[name]) for name in (*COUNTS, "params", *by_name)}
+        own = {name: figure(*by_name[name]) for name in ("params", *names)}
         old, new = classes[module]
-        if old != new or any(abs(each["difference"]) > _ROUNDED * max(abs(each["before"]), abs(each["after"]))
-                             for each in own.values()):  # fmt: skip
+        if old != new or any(each["difference"] for name, each in own.items() if name != "time" or module in slower):
             what = "new" if old is None else "removed" if new is None else "changed"
             found.append({"module": module[0], "class": new or old or "", "what": what, **own})
     most = ("flops", "params", "bytes", "ops")
