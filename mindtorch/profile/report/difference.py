@@ -66,7 +66,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
 
 def check(report: Any, name: str) -> None:
     """UsageError where that is not the report of one process, of this version."""
-    if not isinstance(report, dict) or "totals" not in report or "mode" not in report:
+    if not isinstance(report, dict) or "totals" not in report or "diff" in report:
         raise UsageError(f"{name}: expected a file that genie profile --json made, got something else")
     if report.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
