@@ -43,24 +43,24 @@ class Lines:
 
 def detail(seen: Recording, rows: Any) -> dict[str, Any]:
     """The entry of a report, in no order. rows: the table of the stage that is reported."""
-    lines = Lines()
+    lines, names = Lines(), seen.names
     between = "(launch)" if seen.mode == "estimate" else "(python)"
+    ops = [seen.op_name(sig) or between for sig in range(len(seen.ops))]
     keys: dict[tuple[int, int, int, int], _Key] = {}
     found: dict[_Key, list[Any]] = {}
     for sig, module, location, phase, calls, ns, nbytes in rows.tolist():  # as `rows.Row` has it
         flops, macs = seen.flops[sig] or (0, 0)
-        key = (seen.names[module], seen.op_name(sig) or between, context.phase_name(phase), lines.index(location))
-        keys[sig, module, location, phase] = key
-        entry = found.setdefault(key, [0, 0, 0, 0, 0])
-        for i, value in enumerate((calls if sig else 0, calls * flops, calls * macs, nbytes, ns)):
-            entry[i] += value
+        key = keys[sig, module, location, phase] = names[module], ops[sig], context.PHASES[phase], lines.index(location)
+        entry = found.get(key)
+        if entry is None:
+            found[key] = [calls if sig else 0, calls * flops, calls * macs, nbytes, ns]
+        else:
+            for i, value in enumerate((calls if sig else 0, calls * flops, calls * macs, nbytes, ns)):
+                entry[i] += value
     steps = _of_steps(seen, keys)
     return {
         "columns": list(COLUMNS),
-        "rows": [
-            [*key, ops, flops, macs, nbytes, ns / 1e9, steps.get(key)]
-            for key, (ops, flops, macs, nbytes, ns) in found.items()
-        ],
+        "rows": [[*key, *entry[:4], entry[4] / 1e9, steps.get(key)] for key, entry in found.items()],
         "lines": lines.facts,
     }
 
