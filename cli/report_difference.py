@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .apart import near
 from .render import Canvas, Column, Text, clean
+from .report_lines import short
 from .units import amount, bytes_text, count, counted, number, seconds
 
 if TYPE_CHECKING:
@@ -166,7 +166,17 @@ def _folded(rows: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[l
         path = re.sub(r"\d+", "0", row["module"])
         counts = [(row[name]["before"], row[name]["after"]) for name in _OF_ROWS if name in row and name != "time"]
         found.setdefault((path, *(row[name] for name in names[1:]), *counts), []).append(row)
-    return list(found.values())
+    return sorted(found.values(), key=_importance)
+
+
+def _importance(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Sorts what differs most to the front: by FLOPs, parameters, bytes, ops, time."""
+    if "difference" in rows[0]:
+        return (-abs(_total(rows)["difference"]),)
+    return tuple(
+        -abs(sum(row[name]["difference"] for row in rows if row.get(name)))
+        for name in ("flops", "params", "bytes", "ops", "time")
+    )
 
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -190,7 +200,7 @@ def _total(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _where(row: Mapping[str, Any], *words: str) -> str:
     """Words, the module, and the line."""
-    line = f"{near(row['file'])}:{row['line']}" if row.get("file") else ""
+    line = f"{short(row)}:{row['line']}" if row.get("file") else ""
     module = row.get("module") or ("" if words else "(outside any module)")
     return ", ".join(filter(None, (*words, module, line)))
 

@@ -101,7 +101,7 @@ class _Join:
             for report in (before, after)
         ]
         self._lines = aligned.lines(*facts)
-        self.sources = [{(row["file"], row["line"]): row["source"] for row in rows} for rows in facts]
+        self._facts = [{(row["file"], row["line"]): row for row in rows} for rows in facts]
         self._numbers = {of: at for at, of in self._lines.items()}
 
     def module(self, path: str, side: int) -> tuple[str, str]:
@@ -123,8 +123,9 @@ class _Join:
         """The fields of a row; line_before: its number in the other file, where it is there."""
         file, number, gone = line
         was = (file, number) if gone else self._numbers.get((file, number))
-        source = self.sources[0 if gone else 1].get((file, number), "")
-        return {"file": file, "line": number, "source": source, "line_before": was[1] if was else None}
+        facts = self._facts[0 if gone else 1][file, number]
+        found = {name: facts[name] for name in ("file", "line", "function", "source", "package")}
+        return {**found, "line_before": was[1] if was else None}
 
     def renamed(self) -> list[dict[str, str]]:
         """Modules with another name or place; what is within them goes with them."""
