@@ -10,7 +10,8 @@ import click
 
 from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
-from mindtorch.profile.report.difference import METRICS, Condition, compare
+from mindtorch.profile.report.conditions import METRICS, Condition
+from mindtorch.profile.report.difference import compare
 
 from .output import OutputFile, output_options
 

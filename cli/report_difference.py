@@ -14,7 +14,7 @@ from .report_lines import short
 from .units import amount, bytes_text, count, counted, number, seconds
 
 if TYPE_CHECKING:
-    from mindtorch.profile.report.difference import Condition
+    from mindtorch.profile.report.conditions import Condition
 
 __all__ = ["grown", "markdown", "render"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .apart import near
@@ -72,7 +73,7 @@ def scopes(report: dict[str, Any], canvas: Canvas, top: int) -> None:
         canvas.paragraph(f"{counted(len(rows) - top, 'more scope')}: --by op shows more of them", "dim")
 
 
-def short(row: dict[str, Any]) -> str:
+def short(row: Mapping[str, Any]) -> str:
     """The file: of a library from its package on; else relative to the current directory where that is shorter."""
     path, package = str(row["file"]), row.get("package")
     if package and package != "standard library":

@@ -16,7 +16,8 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import aligned
-from mindtorch.profile.report.difference import COUNTS, Condition, compare
+from mindtorch.profile.report.conditions import Condition
+from mindtorch.profile.report.difference import COUNTS, compare
 
 PROGRAM = """
 import torch

@@ -137,8 +137,6 @@ class Profiler(Run):
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
         self._overhead = 0  # of stages that ended
-        self._spans: list[tuple[int, int]] = []  # of the iterations reported, where the program says what one is
-        self._iteration = 0  # when the last of those began
 
     def __enter__(self) -> Profiler:
         if self._used:
@@ -226,7 +224,6 @@ class Profiler(Run):
 
     def recording(self) -> Recording:
         collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
-        spans = self._spans if self._announced else times.spans(self.marks, self._reported_since())
         held = Recording(
             mode="measured",
             device="",
@@ -250,8 +247,8 @@ class Profiler(Run):
             imports=self._watch.found,
             imports_within=self._watch.within,
             compiled_ns=collector.compiled,
-            spans=spans,
-            step_ns=times.steps(spans, away),
+            spans=self._spans(self._reported_since()),
+            step_ns=times.steps(self._spans(self._reported_since()), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             chains=self.collector.lines,
@@ -279,9 +276,6 @@ class Profiler(Run):
         what they need is made ready ("init"). Nothing is guessed from then on; `warmup` and `steps` say nothing."""
         now = now_ns()
         self._announce(now)
-        if self._stage == "main":
-            self._spans.append((self._iteration, now))
-        self._iteration = now
         if name != self._stage:
             self._end_part(self._run_pending(now))
             self._stage = name
