@@ -143,7 +143,10 @@ def _profiled(words: Sequence[str], name: str, folder: str, environment: Mapping
     code, text, _ = _ran(command, cwd=folder, env={**os.environ, **environment})
     if code:
         raise UsageError(f"nothing to compare: genie profile ended with exit code {code} at {name}")
-    report: dict[str, Any] = json.loads(text)
+    report: dict[str, Any]
+    report, end = json.JSONDecoder().raw_decode(text)
+    if after := text[end:].strip():  # what the program printed as the process ended
+        click.echo(after, err=True)
     return report
 
 

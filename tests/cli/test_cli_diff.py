@@ -200,13 +200,16 @@ def test_C5_an_estimates_time_can_be_a_condition(reports: Path) -> None:
 
 
 def test_C5_a_revision_and_the_working_tree(repository: Path) -> None:
+    with open("train.py", "a") as file:
+        file.write("import atexit; atexit.register(print, 'at the very end')\n")
     done = genie("diff", "--base", "main", "--fail-if", "flops>+0.5%", "--", "profile", "train.py")
     assert done.exit_code == 1, done.output
+    assert "at the very end" in done.stderr and "at the very end" not in done.stdout
     assert re.search(r"genie diff  main \([0-9a-f]{10}\) → the working tree", done.stdout)
     assert "in addmm, forward, Net.first, model.py:10" in done.stderr
     assert re.search(r"^parameters, model\.py:7 +25\.\d KiB +25\.\d KiB ", done.stdout, re.M)
     assert "trained" not in done.stdout and is_clean(repository)
-    assert git("status", "--short", cwd=repository) == " M training/model.py\n", "nothing was written here"
+    assert git("status", "--short", cwd=repository).split() == ["M", "training/model.py", "M", "training/train.py"]
 
 
 def test_C5_nothing_changed_since_a_revision(repository: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mindtorch.base.errors import UsageError
+from mindtorch.base.ranks import merge
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -378,6 +379,12 @@ def test_C5_reports_of_different_kinds_are_refused(tmp_path: Path, alone: None) 
 def test_C5_what_cannot_be_compared_is_refused(change: Callable[[Report], Any], says: str, measured: Report) -> None:
     with pytest.raises(UsageError, match=says):
         compare(measured, change(measured), ("a.json", "b.json"))
+
+
+def test_C5_the_report_of_all_ranks_is_refused(measured: Report) -> None:
+    merged = merge([{**measured, "rank": {"rank": i, "world_size": 2, "run": "x"}} for i in range(2)])
+    with pytest.raises(UsageError, match=r"all.json: expected the report of one rank, got that of all 2 in one"):
+        compare(merged, measured, ("all.json", "b.json"))
 
 
 @pytest.mark.parametrize("text", ["flops", "flops>1%", "flops>+", "flops>+1%%", "speed>+1%", "flops<+1%", ">+1%", ""])
