@@ -270,8 +270,8 @@ def _ratio(value: Mapping[str, Any]) -> str:
     ratio = value["ratio"]
     if not ratio:
         return "new" if ratio is None else "removed"
-    if ratio >= 10:
-        return f"{ratio:.4g}×"
+    if ratio >= 10 or ratio < 0.1:
+        return f"{ratio:.3g}×"
     digits = 7 if ratio == 1 else min(7, max(2, 1 - math.floor(math.log10(abs(ratio - 1)))))
     return f"{ratio:.{digits}f}×"
 

@@ -43,13 +43,18 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
     join = _Join(before, after)
     times = _step_times(before, after)
     rows = _rows(before, after, join, times)
+    notes = _notes(before, after, times)
+    if times and times["beyond_noise"] and not any(row[name]["difference"] for row in rows for name in COUNTS):
+        notes.append(
+            "the same operations took another time: that may be the machine, as noise is known within a run only"
+        )
     return {
         "schema_version": DIFFERENCE_VERSION,
         "diff": list(names),
         "mode": before["mode"],
         "before": _facts(before),
         "after": _facts(after),
-        "notes": _notes(before, after, times),
+        "notes": notes,
         "totals": _totals(before, after, times),
         "memory": _kinds_of_memory(before, after),
         "held": _held(before, after, join),
