@@ -18,6 +18,7 @@ __all__ = ["cli", "entry"]
 
 _COMMANDS = (
     "profile",
+    "diff",
     "graph",
     "run",
     "check",
@@ -107,6 +108,7 @@ _EPILOG = """\b
 Examples:
   genie profile train.py --lr 0.1     options after the script are the script's
   genie profile model.py:build --input 1x3x224x224
+  genie diff before.json after.json   what two of its reports differ in
   genie graph model.py:build --input 1x128:int64 --dot graph.dot
   genie run train.py --lr 0.1         the same, computed by another executor
   genie check --target h100 train.py  would the accelerator take it?

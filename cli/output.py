@@ -27,9 +27,9 @@ __all__ = ["OutputFile", "output_options"]
 @functools.cache
 def _ours() -> re.Pattern[bytes]:
     """How every file begins that genie writes."""
-    from . import graph, profile  # not above: their options are of this module's type
+    from . import diff, graph, profile  # not above: their options are of this module's type
 
-    return re.compile(b"|".join(each.begins for each in (*profile.FORMATS, *graph.FORMATS)))
+    return re.compile(b"|".join(each.begins for each in (*profile.FORMATS, *graph.FORMATS, *diff.FORMATS)))
 
 
 class OutputFile:

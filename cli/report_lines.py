@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .apart import near
@@ -10,7 +11,7 @@ from .render import Canvas, Column, Text, clean
 from .report_columns import cells, style, table_columns
 from .units import count, counted, percent, seconds
 
-__all__ = ["lines", "scopes"]
+__all__ = ["lines", "scopes", "short"]
 
 _PACKAGES = (Column("time", 8), Column("%", 5))
 _SCOPES = (Column("calls", 7), Column("total", 8), Column("%", 5), Column("a call", 8))
@@ -26,7 +27,7 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     canvas.heading("Lines", "by self time" if sort == "self" else f"by {sort}")
     canvas.sheet_head("line", columns)
     for row in rows[:top]:
-        where = f"{_short(row)}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
+        where = f"{short(row)}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
         function = clean(row.get("function") or "")
         name = Text(clean(where))
         if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
@@ -77,7 +78,7 @@ def scopes(report: dict[str, Any], canvas: Canvas, top: int) -> None:
         canvas.paragraph(f"{counted(len(rows) - top, 'more scope')}: --by op shows more of them", "dim")
 
 
-def _short(row: dict[str, Any]) -> str:
+def short(row: Mapping[str, Any]) -> str:
     """The file: of a library from its package on; else relative to the current directory where that is shorter."""
     path, package = str(row["file"]), row.get("package")
     if package and package != "standard library":

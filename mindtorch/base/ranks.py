@@ -66,6 +66,7 @@ def merge(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = ordered[0]
     merged = dict(first)
     merged["rank"] = None
+    merged.pop("detail", None)  # of one rank alone
     merged["ranks"] = [
         {
             "rank": report["rank"]["rank"],

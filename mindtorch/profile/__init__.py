@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mindtorch.profile.measure.collect import Profiler
-    from mindtorch.profile.report.build import SCHEMA_VERSION, build_report
-    from mindtorch.profile.report.export import write_csv, write_json
+    from mindtorch.profile.report.build import build_report
+    from mindtorch.profile.report.export import SCHEMA_VERSION, write_csv, write_json
     from mindtorch.profile.report.flame import write_flame
     from mindtorch.profile.report.page import write_html
     from mindtorch.profile.report.trace import write_trace
 
 # Where they are. Loaded when they are asked for: the command's options are in this package, and need no torch.
 _HOMES = {
-    "Profiler": "measure.collect", "SCHEMA_VERSION": "report.build", "build_report": "report.build",
+    "Profiler": "measure.collect", "SCHEMA_VERSION": "report.export", "build_report": "report.build",
     "write_csv": "report.export", "write_flame": "report.flame", "write_html": "report.page",
     "write_json": "report.export", "write_trace": "report.trace",
 }  # fmt: skip

@@ -22,7 +22,7 @@ def genie(*args: str):
     return CliRunner().invoke(cli, list(args), prog_name="genie")
 
 
-@pytest.mark.parametrize("args", [[], ["profile"], ["graph"], ["run"], ["check"], ["devices"]])
+@pytest.mark.parametrize("args", [[], ["profile"], ["diff"], ["graph"], ["run"], ["check"], ["devices"]])
 def test_C8_help_has_examples_and_fits_80_columns(args):
     result = genie(*args, "--help")
     assert result.exit_code == 0
@@ -33,7 +33,7 @@ def test_C8_help_has_examples_and_fits_80_columns(args):
 def test_C8_commands_are_listed():
     listed = genie("--help").stdout.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
-        "profile", "graph", "run", "check", "devices", "worker", "calibrate"
+        "profile", "diff", "graph", "run", "check", "devices", "worker", "calibrate"
     ]  # fmt: skip
 
 

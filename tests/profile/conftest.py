@@ -79,6 +79,10 @@ def _check_sums(report: dict[str, Any]) -> None:
     assert sum(row["flops"] for row in report["ops"]) == report["totals"]["flops"]
     assert sum(row["calls"] for row in report["ops"] if row["name"] != "(python)") == report["totals"]["ops"]
     assert sum(row["calls"] for row in report["lines"]) == report["totals"]["ops"]
+    detail = report["detail"]
+    for key, of in (("ops", "ops"), ("flops", "flops"), ("macs", "macs"), ("self_s", "time_s")):
+        at = detail["columns"].index(key)
+        assert sum(row[at] for row in detail["rows"]) == pytest.approx(report["totals"][of], rel=1e-9), key
     startup = report["startup"]
     accounted = (
         startup["import_s"]

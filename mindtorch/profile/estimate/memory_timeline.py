@@ -18,6 +18,7 @@ from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.profile.estimate import scratch
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
+from mindtorch.profile.report.lines import package_of
 from mindtorch.profile.report.module_names import Names
 
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
@@ -100,6 +101,7 @@ class MemoryTimeline:
             "at": self._where(at),
             "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, op_name),
             "lines": peak.by_line(self.blocks[there], nbytes),
+            "held": self._held(at, there),
             "timeline": self._timeline(held),
         }
         if card is not None:
@@ -110,6 +112,16 @@ class MemoryTimeline:
             facts["spare_bytes"] = capacity - most
             facts["devices"] = max(1, -(-most // capacity))
         return facts
+
+    def _held(self, at: int, there: Any) -> dict[str, Any]:
+        """By kind, module and line; scratch memory is of the call that is running."""
+        found = peak.held(self.categories[there], self.blocks[there], self.nbytes[there], self.names)
+        if len(self.scratch) and self.scratch[at]:
+            where = self._where(at)
+            found["rows"].append([SCRATCH, where["module"], len(found["lines"]), int(self.scratch[at])])
+            found["lines"].append({**{key: where[key] for key in ("file", "line", "function", "source")},
+                                   "package": package_of(where["file"]) if where["file"] else ""})  # fmt: skip
+        return found
 
     def _where(self, position: int) -> dict[str, Any]:
         if not len(self.calls):

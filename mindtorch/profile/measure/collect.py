@@ -97,8 +97,7 @@ class Profiler(Run):
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
     target: where the same calls are predicted for, beside what is measured.
     shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
-    lines: note the lines that led to each op, not the innermost alone; it takes a walk over all frames per op.
-    hits: count how often the calling thread reaches each line of the program's own files; Python is slower then.
+    lines, hits: see `LineWatch`. The first takes a walk over all frames per op, the second slows Python down.
     whole: all that runs in the block is reported. Else what comes before the first call of a module is construction.
     """
 
@@ -247,7 +246,8 @@ class Profiler(Run):
             imports=self._watch.found,
             imports_within=self._watch.within,
             compiled_ns=collector.compiled,
-            step_ns=[] if self._announced else times.steps(self.marks, self._reported_since(), away),
+            spans=self._spans(self._reported_since()),
+            step_ns=times.steps(self._spans(self._reported_since()), away),
             call_ns=times.calls(collector.events(), self._reported_since(), self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             **self._noted(),

@@ -25,6 +25,7 @@ from mindtorch.base import sourceline
 from mindtorch.devices import mode
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.report import times
+from mindtorch.profile.report.detail import Lines
 from mindtorch.profile.report.module_names import Names
 
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
@@ -201,6 +202,18 @@ def by_line(blocks: Any, nbytes: Any, top: int = 50) -> list[dict[str, Any]]:
     return rows
 
 
+def held(kinds: Any, blocks: Any, nbytes: Any, names: Names) -> dict[str, Any]:
+    """All of `blocks` by kind, module and line, which is an index into the lines beside them."""
+    lines = Lines()
+    found: dict[tuple[int, str, int], int] = {}
+    columns = (kinds, blocks["module"], blocks["location"], nbytes)
+    for kind, module, location, size in zip(*(column.tolist() for column in columns), strict=True):
+        key = (kind, names[module], lines.index(location))
+        found[key] = found.get(key, 0) + size
+    rows = [[CATEGORIES[kind], module, where, size] for (kind, module, where), size in found.items()]
+    return {"columns": ["category", "module", "line", "bytes"], "rows": rows, "lines": lines.facts}
+
+
 def stretches(n: int) -> Any:
     """Where each of at most `POINTS` stretches of `n` positions begins."""
     return np.unique(np.linspace(0, n, min(n, POINTS) + 1).astype(int))[:-1] if n else np.zeros(0, int)
@@ -245,6 +258,7 @@ class Held:
             "at": {"op": op(sig), "module": names[module], **line(location), "phase": context.phase_name(phase)},
             "largest": largest(kinds, blocks, nbytes, names, op),
             "lines": by_line(blocks, nbytes),
+            "held": held(kinds, blocks, nbytes, names),
             "timeline": {"positions": edges.tolist(),
                          "bytes": np.maximum.reduceat(live, edges).tolist() if len(live) else []},
         }  # fmt: skip

@@ -14,6 +14,7 @@ from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.line_watch import LineWatch
 from mindtorch.profile.measure.model import ModelBook
+from mindtorch.profile.report import times
 from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.recording import Parameters, Recording, Stage
@@ -46,6 +47,8 @@ class Run:
         self._stage = stage
         self._before = ""  # the stage that the last end of an iteration ended, if it did
         self._announced = False
+        self._told: list[tuple[int, int]] = []  # start and end of the iterations reported, where they are announced
+        self._last = 0  # when the program announced something last
 
     def _announce(self, at: int) -> None:
         """The program says by itself that an iteration begins: from now on nothing is guessed."""
@@ -54,6 +57,13 @@ class Run:
         if self._stage in ("warmup", "main"):
             self.marks.append(at)
             self.warmup += self._stage == "warmup"
+        if self._stage == "main":
+            self._told.append((self._last, at))
+        self._last = at
+
+    def _spans(self, since: int) -> list[tuple[int, int]]:
+        """Start and end of the iterations reported; since: when the first of them began."""
+        return self._told if self._announced else times.spans(self.marks, since)
 
     @functools.cached_property
     def names(self) -> Names:

@@ -20,17 +20,16 @@ from mindtorch._ext import context
 from mindtorch._ext.labels import RECOMPUTING
 from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
+from mindtorch.profile.report.detail import detail
+from mindtorch.profile.report.export import SCHEMA_VERSION
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.recording import Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
-from mindtorch.profile.report.times import seconds
+from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.warn import warnings
 
-#: Of the dict and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New keys
-#: do not raise it; names of ops, modules, phases and categories are values.
-SCHEMA_VERSION = 2
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
@@ -109,6 +108,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "labels": labels,
         "waits": _waits(seen, labels, waits[main]),
         "lines": line_rows(seen, grouped(every, SIG, LOCATION)),
+        "detail": detail(seen, every),
         "uncounted": uncounted,
         "unseen": _unseen(seen),
         "assumed": list(seen.assumed),
@@ -179,7 +179,8 @@ def _steps(seen: Recording, warmup_s: float) -> dict[str, Any]:
     """Iterations: how many ended, how many of them are left out as warm-up and what those cost, times of the others."""
     count, times = len(seen.marks), seen.step_ns
     return {"count": count, "warmup": min(seen.warmup, count), "warmup_s": warmup_s,
-            "time_s": seconds(times), "first_s": times[0] / 1e9 if times else None}  # fmt: skip
+            "time_s": seconds(times), "first_s": times[0] / 1e9 if times else None,
+            "quartiles_s": (quartiles(times) / 1e9).tolist() if times else None}  # fmt: skip
 
 
 def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:

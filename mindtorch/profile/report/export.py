@@ -13,6 +13,9 @@ from mindtorch.base.formats import Format, atomic
 from mindtorch.base.words import counted
 from mindtorch.profile.report.columns import TABLES
 
+#: Of the report and its JSON: raised by whoever renames or removes a key, or changes what one means or its unit. New
+#: keys do not raise it; names of ops, modules, phases and categories are values.
+SCHEMA_VERSION = 2
 #: Every field of the tables that is one value; what names a row or is its time has one name in all tables.
 _KEYS = (column.key for columns in TABLES.values() for column in columns)
 CSV_COLUMNS = tuple(dict.fromkeys(["table", "name", *(k for k in _KEYS if k not in ("path", "time_s", "call_s"))]))

@@ -108,6 +108,9 @@ class Log(Protocol):
 
     dropped_events: int
 
+    def events(self) -> bytes:
+        """All of them, as `_ext.timeline.EVENT` has it for numpy."""
+
     def event_count(self) -> int: ...
 
     def event(self, index: int) -> tuple[int, ...]:
@@ -148,7 +151,8 @@ class Recording:
     imports: Mapping[str, int] = field(default_factory=dict)  # ns by package, what it imported included
     imports_within: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by it and what was being loaded then
     compiled_ns: int = 0
-    step_ns: Sequence[int] = ()  # of the iterations reported
+    spans: Sequence[tuple[int, int]] = ()  # start and end of the iterations reported
+    step_ns: Sequence[int] = ()  # of the same, the program's own time
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there

@@ -71,10 +71,19 @@ def calls(events: bytes, since: int, away: Iterable[tuple[int, int]] = ()) -> di
     return found
 
 
-def steps(ends: Sequence[int], began: int, away: Iterable[tuple[int, int]] = ()) -> list[int]:
-    """Nanoseconds of the iterations that ended after `began`."""
-    marks = [began, *(end for end in ends if end > began)]
-    return list(itertools.starmap(apart_from(away), itertools.pairwise(marks)))
+def spans(ends: Sequence[int], began: int) -> list[tuple[int, int]]:
+    """(start, end) of the iterations that ended after `began`."""
+    return list(itertools.pairwise([began, *(end for end in ends if end > began)]))
+
+
+def steps(iterations: Iterable[tuple[int, int]], away: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """Nanoseconds of each iteration (start, end)."""
+    return list(itertools.starmap(apart_from(away), iterations))
+
+
+def quartiles(table: Any) -> Any:
+    """The first quartile, the median and the third of each row, as an array of shape (3, rows)."""
+    return np.quantile(np.asarray(table, float), (0.25, 0.5, 0.75), axis=-1)
 
 
 def seconds(ns: Sequence[int], share: float = 1.0) -> dict[str, Any] | None:

@@ -1,0 +1,66 @@
+"""Conditions on what two reports differ in: ``flops>+1%``."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindtorch.base.errors import UsageError
+
+#: What a condition may be about.
+METRICS = ("ops", "flops", "bytes", "params", "peak", "time")
+_CONDITION = re.compile(r"\s*([a-z]+)\s*>\s*\+\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(%?)\s*")
+_ROUNDED = 1e-9  # of a figure that is no integer
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``flops>+1%``: holds where a metric grew by more than that. limit: in per cent, or in FLOPs, bytes, seconds …"""
+
+    text: str
+    metric: str
+    limit: float
+    percent: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """UsageError where it says something else."""
+        said = _CONDITION.fullmatch(text.lower())
+        metric = {"parameters": "params"}.get(said[1], said[1]) if said else ""
+        if said is None or metric not in METRICS:
+            raise UsageError(
+                f"expected a condition like 'flops>+1%' or 'peak>+1000000', of {', '.join(METRICS)}, got {text!r}"
+            )
+        return cls(text.strip(), metric, float(said[2]), bool(said[3]))
+
+    def check(self, difference: Mapping[str, Any]) -> None:
+        """UsageError where it is about times that were measured, or not predicted."""
+        if self.metric == "time" and (difference["mode"] == "measured" or "time" not in difference["totals"]):
+            raise UsageError(f"{self.text!r} is about the time of an estimate: make both reports with --target NAME")
+
+    def holds(self, difference: Mapping[str, Any]) -> bool:
+        total = difference["totals"][self.metric]
+        if not self.percent:
+            return bool(total["difference"] > self.limit)
+        return bool(total["difference"] > self.limit / 100 * total["before"] + _ROUNDED * total["before"])
+
+    def where(self, difference: Mapping[str, Any]) -> tuple[dict[str, Any], float] | None:
+        """The module that grew most, as one of its rows, and by how much: of `rows` (one of forward, whose line is the
+        module's own), of `modules` (parameters) or of `held` (the peak)."""
+        if self.metric == "peak":
+            grown = [(row, row["difference"]) for row in difference["held"]]
+        else:
+            table = difference["modules" if self.metric == "params" else "rows"]
+            grown = [(row, row[self.metric]["difference"]) for row in table if row.get(self.metric)]
+        by_module: dict[str, float] = defaultdict(float)
+        for row, more in grown:
+            by_module[row["module"]] += more
+        if not grown:
+            return None
+        most = max(by_module, key=by_module.__getitem__)
+        mine = [(row.get("phase") != "backward", more, i) for i, (row, more) in enumerate(grown)
+                if row["module"] == most and more > 0]  # fmt: skip
+        return (grown[max(mine)[2]][0], by_module[most]) if mine else None
