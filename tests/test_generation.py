@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -332,3 +333,20 @@ def test_C2_the_header_says_what_was_generated() -> None:
         "│", ""
     )
     assert "tokens/s" in text and "576 B at the end" in text
+
+
+def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the profile's own: in no phase, and in what is said to be subtracted."""
+
+    def slowly(of: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            time.sleep(0.05)
+            return of(*args)
+
+        return slow
+
+    monkeypatch.setattr(generation, "_phase", slowly(generation._phase))
+    monkeypatch.setattr(generation, "_wrote", slowly(generation._wrote))
+    with torch.no_grad(), Profiler(whole=True) as seen:
+        generate(Model(), "cpu")
+    assert seen.report()["totals"]["overhead_s"] >= 4 * 2 * 0.05

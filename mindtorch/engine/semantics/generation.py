@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
+from mindtorch.engine.semantics import owners
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -127,12 +129,15 @@ class Generated:
 
 def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The phase of a call that begins."""
+    began = time.perf_counter_ns()
     try:
         with torch._C.DisableTorchFunction():
             return _phase(module, args, kwargs)
     except Exception as error:  # noqa: BLE001 - what a program holds may answer anything; the call itself is not ours
         log.warning("a call of %s counts as forward, since it could not be looked at: %r", type(module).__name__, error)
         return _FORWARD
+    finally:
+        _looked(began)
 
 
 def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -181,11 +186,20 @@ def _left(module: torch.nn.Module, result: Any) -> None:
             break
     else:
         return
+    began = time.perf_counter_ns()
     try:
         with torch._C.DisableTorchFunction():
             _wrote(call, result)
     except Exception as error:  # noqa: BLE001
         log.warning("what %s wrote could not be looked at: %r", type(module).__name__, error)
+    finally:
+        _looked(began)
+
+
+def _looked(began: int) -> None:
+    """The time since then was no program's."""
+    for watch in owners.watching:
+        watch(began)
 
 
 def _wrote(call: _Call, result: Any) -> None:
