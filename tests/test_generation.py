@@ -350,3 +350,17 @@ def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest
     with torch.no_grad(), Profiler(whole=True) as seen:
         generate(Model(), "cpu")
     assert seen.report()["totals"]["overhead_s"] >= 4 * 2 * 0.05
+
+
+def test_L12_tokens_that_are_gone_are_forgotten() -> None:
+    """However many calls there are, each is compared with what is still there."""
+    model, cache = Model(), Cache()
+
+    def program() -> None:
+        logits, _ = model(prompt("cpu"), cache)
+        for _ in range(20):
+            logits, _ = model(logits[:, -1:].argmax(-1), cache)
+        _, state = generation._states[id(model)]
+        assert len(state.tokens) <= 2
+
+    assert phases(program) == "p" + "d" * 20

@@ -53,7 +53,24 @@ class _State:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
-        self.tokens: list[tuple[weakref.ref[torch.Tensor], tuple[Any, int]]] = []
+        # Place of tokens -> (what they were part of, its version).
+        self.tokens: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def had(self, tokens: torch.Tensor) -> bool:
+        """Are they part of a tensor that an earlier call got its tokens from, unchanged since?"""
+        ref, version = self.tokens.get(_place(tokens), (None, 0))
+        return ref is not None and ref() is not None and version == _version(tokens)
+
+    def took(self, tokens: torch.Tensor) -> None:
+        """A call got its tokens there."""
+        place, base = _place(tokens), tokens._base
+
+        def forget(ref: weakref.ref[torch.Tensor]) -> None:
+            if self.tokens.get(place, (None, 0))[0] is ref:
+                del self.tokens[place]
+
+        # A base lives as long as its memory is a prompt; a slice of it may be gone already.
+        self.tokens[place] = weakref.ref(tokens if base is None else base, forget), _version(tokens)
 
 
 class _Call:
@@ -153,8 +170,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     call.given = {_place(t) for t in tensors}
     call.inside = {} if call.held else _inside(module)
     single = tokens.dim() < 2 or tokens.shape[-1] == 1
-    where = _place(tokens), _version(tokens)
-    new = single and not any(of == where and ref() is not None for ref, of in state.tokens)
+    new = single and not state.had(tokens)
     count = tokens.numel()
     if _reads(state, call):
         _settle(_PREFILL if _is_candidate(module) else _FORWARD)
@@ -169,8 +185,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         state.tokens.clear()
     if phase != _CANDIDATE:
         _count(phase, count)
-    base = tokens._base  # lives as long as its memory is a prompt; a slice of it may be gone already
-    state.tokens.append((weakref.ref(tokens if base is None else base), where))
+    state.took(tokens)
     if known is None:
         key = id(module)
         _states[key] = weakref.ref(module, lambda _: _states.pop(key, None)), state
