@@ -245,10 +245,6 @@ def test_L12_what_is_given_to_a_model_may_answer_anything(caplog: pytest.LogCapt
         def __dict__(self) -> Any:  # type: ignore[override]
             raise RuntimeError("not for you")
 
-    class Takes(Model):
-        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
-            return self.head(self.embed(ids))
-
     model = Takes("none")
     assert phases(lambda: model(prompt("cpu"), Odd())) == "f"
     assert "not for you" in caplog.text
@@ -364,3 +360,65 @@ def test_L12_tokens_that_are_gone_are_forgotten() -> None:
         assert len(state.tokens) <= 2
 
     assert phases(program) == "p" + "d" * 20
+
+
+class Takes(Model):
+    """Reads nothing but ids."""
+
+    def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+        return self.head(self.embed(ids))
+
+
+def test_L12_what_is_given_to_a_model_may_lead_in_circles_and_be_large() -> None:
+    """Looking at it ends."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.near: list[Any] = []
+
+    nodes = [Node() for _ in range(300)]
+    for node in nodes:
+        node.near = nodes
+    lists: list[Any] = []
+    lists.extend([lists] * 300)
+    model = Takes("none")
+    for given in (nodes[0], nodes, lists, list(range(100_000)), dict.fromkeys(range(100_000))):
+        assert phases(lambda given=given: model(prompt("cpu"), given)) == "f"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_L12_a_cache_with_slots_of_any_name_is_one(weak: bool) -> None:
+    class Slots:
+        __slots__ = ("layers", "unset", *["__weakref__"][:weak])
+        update = Cache.update
+
+        def __init__(self) -> None:
+            self.layers: list[Any] = []
+
+    def program() -> None:
+        model, cache = Model(), Slots()
+        logits, _ = model(prompt("cpu"), cache)
+        for _ in range(2):
+            logits, _ = model(logits[:, -1:].argmax(-1), cache)
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_buffers_are_looked_at_beside_objects_that_hold_tensors() -> None:
+    """A mask that is no tensor, as FlexAttention's."""
+
+    class Mask:
+        def __init__(self) -> None:
+            self.blocks = torch.ones(2, 2)
+
+    class Masked(Model):
+        def forward(self, mask: Mask, ids: Tensor, at: int) -> Any:  # type: ignore[override]
+            return super().forward(ids, None, at)
+
+    def program() -> None:
+        model, mask = Masked("buffer"), Mask()
+        logits, _ = model(mask, prompt("cpu"), 0)
+        for at in (6, 7):
+            logits, _ = model(mask, logits[:, -1:].argmax(-1), at)
+
+    assert phases(program) == "pdd"

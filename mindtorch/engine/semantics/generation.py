@@ -19,9 +19,11 @@ import logging
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -38,10 +40,10 @@ _CANDIDATE = context.CANDIDATE
 _IDS = ("input_ids", "decoder_input_ids")
 _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
-_MOST = 4096  # tensors of a state
+_MOST_LOOKED = 20_000  # values, in looking at what a call got
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
 
-_WIDEST = 256  # entries of a list or a dict that are looked at
+_WIDEST = 4096  # entries of a list or a dict that are looked at
 
 _Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor -> (it, its version)
 
@@ -165,10 +167,9 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     state = _State() if known is None else known[1]
     call = _Call(module, state)
     tensors: list[torch.Tensor] = []
-    for each in (args, kwargs):
-        _find(each, tensors, call.held)
+    _find((*args, *kwargs.values()), tensors, call.held)
     call.given = {_place(t) for t in tensors}
-    call.inside = {} if call.held else _inside(module)
+    call.inside = {} if any(_is_cache(holder) for holder, _ in call.held) else _inside(module)
     single = tokens.dim() < 2 or tokens.shape[-1] == 1
     new = single and not state.had(tokens)
     count = tokens.numel()
@@ -225,7 +226,7 @@ def _wrote(call: _Call, result: Any) -> None:
     _find(result, tensors, held)
     tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
-    written += [holder for holder, _ in held if all(holder is not each for each, _ in call.held)]
+    written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
     state.tensors = [weakref.ref(t) for t in tensors]
     state.inside = bool(call.inside) and not _is_same(call.inside, _inside(call.module))
@@ -287,44 +288,63 @@ def _reads(state: _State, call: _Call) -> bool:
     return any(_place(t) in call.given for t in alive)
 
 
-def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]], depth: int = 0) -> None:
-    """The tensors in nested lists, tuples and dicts, and other objects that hold some."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-    elif isinstance(value, _PLAIN) or depth == _DEEPEST or len(tensors) > _MOST:
-        return
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _find(each, tensors, held, depth + 1)
-    elif isinstance(value, dict):
-        for each in value.values():
-            _find(each, tensors, held, depth + 1)
-    elif not isinstance(value, torch.nn.Module) and (_empty_cache(value) or _snapshot(value)):
-        held.append((value, _snapshot(value)))
+def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]] | None = None) -> None:
+    """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
+    left = iter(range(_MOST_LOOKED))
+    for each in _walk(value, left, into_objects=False):
+        if isinstance(each, torch.Tensor):
+            tensors.append(each)
+        elif held is not None:
+            held.append((each, _snapshot(each, left)))
 
 
-def _empty_cache(value: Any) -> bool:
-    """It holds no tensor yet, and may after the call."""
+def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
+    """Tensors, and other objects unless they are gone into, near ones first. Each list, dict and object is looked at
+    once, and no more values than are `left`: there may be circles, and millions of them."""
+    todo = deque([(value, 0)])
+    seen: set[int] = set()
+    for _ in left:
+        if not todo:
+            return
+        value, depth = todo.popleft()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (_PLAIN, torch.nn.Module)) or depth > _DEEPEST or id(value) in seen:
+            continue
+        else:
+            seen.add(id(value))
+            inner: Iterable[Any]
+            if isinstance(value, (list, tuple)):
+                inner = value
+            elif isinstance(value, dict):
+                inner = value.values()
+            elif not into_objects:
+                yield value
+                continue
+            else:
+                inner = () if callable(value) else _attributes(value)
+            todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for cls in type(value).__mro__:
+        if "__slots__" in vars(cls):
+            for slot in vars(cls).values():
+                if isinstance(slot, MemberDescriptorType):
+                    with suppress(AttributeError):  # nothing is in it
+                        yield slot.__get__(value)
+
+
+def _is_cache(value: Any) -> bool:
+    """It says so: a model that gets one keeps nothing in itself."""
     return "cache" in type(value).__name__.lower()
 
 
-def _snapshot(holder: Any) -> _Snapshot:
+def _snapshot(holder: Any, left: Iterator[int] | None = None) -> _Snapshot:
     """The tensors that an object holds, with their versions."""
-    found: _Snapshot = {}
-    todo = [(holder, 0)]
-    while todo and len(found) < _MOST:
-        value, depth = todo.pop()
-        if isinstance(value, torch.Tensor):
-            found[id(value)] = weakref.ref(value), _version(value)
-        elif isinstance(value, (_PLAIN, torch.nn.Module)) or callable(value) or depth > _DEEPEST:
-            continue
-        elif isinstance(value, (list, tuple)):
-            todo.extend((each, depth + 1) for each in value[:_WIDEST])
-        elif isinstance(value, dict):
-            todo.extend((each, depth + 1) for each in islice(value.values(), _WIDEST))
-        else:
-            todo.extend((each, depth + 1) for each in islice(getattr(value, "__dict__", {}).values(), _WIDEST))
-    return found
+    left = iter(range(_MOST_LOOKED)) if left is None else left
+    return {id(t): (weakref.ref(t), _version(t)) for t in _walk(holder, left, into_objects=True)}
 
 
 def _inside(module: torch.nn.Module) -> _Snapshot:
