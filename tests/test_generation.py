@@ -422,3 +422,42 @@ def test_L12_buffers_are_looked_at_beside_objects_that_hold_tensors() -> None:
             logits, _ = model(mask, logits[:, -1:].argmax(-1), at)
 
     assert phases(program) == "pdd"
+
+
+def test_L12_a_result_that_is_refined_is_no_generation() -> None:
+    """Diffusion, whose integers are times, and message passing, whose integers are edges."""
+
+    class Refines(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, WIDTH)
+
+        def forward(self, x: Tensor, integers: Tensor) -> Tensor:
+            return x + self.embed(integers).mean()
+
+    def program(shape: tuple[int, ...]) -> dict[str, Any] | None:
+        generated, model, x = generation.Generated(), Refines(), torch.ones(2, WIDTH)
+        for at in range(3):
+            x = model(x, torch.full(shape, at))
+        generated.ends("main")
+        return generated.facts("main")
+
+    for shape in ((2,), (2, 5)):
+        found: list[Any] = []
+        phases(lambda shape=shape: found.append(program(shape)))  # type: ignore[misc]
+        assert found == [None]
+
+
+def test_L12_statistics_that_a_model_keeps_are_no_cache() -> None:
+    class Normed(Model):
+        def __init__(self) -> None:
+            super().__init__("none")
+            self.norm, self.losses = nn.BatchNorm1d(WIDTH), []
+
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Tensor:
+            x = self.head(self.norm(self.embed(ids)))
+            self.losses.append(x.mean())
+            return x
+
+    model = Normed()
+    assert phases(lambda: [model(torch.arange(8)) for _ in range(4)] and None) == "ffff"

@@ -225,6 +225,8 @@ def _wrote(call: _Call, result: Any) -> None:
     held: list[tuple[Any, _Snapshot]] = []
     _find(result, tensors, held)
     tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
+    if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
+        tensors.clear()
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
@@ -233,7 +235,7 @@ def _wrote(call: _Call, result: Any) -> None:
     alive = {key: ref() for holder in written for key, (ref, _) in _snapshot(holder).items()}
     alive |= {id(t): t for t in tensors[1:]}
     _cache_bytes = sum(t.nbytes for t in alive.values() if t is not None)
-    if _is_candidate(call.module) and not (written or state.inside or len(tensors) > 1):
+    if _is_candidate(call.module) and not (written or state.inside or tensors):
         _settle(_FORWARD)
 
 
@@ -348,7 +350,8 @@ def _snapshot(holder: Any, left: Iterator[int] | None = None) -> _Snapshot:
 
 
 def _inside(module: torch.nn.Module) -> _Snapshot:
-    """Buffers and other tensors of the module and what is in it, but for its parameters."""
+    """Buffers and other tensors of the module and what is in it, but for its parameters, and for statistics: those
+    of sequences have a dimension for each sequence or position, and one for what is kept of it."""
     found: _Snapshot = {}
     for each in module.modules():
         for name, value in (*each._buffers.items(), *vars(each).items()):
@@ -356,7 +359,7 @@ def _inside(module: torch.nn.Module) -> _Snapshot:
                 found[id(value)] = weakref.ref(value), _version(value)
             elif isinstance(value, (list, tuple)) or "cache" in name:
                 found.update(_snapshot(value))
-    return found
+    return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
 
 
 def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
