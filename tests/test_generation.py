@@ -461,3 +461,31 @@ def test_L12_statistics_that_a_model_keeps_are_no_cache() -> None:
 
     model = Normed()
     assert phases(lambda: [model(torch.arange(8)) for _ in range(4)] and None) == "ffff"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["dict", "list", "tensor"])
+def test_L12_a_call_that_fills_what_it_gets_writes_it(kind: str, device: str) -> None:
+    """A dict or a list that the program made (whisper's), tensors that it made for all that is to come."""
+
+    class Fills(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Tensor:
+            x = self.embed(ids)
+            if kind == "dict":
+                x = past["x"] = torch.cat((past["x"], x), 1) if past else x
+            elif kind == "list":
+                past.append(x)
+                x = torch.cat(past, 1)
+            else:
+                past[0][:, at : at + ids.shape[1]] = x
+                x = past[0][:, : at + ids.shape[1]].cumsum(1)
+            return self.head(x[:, -ids.shape[1] :])
+
+    def program() -> None:
+        model = Fills("none").to(device)
+        past = {"dict": {}, "list": [], "tensor": [torch.zeros(2, 12, WIDTH, device=device)]}[kind]
+        logits = model(prompt(device), past)
+        for at in (6, 7, 8):
+            logits = model(logits[:, -1:].argmax(-1), past, at)
+
+    assert phases(program) == "pddd"

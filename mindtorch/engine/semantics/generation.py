@@ -78,11 +78,13 @@ class _State:
 class _Call:
     """An outermost call that is being looked at."""
 
-    def __init__(self, module: torch.nn.Module, state: _State) -> None:
-        self.module, self.state = module, state
+    def __init__(self, module: torch.nn.Module, state: _State, got: tuple[Any, ...]) -> None:
+        self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
         self.inside: _Snapshot = {}
-        self.given: set[Any] = set()  # places of the tensors that it got
+        tensors: list[torch.Tensor] = []
+        _find(got, tensors, self.held)
+        self.given = {_place(t): _version(t) for t in tensors}
 
 
 listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
@@ -165,10 +167,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return _FORWARD
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
-    call = _Call(module, state)
-    tensors: list[torch.Tensor] = []
-    _find((*args, *kwargs.values()), tensors, call.held)
-    call.given = {_place(t) for t in tensors}
+    call = _Call(module, state, (*args, *kwargs.values()))
     call.inside = {} if any(_is_cache(holder) for holder, _ in call.held) else _inside(module)
     single = tokens.dim() < 2 or tokens.shape[-1] == 1
     new = single and not state.had(tokens)
@@ -227,6 +226,9 @@ def _wrote(call: _Call, result: Any) -> None:
     tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
     if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
         tensors.clear()
+    got: list[torch.Tensor] = []
+    _find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
+    tensors += [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
