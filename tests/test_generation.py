@@ -489,3 +489,36 @@ def test_L12_a_call_that_fills_what_it_gets_writes_it(kind: str, device: str) ->
             logits = model(logits[:, -1:].argmax(-1), past, at)
 
     assert phases(program) == "pddd"
+
+
+def test_L12_another_models_steps_do_not_say_that_a_prefill_was_none() -> None:
+    """A draft model, that goes on between the prefill of the one that verifies and its next call."""
+    model, draft = Model(), Takes("none")
+    draft.forward = Model("object").forward  # type: ignore[method-assign]
+    cache, drafts = Cache(), Cache()
+
+    def program() -> None:
+        logits, _ = draft(prompt("cpu"), drafts)
+        logits, _ = draft(logits[:, -1:].argmax(-1), drafts)
+        logits, _ = model(prompt("cpu"), cache)
+        token = logits[:, -1:].argmax(-1)
+        draft(token, drafts)
+        model(token, cache)
+
+    assert phases(program) == "pdpdd"
+
+
+@pytest.mark.parametrize("kind", ["object", "returned"])
+def test_L12_generations_of_one_model_may_take_turns(kind: str) -> None:
+    """As where one is guided away from another. The last prefill is known as one."""
+    model = Model(kind)
+
+    def program() -> None:
+        pasts: list[Any] = [Cache() if kind == "object" else None for _ in range(2)]
+        ids = [prompt("cpu"), prompt("cpu") + 1]
+        for _ in range(3):
+            for i in range(2):
+                logits, pasts[i] = model(ids[i], pasts[i])
+                ids[i] = logits[:, -1:].argmax(-1)
+
+    assert phases(program) == "fp" + "dddd"

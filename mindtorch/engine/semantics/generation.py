@@ -40,6 +40,7 @@ _CANDIDATE = context.CANDIDATE
 _IDS = ("input_ids", "decoder_input_ids")
 _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
+_MOST = 1024  # tensors, and objects, of a state
 _MOST_LOOKED = 20_000  # values, in looking at what a call got
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
 
@@ -49,7 +50,7 @@ _Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor
 
 
 class _State:
-    """Of a module: what its last call wrote, and where the tokens of its calls were from."""
+    """Of a module: what its calls wrote, and where their tokens were from. Several generations may take turns."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []  # weak references to what holds tensors
@@ -57,6 +58,14 @@ class _State:
         self.inside = False  # the module's own
         # Place of tokens -> (what they were part of, its version).
         self.tokens: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def keep(self, objects: list[Any], tensors: list[torch.Tensor]) -> None:
+        """A call wrote these."""
+        new = {id(each) for each in (*objects, *tensors)}
+        self.objects = [ref for ref in self.objects if _is_alive(ref) and id(ref()) not in new]
+        self.objects = [*self.objects, *map(_weak, objects)][-_MOST:]
+        self.tensors = [ref for ref in self.tensors if _is_alive(ref) and id(ref()) not in new]
+        self.tensors = [*self.tensors, *map(weakref.ref, tensors)][-_MOST:]
 
     def had(self, tokens: torch.Tensor) -> bool:
         """Are they part of a tensor that an earlier call got its tokens from, unchanged since?"""
@@ -173,10 +182,10 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     new = single and not state.had(tokens)
     count = tokens.numel()
     if _reads(state, call):
-        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        _was_prefill(module)
         phase = _DECODE if new else _PREFILL
     elif state.inside and new:
-        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        _was_prefill(module)
         phase = _DECODE
     else:
         _settle(_FORWARD)
@@ -231,8 +240,7 @@ def _wrote(call: _Call, result: Any) -> None:
     tensors += [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
-    state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
-    state.tensors = [weakref.ref(t) for t in tensors]
+    state.keep(written, tensors)
     state.inside = bool(call.inside) and not _is_same(call.inside, _inside(call.module))
     alive = {key: ref() for holder in written for key, (ref, _) in _snapshot(holder).items()}
     alive |= {id(t): t for t in tensors[1:]}
@@ -246,6 +254,12 @@ def _wrote(call: _Call, result: Any) -> None:
 
 def _is_candidate(module: torch.nn.Module) -> bool:
     return _candidate is not None and _candidate[0] == id(module)
+
+
+def _was_prefill(module: torch.nn.Module) -> None:
+    """If the candidate is of that module; another's (of the model that verifies drafts) is not settled by that."""
+    if _is_candidate(module):
+        _settle(_PREFILL)
 
 
 def _be_candidate(module: torch.nn.Module, tokens: int) -> None:
@@ -381,6 +395,10 @@ def _place(t: torch.Tensor) -> Any:
 
 def _version(t: torch.Tensor) -> int:
     return -1 if t.is_inference() else t._version
+
+
+def _is_alive(ref: Any) -> bool:
+    return isinstance(ref, weakref.ref) and ref() is not None
 
 
 def _weak(holder: Any) -> Any:
