@@ -444,7 +444,7 @@ def test_L12_a_result_that_is_refined_is_no_generation() -> None:
 
     for shape in ((2,), (2, 5)):
         found: list[Any] = []
-        phases(lambda shape=shape: found.append(program(shape)))  # type: ignore[misc]
+        phases(lambda shape=shape, found=found: found.append(program(shape)))  # type: ignore[misc]
         assert found == [None]
 
 
@@ -522,3 +522,36 @@ def test_L12_generations_of_one_model_may_take_turns(kind: str) -> None:
                 ids[i] = logits[:, -1:].argmax(-1)
 
     assert phases(program) == "fp" + "dddd"
+
+
+def test_L12_the_same_token_again_is_decoded_again() -> None:
+    """A benchmark's one token; that of two generations where one is guided away from the other."""
+    model, caches = Model(), (Cache(), Cache())
+
+    def program() -> None:
+        token = prompt("cpu")[:, -1:].clone()
+        for cache in caches:
+            model(prompt("cpu"), cache)
+        for _ in range(2):
+            for cache in caches:
+                model(token, cache)
+
+    assert phases(program) == "fp" + "dddd"
+
+
+def test_L12_embedded_tokens_count_as_ids_do_and_masks_do_not() -> None:
+    class Embedded(Model):
+        def forward(self, inputs_embeds: Tensor, attention_mask: Tensor, past: Cache) -> Tensor:  # type: ignore[override]
+            return past.update(inputs_embeds)[:, -1:]
+
+    def program() -> None:
+        generated, model, past = generation.Generated(), Embedded(), Cache()
+        x = torch.ones(2, 6, WIDTH)
+        for length in (6, 7, 8):
+            x = model(inputs_embeds=x, attention_mask=torch.ones(2, length, dtype=torch.long), past=past)
+        generated.ends("main")
+        assert generated.facts("main")["phases"] == [  # type: ignore[index]
+            {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 2, "tokens": 4},
+        ]  # fmt: skip
+
+    assert phases(program) == "pdd"

@@ -8,7 +8,7 @@ state: a cache that it returns or fills, buffers that it changes. Then
   call that the first decode, or such a call, followed;
 - all else is "forward": scoring, evaluation, generation without a cache.
 
-A token is new unless it is part of a tensor that an earlier call got its tokens from, unchanged since: a prompt in
+A token is new unless it is part of a tensor that an earlier call got other tokens from, unchanged since: a prompt in
 parts. Whether a call was a prefill is known when the next one begins; until then its phase is a candidate, which reads
 as forward.
 """
@@ -37,7 +37,8 @@ __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 log = logging.getLogger(__name__)
 _FORWARD, _PREFILL, _DECODE = map(context.PHASES.index, ("forward", "prefill", "decode"))
 _CANDIDATE = context.CANDIDATE
-_IDS = ("input_ids", "decoder_input_ids")
+_NAMES = ("inputs_embeds", "input_ids", "decoder_inputs_embeds", "decoder_input_ids")  # the last there is counts
+_NO_IDS = ("mask", "position", "token_type", "labels")  # in the names of other integers
 _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
 _MOST = 1024  # tensors, and objects, of a state
@@ -68,20 +69,21 @@ class _State:
         self.tensors = [*self.tensors, *map(weakref.ref, tensors)][-_MOST:]
 
     def had(self, tokens: torch.Tensor) -> bool:
-        """Are they part of a tensor that an earlier call got its tokens from, unchanged since?"""
+        """Are they part of a tensor that an earlier call got other tokens from, unchanged since?"""
         ref, version = self.tokens.get(_place(tokens), (None, 0))
         return ref is not None and ref() is not None and version == _version(tokens)
 
     def took(self, tokens: torch.Tensor) -> None:
         """A call got its tokens there."""
-        place, base = _place(tokens), tokens._base
+        place, base = _place(tokens), tokens._base  # a slice of it may be gone already
+        if base is None or base.numel() == tokens.numel():
+            return  # the whole of it: no other call has the rest
 
         def forget(ref: weakref.ref[torch.Tensor]) -> None:
             if self.tokens.get(place, (None, 0))[0] is ref:
                 del self.tokens[place]
 
-        # A base lives as long as its memory is a prompt; a slice of it may be gone already.
-        self.tokens[place] = weakref.ref(tokens if base is None else base, forget), _version(tokens)
+        self.tokens[place] = weakref.ref(base, forget), _version(tokens)
 
 
 class _Call:
@@ -178,9 +180,10 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     state = _State() if known is None else known[1]
     call = _Call(module, state, (*args, *kwargs.values()))
     call.inside = {} if any(_is_cache(holder) for holder, _ in call.held) else _inside(module)
-    single = tokens.dim() < 2 or tokens.shape[-1] == 1
+    shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
+    single = len(shape) < 2 or shape[-1] == 1
     new = single and not state.had(tokens)
-    count = tokens.numel()
+    count = shape.numel()
     if _reads(state, call):
         _was_prefill(module)
         phase = _DECODE if new else _PREFILL
@@ -288,10 +291,13 @@ def _count(phase: int, tokens: int) -> None:
 
 
 def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The ids of a call: by their usual names, else the first integers."""
-    named = [kwargs[name] for name in _IDS if isinstance(kwargs.get(name), torch.Tensor)]
-    found: Iterable[Any] = named[-1:] or (*args, *kwargs.values())  # a decoder's where there are both
-    for value in found:
+    """The ids of a call, or what was made of them: by their usual names, else the first integers."""
+    for name in reversed(_NAMES):
+        value = kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            return value
+    named = (value for name, value in kwargs.items() if not any(part in name for part in _NO_IDS))
+    for value in (*args, *named):
         if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
             return value
     return None
