@@ -555,3 +555,49 @@ def test_L12_embedded_tokens_count_as_ids_do_and_masks_do_not() -> None:
         ]  # fmt: skip
 
     assert phases(program) == "pdd"
+
+
+@pytest.mark.parametrize("kind", ["object", "returned", "buffer", "attribute", "filled"])
+def test_C2_the_cache_is_what_is_kept_of_a_generation(kind: str) -> None:
+    """Wherever that is; not what a call returns beside it, nor of a call that comes later."""
+
+    class Kept(Model):
+        def __init__(self) -> None:
+            super().__init__(kind)
+            self.own = None
+
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            if kind == "attribute":
+                x = self.embed(ids)
+                self.own = x if self.own is None else torch.cat((self.own, x), 1)
+                return self.head(self.own[:, -ids.shape[1] :]), past
+            if kind == "filled":
+                past["x"] = torch.cat((past["x"], self.embed(ids)), 1) if past else self.embed(ids)
+                return self.head(past["x"][:, -ids.shape[1] :]), past
+            logits, past = super().forward(ids, past, at)
+            return (logits, past) if kind == "returned" else (logits, past, torch.ones(1000))
+
+    def program() -> None:
+        generated, model = generation.Generated(), Kept()
+        past = {"object": Cache(), "filled": {}}.get(kind)
+        logits, past = model(prompt("cpu"), past)[:2]
+        for at in (6, 7):
+            logits, past = model(logits[:, -1:].argmax(-1), past, at)[:2]
+        Takes("none")(prompt("cpu"))
+        generated.ends("main")
+        width = 2 * WIDTH * 4
+        made = generated.facts("main")
+        assert made is not None
+        assert made["kv_cache"]["bytes"] == {"buffer": 32 * width, "returned": 8 * width + 4}.get(kind, 8 * width)
+
+    assert phases(program) == "pdd" + "f"
+
+
+def test_C2_calls_count_in_the_stage_that_they_run_in() -> None:
+    with torch.no_grad(), Profiler(whole=True, steps=2) as seen:
+        generate(Model(), "cpu", 3)
+    report = seen.report()
+    assert report["generation"]["phases"] == [
+        {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 1, "tokens": 2},
+    ]  # fmt: skip
+    assert {row["name"] for row in report["phases"]} >= {"prefill", "decode"}

@@ -92,7 +92,8 @@ class _Call:
     def __init__(self, module: torch.nn.Module, state: _State, got: tuple[Any, ...]) -> None:
         self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
-        self.inside: _Snapshot = {}
+        self.inside: _Snapshot | None = None  # the module's own tensors before, where they were looked at
+        self.phase, self.tokens = _FORWARD, 0
         tensors: list[torch.Tensor] = []
         _find(got, tensors, self.held)
         self.given = {_place(t): _version(t) for t in tensors}
@@ -179,7 +180,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
     call = _Call(module, state, (*args, *kwargs.values()))
-    call.inside = {} if any(_is_cache(holder) for holder, _ in call.held) else _inside(module)
+    if not any(_is_cache(holder) for holder, _ in call.held):
+        call.inside = _inside(module)
     shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
     single = len(shape) < 2 or shape[-1] == 1
     new = single and not state.had(tokens)
@@ -195,8 +197,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         phase = _CANDIDATE
         _be_candidate(module, count)
         state.tokens.clear()
-    if phase != _CANDIDATE:
-        _count(phase, count)
+    call.phase, call.tokens = phase, count
     state.took(tokens)
     if known is None:
         key = id(module)
@@ -214,6 +215,8 @@ def _left(module: torch.nn.Module, result: Any) -> None:
     else:
         return
     began = time.perf_counter_ns()
+    if call.phase in (_PREFILL, _DECODE):  # counted where it ends: a stage may end before it begins
+        _count(call.phase, call.tokens)
     try:
         with torch._C.DisableTorchFunction():
             _wrote(call, result)
@@ -232,23 +235,26 @@ def _looked(began: int) -> None:
 def _wrote(call: _Call, result: Any) -> None:
     global _cache_bytes
     state = call.state
-    tensors: list[torch.Tensor] = []
+    returned: list[torch.Tensor] = []
     held: list[tuple[Any, _Snapshot]] = []
-    _find(result, tensors, held)
-    tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
+    _find(result, returned, held)
+    tensors = [t for t in returned if t.dtype.is_floating_point and _place(t) not in call.given]
     if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
         tensors.clear()
     got: list[torch.Tensor] = []
     _find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
-    tensors += [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
+    filled = [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
-    state.keep(written, tensors)
-    state.inside = bool(call.inside) and not _is_same(call.inside, _inside(call.module))
-    alive = {key: ref() for holder in written for key, (ref, _) in _snapshot(holder).items()}
-    alive |= {id(t): t for t in tensors[1:]}
-    _cache_bytes = sum(t.nbytes for t in alive.values() if t is not None)
-    if _is_candidate(call.module) and not (written or state.inside or tensors):
+    state.keep(written, tensors + filled)
+    inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
+    state.inside = bool(inside)
+    if call.phase in (_PREFILL, _DECODE):
+        # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
+        cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
+        kept = {key: ref() for found in cache for key, (ref, _) in found.items()} or {id(t): t for t in tensors[1:]}
+        _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
+    if _is_candidate(call.module) and not (written or inside or tensors or filled):
         _settle(_FORWARD)
 
 
@@ -384,11 +390,19 @@ def _inside(module: torch.nn.Module) -> _Snapshot:
     return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
 
 
+def _changed(before: _Snapshot, after: _Snapshot) -> _Snapshot:
+    """What is new, and what was written or may have been: an inference tensor has no version."""
+    found: _Snapshot = {}
+    for key, (ref, version) in after.items():
+        known, old = before.get(key, (None, -1))
+        if known is None or known() is None or not version == old >= 0:
+            found[key] = ref, version
+    return found
+
+
 def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
     """Were the same tensors there, and was none written?"""
-    return before.keys() == after.keys() and all(
-        ref() is not None and after[key][1] == version >= 0 for key, (ref, version) in before.items()
-    )
+    return before.keys() == after.keys() and not _changed(before, after)
 
 
 def _place(t: torch.Tensor) -> Any:
