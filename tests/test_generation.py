@@ -239,15 +239,48 @@ def test_L12_a_call_that_fails_is_no_prefill() -> None:
     assert phases(program) == "f" + "pd"
 
 
-def test_L12_what_is_given_to_a_model_may_answer_anything(caplog: pytest.LogCaptureFixture) -> None:
+def test_L12_nothing_is_asked_of_what_is_given_to_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    """It might answer anything, or do something."""
+    asked: list[str] = []
+
     class Odd:
         @property
         def __dict__(self) -> Any:  # type: ignore[override]
+            asked.append("dict")
             raise RuntimeError("not for you")
 
-    model = Takes("none")
-    assert phases(lambda: model(prompt("cpu"), Odd())) == "f"
-    assert "not for you" in caplog.text
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            asked.append("class")
+            raise RuntimeError("not for you")
+
+    class Listens:
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattribute__(name)
+
+    class List(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            asked.append("iter")
+            return super().__iter__()
+
+    class Dict(dict):  # type: ignore[type-arg]
+        def values(self) -> Any:
+            asked.append("values")
+            return super().values()
+
+    model, odd = Takes("none"), [Odd(), Listens(), List([1]), Dict(a=1), Dict]
+    assert phases(lambda: [model(prompt("cpu"), each) for each in odd] and None) == "fffff"
+    assert asked == [] and caplog.text == ""
+
+
+def test_L12_sequences_of_several_lengths_in_one_tensor_are_forward(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Embedding(WORDS, WIDTH)
+    ids = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)], layout=torch.jagged)
+    generated = generation.Generated()
+    phases(lambda: [model(ids) for _ in range(2)] and None)
+    generated.ends("main")
+    assert caplog.text == "" and generated.facts("main") is None
 
 
 @pytest.mark.parametrize("kind", ["object", "returned"])
@@ -591,6 +624,19 @@ def test_C2_the_cache_is_what_is_kept_of_a_generation(kind: str) -> None:
         assert made["kv_cache"]["bytes"] == {"buffer": 32 * width, "returned": 8 * width + 4}.get(kind, 8 * width)
 
     assert phases(program) == "pdd" + "f"
+
+
+def test_C2_a_call_that_fails_leaves_the_cache() -> None:
+    def program() -> None:
+        generated, model, past = generation.Generated(), Model(), Cache()
+        logits, _ = model(prompt("cpu"), past)
+        model(logits[:, -1:].argmax(-1), past)
+        with contextlib.suppress(IndexError):
+            model(torch.full((2, 1), WORDS), past)
+        generated.ends("main")
+        assert generated.facts("main")["kv_cache"]["bytes"] == 2 * 7 * WIDTH * 4  # type: ignore[index]
+
+    assert phases(program) == "pdd"
 
 
 def test_C2_calls_count_in_the_stage_that_they_run_in() -> None:

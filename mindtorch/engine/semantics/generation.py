@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from types import MemberDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
 _MOST = 1024  # tensors, and objects, of a state
 _MOST_LOOKED = 20_000  # values, in looking at what a call got
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType)
 
 _WIDEST = 4096  # entries of a list or a dict that are looked at
 
@@ -183,6 +183,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     if not any(_is_cache(holder) for holder, _ in call.held):
         call.inside = _inside(module)
     shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
+    if any(type(n) is not int for n in shape):
+        return _FORWARD  # nested, or traced for lengths of all kinds: to compare would be to choose one
     single = len(shape) < 2 or shape[-1] == 1
     new = single and not state.had(tokens)
     count = shape.numel()
@@ -253,7 +255,8 @@ def _wrote(call: _Call, result: Any) -> None:
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
         cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
         kept = {key: ref() for found in cache for key, (ref, _) in found.items()} or {id(t): t for t in tensors[1:]}
-        _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
+        if kept:  # none: it failed
+            _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
     if _is_candidate(call.module) and not (written or inside or tensors or filled):
         _settle(_FORWARD)
 
@@ -300,11 +303,11 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | 
     """The ids of a call, or what was made of them: by their usual names, else the first integers."""
     for name in reversed(_NAMES):
         value = kwargs.get(name)
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             return value
     named = (value for name, value in kwargs.items() if not any(part in name for part in _NO_IDS))
     for value in (*args, *named):
-        if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
+        if issubclass(type(value), torch.Tensor) and value.dtype in _INTEGERS:
             return value
     return None
 
@@ -322,7 +325,7 @@ def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapsh
     """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
     left = iter(range(_MOST_LOOKED))
     for each in _walk(value, left, into_objects=False):
-        if isinstance(each, torch.Tensor):
+        if issubclass(type(each), torch.Tensor):
             tensors.append(each)
         elif held is not None:
             held.append((each, _snapshot(each, left)))
@@ -337,17 +340,20 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
         if not todo:
             return
         value, depth = todo.popleft()
-        if isinstance(value, torch.Tensor):
+        kind = type(value)  # isinstance() would ask a program's __class__
+        if issubclass(kind, torch.Tensor):
             yield value
-        elif isinstance(value, (_PLAIN, torch.nn.Module)) or depth > _DEEPEST or id(value) in seen:
+        elif issubclass(kind, (*_PLAIN, torch.nn.Module)) or depth > _DEEPEST or id(value) in seen:
             continue
         else:
             seen.add(id(value))
             inner: Iterable[Any]
-            if isinstance(value, (list, tuple)):
-                inner = value
-            elif isinstance(value, dict):
-                inner = value.values()
+            if issubclass(kind, list):
+                inner = list.__iter__(value)
+            elif issubclass(kind, tuple):
+                inner = tuple.__iter__(value)
+            elif issubclass(kind, dict):
+                inner = dict.values(value)
             elif not into_objects:
                 yield value
                 continue
@@ -357,8 +363,11 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    yield from getattr(value, "__dict__", {}).values()
+    """What is in its dict and its slots, past all that the program would run to give them."""
     for cls in type(value).__mro__:
+        own = vars(cls).get("__dict__")
+        if isinstance(own, GetSetDescriptorType):
+            yield from own.__get__(value).values()
         if "__slots__" in vars(cls):
             for slot in vars(cls).values():
                 if isinstance(slot, MemberDescriptorType):
@@ -383,9 +392,9 @@ def _inside(module: torch.nn.Module) -> _Snapshot:
     found: _Snapshot = {}
     for each in module.modules():
         for name, value in (*each._buffers.items(), *vars(each).items()):
-            if isinstance(value, torch.Tensor):
+            if issubclass(type(value), torch.Tensor):
                 found[id(value)] = weakref.ref(value), _version(value)
-            elif isinstance(value, (list, tuple)) or "cache" in name:
+            elif issubclass(type(value), (list, tuple)) or "cache" in name:
                 found.update(_snapshot(value))
     return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
 
