@@ -8,7 +8,7 @@ state: a cache that it returns or fills, buffers that it changes. Then
   call that the first decode, or such a call, followed;
 - all else is "forward": scoring, evaluation, generation without a cache.
 
-A token is new unless it is part of a tensor that an earlier call got its tokens from, unchanged since: a prompt in
+A token is new unless it is part of a tensor that an earlier call got other tokens from, unchanged since: a prompt in
 parts. Whether a call was a prefill is known when the next one begins; until then its phase is a candidate, which reads
 as forward.
 """
@@ -17,51 +17,86 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
+from mindtorch.engine.semantics import owners
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
 log = logging.getLogger(__name__)
 _FORWARD, _PREFILL, _DECODE = map(context.PHASES.index, ("forward", "prefill", "decode"))
 _CANDIDATE = context.CANDIDATE
-_IDS = ("input_ids", "decoder_input_ids")
+_NAMES = ("inputs_embeds", "input_ids", "decoder_inputs_embeds", "decoder_input_ids")  # the last there is counts
+_NO_IDS = ("mask", "position", "token_type", "labels")  # in the names of other integers
 _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
-_MOST = 4096  # tensors of a state
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
+_MOST = 1024  # tensors, and objects, of a state
+_MOST_LOOKED = 20_000  # values, in looking at what a call got
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType)
 
-_WIDEST = 256  # entries of a list or a dict that are looked at
+_WIDEST = 4096  # entries of a list or a dict that are looked at
 
 _Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor -> (it, its version)
 
 
 class _State:
-    """Of a module: what its last call wrote, and where the tokens of its calls were from."""
+    """Of a module: what its calls wrote, and where their tokens were from. Several generations may take turns."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
-        self.tokens: list[tuple[weakref.ref[torch.Tensor], tuple[Any, int]]] = []
+        # Place of tokens -> (what they were part of, its version).
+        self.tokens: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def keep(self, objects: list[Any], tensors: list[torch.Tensor]) -> None:
+        """A call wrote these."""
+        new = {id(each) for each in (*objects, *tensors)}
+        self.objects = [ref for ref in self.objects if _is_alive(ref) and id(ref()) not in new]
+        self.objects = [*self.objects, *map(_weak, objects)][-_MOST:]
+        self.tensors = [ref for ref in self.tensors if _is_alive(ref) and id(ref()) not in new]
+        self.tensors = [*self.tensors, *map(weakref.ref, tensors)][-_MOST:]
+
+    def had(self, tokens: torch.Tensor) -> bool:
+        """Are they part of a tensor that an earlier call got other tokens from, unchanged since?"""
+        ref, version = self.tokens.get(_place(tokens), (None, 0))
+        return ref is not None and ref() is not None and version == _version(tokens)
+
+    def took(self, tokens: torch.Tensor) -> None:
+        """A call got its tokens there."""
+        place, base = _place(tokens), tokens._base  # a slice of it may be gone already
+        if base is None or base.numel() == tokens.numel():
+            return  # the whole of it: no other call has the rest
+
+        def forget(ref: weakref.ref[torch.Tensor]) -> None:
+            if self.tokens.get(place, (None, 0))[0] is ref:
+                del self.tokens[place]
+
+        self.tokens[place] = weakref.ref(base, forget), _version(tokens)
 
 
 class _Call:
     """An outermost call that is being looked at."""
 
-    def __init__(self, module: torch.nn.Module, state: _State) -> None:
-        self.module, self.state = module, state
+    def __init__(self, module: torch.nn.Module, state: _State, got: tuple[Any, ...]) -> None:
+        self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
-        self.inside: _Snapshot = {}
-        self.given: set[Any] = set()  # places of the tensors that it got
+        self.inside: _Snapshot | None = None  # the module's own tensors before, where they were looked at
+        self.phase, self.tokens = _FORWARD, 0
+        tensors: list[torch.Tensor] = []
+        _find(got, tensors, self.held)
+        self.given = {_place(t): _version(t) for t in tensors}
 
 
 listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
@@ -127,12 +162,15 @@ class Generated:
 
 def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The phase of a call that begins."""
+    began = time.perf_counter_ns()
     try:
         with torch._C.DisableTorchFunction():
             return _phase(module, args, kwargs)
     except Exception as error:  # noqa: BLE001 - what a program holds may answer anything; the call itself is not ours
         log.warning("a call of %s counts as forward, since it could not be looked at: %r", type(module).__name__, error)
         return _FORWARD
+    finally:
+        _looked(began)
 
 
 def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -141,31 +179,28 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return _FORWARD
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
-    call = _Call(module, state)
-    tensors: list[torch.Tensor] = []
-    for each in (args, kwargs):
-        _find(each, tensors, call.held)
-    call.given = {_place(t) for t in tensors}
-    call.inside = {} if call.held else _inside(module)
-    single = tokens.dim() < 2 or tokens.shape[-1] == 1
-    where = _place(tokens), _version(tokens)
-    new = single and not any(of == where and ref() is not None for ref, of in state.tokens)
-    count = tokens.numel()
+    call = _Call(module, state, (*args, *kwargs.values()))
+    if not any(_is_cache(holder) for holder, _ in call.held):
+        call.inside = _inside(module)
+    shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
+    if any(type(n) is not int for n in shape):
+        return _FORWARD  # nested, or traced for lengths of all kinds: to compare would be to choose one
+    single = len(shape) < 2 or shape[-1] == 1
+    new = single and not state.had(tokens)
+    count = shape.numel()
     if _reads(state, call):
-        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        _was_prefill(module)
         phase = _DECODE if new else _PREFILL
     elif state.inside and new:
-        _settle(_PREFILL if _is_candidate(module) else _FORWARD)
+        _was_prefill(module)
         phase = _DECODE
     else:
         _settle(_FORWARD)
         phase = _CANDIDATE
         _be_candidate(module, count)
         state.tokens.clear()
-    if phase != _CANDIDATE:
-        _count(phase, count)
-    base = tokens._base  # lives as long as its memory is a prompt; a slice of it may be gone already
-    state.tokens.append((weakref.ref(tokens if base is None else base), where))
+    call.phase, call.tokens = phase, count
+    state.took(tokens)
     if known is None:
         key = id(module)
         _states[key] = weakref.ref(module, lambda _: _states.pop(key, None)), state
@@ -181,29 +216,48 @@ def _left(module: torch.nn.Module, result: Any) -> None:
             break
     else:
         return
+    began = time.perf_counter_ns()
+    if call.phase in (_PREFILL, _DECODE):  # counted where it ends: a stage may end before it begins
+        _count(call.phase, call.tokens)
     try:
         with torch._C.DisableTorchFunction():
             _wrote(call, result)
     except Exception as error:  # noqa: BLE001
         log.warning("what %s wrote could not be looked at: %r", type(module).__name__, error)
+    finally:
+        _looked(began)
+
+
+def _looked(began: int) -> None:
+    """The time since then was no program's."""
+    for watch in owners.watching:
+        watch(began)
 
 
 def _wrote(call: _Call, result: Any) -> None:
     global _cache_bytes
     state = call.state
-    tensors: list[torch.Tensor] = []
+    returned: list[torch.Tensor] = []
     held: list[tuple[Any, _Snapshot]] = []
-    _find(result, tensors, held)
-    tensors = [t for t in tensors if t.dtype.is_floating_point and _place(t) not in call.given]
+    _find(result, returned, held)
+    tensors = [t for t in returned if t.dtype.is_floating_point and _place(t) not in call.given]
+    if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
+        tensors.clear()
+    got: list[torch.Tensor] = []
+    _find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
+    filled = [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
-    written += [holder for holder, _ in held if all(holder is not each for each, _ in call.held)]
-    state.objects = [ref for holder in written if (ref := _weak(holder)) is not None]
-    state.tensors = [weakref.ref(t) for t in tensors]
-    state.inside = bool(call.inside) and not _is_same(call.inside, _inside(call.module))
-    alive = {key: ref() for holder in written for key, (ref, _) in _snapshot(holder).items()}
-    alive |= {id(t): t for t in tensors[1:]}
-    _cache_bytes = sum(t.nbytes for t in alive.values() if t is not None)
-    if _is_candidate(call.module) and not (written or state.inside or len(tensors) > 1):
+    written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
+    state.keep(written, tensors + filled)
+    inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
+    state.inside = bool(inside)
+    if call.phase in (_PREFILL, _DECODE):
+        # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
+        cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
+        kept = {key: ref() for found in cache for key, (ref, _) in found.items()} or {id(t): t for t in tensors[1:]}
+        if kept:  # none: it failed
+            _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
+    if _is_candidate(call.module) and not (written or inside or tensors or filled):
         _settle(_FORWARD)
 
 
@@ -212,6 +266,12 @@ def _wrote(call: _Call, result: Any) -> None:
 
 def _is_candidate(module: torch.nn.Module) -> bool:
     return _candidate is not None and _candidate[0] == id(module)
+
+
+def _was_prefill(module: torch.nn.Module) -> None:
+    """If the candidate is of that module; another's (of the model that verifies drafts) is not settled by that."""
+    if _is_candidate(module):
+        _settle(_PREFILL)
 
 
 def _be_candidate(module: torch.nn.Module, tokens: int) -> None:
@@ -240,11 +300,14 @@ def _count(phase: int, tokens: int) -> None:
 
 
 def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The ids of a call: by their usual names, else the first integers."""
-    named = [kwargs[name] for name in _IDS if isinstance(kwargs.get(name), torch.Tensor)]
-    found: Iterable[Any] = named[-1:] or (*args, *kwargs.values())  # a decoder's where there are both
-    for value in found:
-        if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
+    """The ids of a call, or what was made of them: by their usual names, else the first integers."""
+    for name in reversed(_NAMES):
+        value = kwargs.get(name)
+        if issubclass(type(value), torch.Tensor):
+            return value
+    named = (value for name, value in kwargs.items() if not any(part in name for part in _NO_IDS))
+    for value in (*args, *named):
+        if issubclass(type(value), torch.Tensor) and value.dtype in _INTEGERS:
             return value
     return None
 
@@ -258,63 +321,97 @@ def _reads(state: _State, call: _Call) -> bool:
     return any(_place(t) in call.given for t in alive)
 
 
-def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]], depth: int = 0) -> None:
-    """The tensors in nested lists, tuples and dicts, and other objects that hold some."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-    elif isinstance(value, _PLAIN) or depth == _DEEPEST or len(tensors) > _MOST:
-        return
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _find(each, tensors, held, depth + 1)
-    elif isinstance(value, dict):
-        for each in value.values():
-            _find(each, tensors, held, depth + 1)
-    elif not isinstance(value, torch.nn.Module) and (_empty_cache(value) or _snapshot(value)):
-        held.append((value, _snapshot(value)))
+def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]] | None = None) -> None:
+    """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
+    left = iter(range(_MOST_LOOKED))
+    for each in _walk(value, left, into_objects=False):
+        if issubclass(type(each), torch.Tensor):
+            tensors.append(each)
+        elif held is not None:
+            held.append((each, _snapshot(each, left)))
 
 
-def _empty_cache(value: Any) -> bool:
-    """It holds no tensor yet, and may after the call."""
+def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
+    """Tensors, and other objects unless they are gone into, near ones first. Each list, dict and object is looked at
+    once, and no more values than are `left`: there may be circles, and millions of them."""
+    todo = deque([(value, 0)])
+    seen: set[int] = set()
+    for _ in left:
+        if not todo:
+            return
+        value, depth = todo.popleft()
+        kind = type(value)  # isinstance() would ask a program's __class__
+        if issubclass(kind, torch.Tensor):
+            yield value
+        elif issubclass(kind, (*_PLAIN, torch.nn.Module)) or depth > _DEEPEST or id(value) in seen:
+            continue
+        else:
+            seen.add(id(value))
+            inner: Iterable[Any]
+            if issubclass(kind, list):
+                inner = list.__iter__(value)
+            elif issubclass(kind, tuple):
+                inner = tuple.__iter__(value)
+            elif issubclass(kind, dict):
+                inner = dict.values(value)
+            elif not into_objects:
+                yield value
+                continue
+            else:
+                inner = () if callable(value) else _attributes(value)
+            todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """What is in its dict and its slots, past all that the program would run to give them."""
+    for cls in type(value).__mro__:
+        own = vars(cls).get("__dict__")
+        if isinstance(own, GetSetDescriptorType):
+            yield from own.__get__(value).values()
+        if "__slots__" in vars(cls):
+            for slot in vars(cls).values():
+                if isinstance(slot, MemberDescriptorType):
+                    with suppress(AttributeError):  # nothing is in it
+                        yield slot.__get__(value)
+
+
+def _is_cache(value: Any) -> bool:
+    """It says so: a model that gets one keeps nothing in itself."""
     return "cache" in type(value).__name__.lower()
 
 
-def _snapshot(holder: Any) -> _Snapshot:
+def _snapshot(holder: Any, left: Iterator[int] | None = None) -> _Snapshot:
     """The tensors that an object holds, with their versions."""
-    found: _Snapshot = {}
-    todo = [(holder, 0)]
-    while todo and len(found) < _MOST:
-        value, depth = todo.pop()
-        if isinstance(value, torch.Tensor):
-            found[id(value)] = weakref.ref(value), _version(value)
-        elif isinstance(value, (_PLAIN, torch.nn.Module)) or callable(value) or depth > _DEEPEST:
-            continue
-        elif isinstance(value, (list, tuple)):
-            todo.extend((each, depth + 1) for each in value[:_WIDEST])
-        elif isinstance(value, dict):
-            todo.extend((each, depth + 1) for each in islice(value.values(), _WIDEST))
-        else:
-            todo.extend((each, depth + 1) for each in islice(getattr(value, "__dict__", {}).values(), _WIDEST))
-    return found
+    left = iter(range(_MOST_LOOKED)) if left is None else left
+    return {id(t): (weakref.ref(t), _version(t)) for t in _walk(holder, left, into_objects=True)}
 
 
 def _inside(module: torch.nn.Module) -> _Snapshot:
-    """Buffers and other tensors of the module and what is in it, but for its parameters."""
+    """Buffers and other tensors of the module and what is in it, but for its parameters, and for statistics: those
+    of sequences have a dimension for each sequence or position, and one for what is kept of it."""
     found: _Snapshot = {}
     for each in module.modules():
         for name, value in (*each._buffers.items(), *vars(each).items()):
-            if isinstance(value, torch.Tensor):
+            if issubclass(type(value), torch.Tensor):
                 found[id(value)] = weakref.ref(value), _version(value)
-            elif isinstance(value, (list, tuple)) or "cache" in name:
+            elif issubclass(type(value), (list, tuple)) or "cache" in name:
                 found.update(_snapshot(value))
+    return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
+
+
+def _changed(before: _Snapshot, after: _Snapshot) -> _Snapshot:
+    """What is new, and what was written or may have been: an inference tensor has no version."""
+    found: _Snapshot = {}
+    for key, (ref, version) in after.items():
+        known, old = before.get(key, (None, -1))
+        if known is None or known() is None or not version == old >= 0:
+            found[key] = ref, version
     return found
 
 
 def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
     """Were the same tensors there, and was none written?"""
-    return before.keys() == after.keys() and all(
-        ref() is not None and after[key][1] == version >= 0 for key, (ref, version) in before.items()
-    )
+    return before.keys() == after.keys() and not _changed(before, after)
 
 
 def _place(t: torch.Tensor) -> Any:
@@ -327,6 +424,10 @@ def _place(t: torch.Tensor) -> Any:
 
 def _version(t: torch.Tensor) -> int:
     return -1 if t.is_inference() else t._version
+
+
+def _is_alive(ref: Any) -> bool:
+    return isinstance(ref, weakref.ref) and ref() is not None
 
 
 def _weak(holder: Any) -> Any:
