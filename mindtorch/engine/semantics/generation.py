@@ -11,6 +11,8 @@ state: a cache that it returns or fills, buffers that it changes. Then
 A token is new unless it is part of a tensor that an earlier call got other tokens from, unchanged since: a prompt in
 parts. Whether a call was a prefill is known when the next one begins; until then its phase is a candidate, which reads
 as forward.
+
+One file: what is looked at is chosen for these questions alone.
 """
 
 from __future__ import annotations

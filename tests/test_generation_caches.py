@@ -1,0 +1,296 @@
+"""Prefill and decode: what a cache is, in all its forms, and what is none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mindtorch.engine.semantics import generation
+from mindtorch.profile import Profiler
+
+from .generating import DEVICES, WIDTH, WORDS, Cache, Model, Takes, generate, phases, prompt
+
+
+def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the profile's own: in no phase, and in what is said to be subtracted."""
+
+    def slowly(of: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            time.sleep(0.05)
+            return of(*args)
+
+        return slow
+
+    monkeypatch.setattr(generation, "_phase", slowly(generation._phase))
+    monkeypatch.setattr(generation, "_wrote", slowly(generation._wrote))
+    with torch.no_grad(), Profiler(whole=True) as seen:
+        generate(Model(), "cpu")
+    assert seen.report()["totals"]["overhead_s"] >= 4 * 2 * 0.05
+
+
+def test_L12_tokens_that_are_gone_are_forgotten() -> None:
+    """However many calls there are, each is compared with what is still there."""
+    model, cache = Model(), Cache()
+
+    def program() -> None:
+        logits, _ = model(prompt("cpu"), cache)
+        for _ in range(20):
+            logits, _ = model(logits[:, -1:].argmax(-1), cache)
+        _, state = generation._states[id(model)]
+        assert len(state.tokens) <= 2
+
+    assert phases(program) == "p" + "d" * 20
+
+
+def test_L12_what_is_given_to_a_model_may_lead_in_circles_and_be_large() -> None:
+    """Looking at it ends."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.near: list[Any] = []
+
+    nodes = [Node() for _ in range(300)]
+    for node in nodes:
+        node.near = nodes
+    lists: list[Any] = []
+    lists.extend([lists] * 300)
+    model = Takes("none")
+    for given in (nodes[0], nodes, lists, list(range(100_000)), dict.fromkeys(range(100_000))):
+        assert phases(lambda given=given: model(prompt("cpu"), given)) == "f"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_L12_a_cache_with_slots_of_any_name_is_one(weak: bool) -> None:
+    class Slots:
+        __slots__ = ("layers", "unset", *["__weakref__"][:weak])
+        update = Cache.update
+
+        def __init__(self) -> None:
+            self.layers: list[Any] = []
+
+    def program() -> None:
+        model, cache = Model(), Slots()
+        logits, _ = model(prompt("cpu"), cache)
+        for _ in range(2):
+            logits, _ = model(logits[:, -1:].argmax(-1), cache)
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_buffers_are_looked_at_beside_objects_that_hold_tensors() -> None:
+    """A mask that is no tensor, as FlexAttention's."""
+
+    class Mask:
+        def __init__(self) -> None:
+            self.blocks = torch.ones(2, 2)
+
+    class Masked(Model):
+        def forward(self, mask: Mask, ids: Tensor, at: int) -> Any:  # type: ignore[override]
+            return super().forward(ids, None, at)
+
+    def program() -> None:
+        model, mask = Masked("buffer"), Mask()
+        logits, _ = model(mask, prompt("cpu"), 0)
+        for at in (6, 7):
+            logits, _ = model(mask, logits[:, -1:].argmax(-1), at)
+
+    assert phases(program) == "pdd"
+
+
+def test_L12_a_result_that_is_refined_is_no_generation() -> None:
+    """Diffusion, whose integers are times, and message passing, whose integers are edges."""
+
+    class Refines(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, WIDTH)
+
+        def forward(self, x: Tensor, integers: Tensor) -> Tensor:
+            return x + self.embed(integers).mean()
+
+    def program(shape: tuple[int, ...]) -> dict[str, Any] | None:
+        generated, model, x = generation.Generated(), Refines(), torch.ones(2, WIDTH)
+        for at in range(3):
+            x = model(x, torch.full(shape, at))
+        generated.ends("main")
+        return generated.facts("main")
+
+    for shape in ((2,), (2, 5)):
+        found: list[Any] = []
+        phases(lambda shape=shape, found=found: found.append(program(shape)))  # type: ignore[misc]
+        assert found == [None]
+
+
+def test_L12_statistics_that_a_model_keeps_are_no_cache() -> None:
+    class Normed(Model):
+        def __init__(self) -> None:
+            super().__init__("none")
+            self.norm = nn.BatchNorm1d(WIDTH)
+            self.losses: list[Tensor] = []
+
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Tensor:
+            x = self.head(self.norm(self.embed(ids)))
+            self.losses.append(x.mean())
+            return x
+
+    model = Normed()
+    assert phases(lambda: [model(torch.arange(8)) for _ in range(4)]) == "ffff"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["dict", "list", "tensor"])
+def test_L12_a_call_that_fills_what_it_gets_writes_it(kind: str, device: str) -> None:
+    """A dict or a list that the program made (whisper's), tensors that it made for all that is to come."""
+
+    class Fills(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Tensor:
+            x = self.embed(ids)
+            if kind == "dict":
+                x = past["x"] = torch.cat((past["x"], x), 1) if past else x
+            elif kind == "list":
+                past.append(x)
+                x = torch.cat(past, 1)
+            else:
+                past[0][:, at : at + ids.shape[1]] = x
+                x = past[0][:, : at + ids.shape[1]].cumsum(1)
+            return self.head(x[:, -ids.shape[1] :])
+
+    def program() -> None:
+        model = Fills("none").to(device)
+        past: Any = {"dict": {}, "list": [], "tensor": [torch.zeros(2, 12, WIDTH, device=device)]}[kind]
+        logits = model(prompt(device), past)
+        for at in (6, 7, 8):
+            logits = model(logits[:, -1:].argmax(-1), past, at)
+
+    assert phases(program) == "pddd"
+
+
+def test_L12_another_models_steps_do_not_say_that_a_prefill_was_none() -> None:
+    """A draft model, that goes on between the prefill of the one that verifies and its next call."""
+    model, draft = Model(), Takes("none")
+    draft.forward = Model("object").forward  # type: ignore[method-assign]
+    cache, drafts = Cache(), Cache()
+
+    def program() -> None:
+        logits, _ = draft(prompt("cpu"), drafts)
+        logits, _ = draft(logits[:, -1:].argmax(-1), drafts)
+        logits, _ = model(prompt("cpu"), cache)
+        token = logits[:, -1:].argmax(-1)
+        draft(token, drafts)
+        model(token, cache)
+
+    assert phases(program) == "pdpdd"
+
+
+@pytest.mark.parametrize("kind", ["object", "returned"])
+def test_L12_generations_of_one_model_may_take_turns(kind: str) -> None:
+    """As where one is guided away from another. The last prefill is known as one."""
+    model = Model(kind)
+
+    def program() -> None:
+        pasts: list[Any] = [Cache() if kind == "object" else None for _ in range(2)]
+        ids = [prompt("cpu"), prompt("cpu") + 1]
+        for _ in range(3):
+            for i in range(2):
+                logits, pasts[i] = model(ids[i], pasts[i])
+                ids[i] = logits[:, -1:].argmax(-1)
+
+    assert phases(program) == "fp" + "dddd"
+
+
+def test_L12_the_same_token_again_is_decoded_again() -> None:
+    """A benchmark's one token; that of two generations where one is guided away from the other."""
+    model, caches = Model(), (Cache(), Cache())
+
+    def program() -> None:
+        token = prompt("cpu")[:, -1:].clone()
+        for cache in caches:
+            model(prompt("cpu"), cache)
+        for _ in range(2):
+            for cache in caches:
+                model(token, cache)
+
+    assert phases(program) == "fp" + "dddd"
+
+
+def test_L12_embedded_tokens_count_as_ids_do_and_masks_do_not() -> None:
+    class Embedded(Model):
+        def forward(self, inputs_embeds: Tensor, attention_mask: Tensor, past: Cache) -> Tensor:  # type: ignore[override]
+            return past.update(inputs_embeds)[:, -1:]
+
+    def program() -> None:
+        generated, model, past = generation.Generated(), Embedded(), Cache()
+        x = torch.ones(2, 6, WIDTH)
+        for length in (6, 7, 8):
+            x = model(inputs_embeds=x, attention_mask=torch.ones(2, length, dtype=torch.long), past=past)
+        generated.ends("main")
+        assert generated.facts("main")["phases"] == [  # type: ignore[index]
+            {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 2, "tokens": 4},
+        ]  # fmt: skip
+
+    assert phases(program) == "pdd"
+
+
+@pytest.mark.parametrize("kind", ["object", "returned", "buffer", "attribute", "filled"])
+def test_C2_the_cache_is_what_is_kept_of_a_generation(kind: str) -> None:
+    """Wherever that is; not what a call returns beside it, nor of a call that comes later."""
+
+    class Kept(Model):
+        def __init__(self) -> None:
+            super().__init__(kind)
+            self.own: Tensor | None = None
+
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            if kind == "attribute":
+                x = self.embed(ids)
+                self.own = x if self.own is None else torch.cat((self.own, x), 1)
+                return self.head(self.own[:, -ids.shape[1] :]), past
+            if kind == "filled":
+                past["x"] = torch.cat((past["x"], self.embed(ids)), 1) if past else self.embed(ids)
+                return self.head(past["x"][:, -ids.shape[1] :]), past
+            logits, past = super().forward(ids, past, at)
+            return (logits, past) if kind == "returned" else (logits, past, torch.ones(1000))
+
+    def program() -> None:
+        generated, model = generation.Generated(), Kept()
+        past: Any = {"object": Cache(), "filled": {}}.get(kind)
+        logits, past = model(prompt("cpu"), past)[:2]
+        for at in (6, 7):
+            logits, past = model(logits[:, -1:].argmax(-1), past, at)[:2]
+        Takes("none")(prompt("cpu"))
+        generated.ends("main")
+        width = 2 * WIDTH * 4
+        made = generated.facts("main")
+        assert made is not None
+        assert made["kv_cache"]["bytes"] == {"buffer": 32 * width, "returned": 8 * width + 4}.get(kind, 8 * width)
+
+    assert phases(program) == "pdd" + "f"
+
+
+def test_C2_a_call_that_fails_leaves_the_cache() -> None:
+    def program() -> None:
+        generated, model, past = generation.Generated(), Model(), Cache()
+        logits, _ = model(prompt("cpu"), past)
+        model(logits[:, -1:].argmax(-1), past)
+        with contextlib.suppress(IndexError):
+            model(torch.full((2, 1), WORDS), past)
+        generated.ends("main")
+        assert generated.facts("main")["kv_cache"]["bytes"] == 2 * 7 * WIDTH * 4  # type: ignore[index]
+
+    assert phases(program) == "pdd"
+
+
+def test_C2_calls_count_in_the_stage_that_they_run_in() -> None:
+    with torch.no_grad(), Profiler(whole=True, steps=2) as seen:
+        generate(Model(), "cpu", 3)
+    report = seen.report()
+    assert report["generation"]["phases"] == [
+        {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 1, "tokens": 2},
+    ]  # fmt: skip
+    assert {row["name"] for row in report["phases"]} >= {"prefill", "decode"}
