@@ -16,6 +16,7 @@ VALUES: dict[str, Any] = {
     "size": [2, 3], "stride": [1, 2], "physical_layout": [1, 0], "end": 7, "start": 1, "steps": 4, "n": 5, "m": 3,
     "fill_value": 2.5, "window_length": 6, "periodic": False, "mean": 0.5, "std": 2.0, "high": 9, "low": 2, "s": 3,
     "row": 3, "col": 3, "dtype": torch.float32, "alpha": 0.5, "beta": 0.4,
+    "names": None,  # dimensions have had none since torch 2.13
 }  # fmt: skip
 LEFT_OUT = {
     "_cudnn_init_dropout_state": "has a kernel for CUDA only",

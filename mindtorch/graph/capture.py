@@ -281,6 +281,8 @@ def capture() -> Iterator[ComputationGraph]:
             yield graph
         return
     tracking.install()
+    # What a model was called for before the block is over; tracking may have been on since, for other tensors.
+    _context.enter_stage(_context.enter_stage(_context.PHASES.index("other")))
     for root, path in tracking.modules.roots():
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)

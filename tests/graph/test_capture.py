@@ -51,6 +51,21 @@ def find(graph: ComputationGraph, op: str):
     return [node for node in graph.nodes if node.op == f"aten::{op}"]
 
 
+def test_C6_a_capture_begins_in_no_earlier_models_loss():
+    """Tracking that is on for something else has seen the earlier one."""
+    semantics.install()
+    try:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        with capture() as graph:
+            torch.ones(2).sum()
+        with semantics.stage("prefill"), capture() as staged:
+            torch.ones(2).sum()
+    finally:
+        semantics.uninstall()
+    assert [node.phase for node in graph.nodes] == ["other", "other"]
+    assert [node.phase for node in staged.nodes] == ["prefill", "prefill"]
+
+
 def test_C6_capture_of_a_small_transformer():
     model, x = Small(), torch.randn(2, 3, 8)
     with torch.no_grad(), capture() as graph:

@@ -14,7 +14,6 @@ import torch
 from layers import Layers
 from torch import nn
 
-from mindtorch._ext import context
 from mindtorch.graph import ComputationGraph, Hole, Opaque, capture
 from mindtorch.graph.dot import Drawing, quote
 
@@ -27,9 +26,8 @@ class Model(Layers):
 
 
 def captured(layers: int) -> ComputationGraph:
-    """A forward pass and its sum. What was called in grad mode before makes no loss of the first op."""
+    """A forward pass and its sum."""
     model = Model(layers)
-    context.enter_stage(context.PHASES.index("other"))
     with capture() as graph:
         model(torch.ones(3, 8)).sum().item()
     return graph

@@ -30,7 +30,6 @@ NOT_ASKED_FOR = {
     "_set_linalg_preferred_backend": "which library of CUDA's is the other machine's",
     "_set_rocm_fa_preferred_backend": "which library of ROCm's is the other machine's",
     "_set_sm_carveout_experimental": "of a stream of CUDA's",
-    "_cuda_set_cudnn_benchmark_limit": "how long CUDA looks for a kernel",
     "_cuda_setCublasWorkspaceSize": "memory of the other machine",
     "_cuda_setCublasLtWorkspaceSize": "memory of the other machine",
     "_cuda_tunableop_enable": "files of the other machine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -32,7 +33,8 @@ def test_C8_a_prefetcher_with_a_pool(both):
 def test_C8_a_failure_beside_threads(both):
     ran = both("raises_beside_threads.py")
     assert ran.plain.code == 1 and "thread 6" in ran.genie.stdout
-    assert ran.genie.stderr.count("RuntimeError: mat1 and mat2 shapes cannot be multiplied") == 1
+    # torch 2.15 says of which operator
+    assert len(re.findall("RuntimeError: (?:mm: )?mat1 and mat2 shapes cannot be multiplied", ran.genie.stderr)) == 1
 
 
 def test_C8_compiling_from_nothing_ends(both):
