@@ -31,6 +31,8 @@ class Collector:
         functions_seen: Callable[[], bool],
         no_functions: Callable[[], Any],
         below_autograd: Callable[[], bool],
+        fake: type,
+        symbolic: Callable[[Any], bool],
     ) -> None: ...
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     enabled: bool

@@ -73,7 +73,7 @@ cdef class Collector:
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
     cdef readonly list sig_flops               # signature index -> (flops, macs) or None
     cdef readonly list sig_works               # signature index -> what `weigh` said, or None
-    cdef object function_modes, functions_seen, no_functions, below_autograd
+    cdef object function_modes, functions_seen, no_functions, below_autograd, fake, symbolic
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
@@ -121,10 +121,11 @@ cdef class Collector:
         if self.entries == NULL:
             raise MemoryError
 
-    def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd):
-        """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?)."""
+    def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd, fake, symbolic):
+        """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?), of
+        compilers' tensors (their class, whether there are sizes among them that are not chosen yet)."""
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
-        self.below_autograd = below_autograd
+        self.below_autograd, self.fake, self.symbolic = below_autograd, fake, symbolic
 
     def __dealloc__(self):
         free(self.entries)
@@ -422,6 +423,8 @@ cdef class Collector:
         if here is None:
             self.other_thread = True           # a mode put there by somebody else; its time is not ours to sum
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
+        if types and self.fake in types and self.symbolic((args, kwargs)):
+            return op.call(*args, **kwargs) if kwargs else op.call(*args)
         phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
@@ -454,6 +457,9 @@ cdef class Collector:
         finally:
             here.in_op = False
         t1 = mt_now()
+        if type(out) is self.fake and self.symbolic(out):
+            self.ours(here, t_in)
+            return out
         self.n_ops += 1
         recorded = tape is not None and tape.n_recorded != before
         sig = self.signature(op, args, kwargs, out)

@@ -134,7 +134,7 @@ class _TargetOption(click.Option):
 @click.option(
     "--hits",
     is_flag=True,
-    help="Count how often each line of the program's own files runs (--by line shows it). Python is slower then.",
+    help="Count how often each line of the program's own files runs, and show the lines. Python is slower then.",
 )
 @click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls; in JSON and trace, too.")
 @click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
@@ -239,6 +239,8 @@ def command(
     if oom is not None and target_name is None:
         raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
 
+    if hits and by is None:
+        by = "line"  # which alone shows them
     followed = by == "line" or files["html"] is not None or files["flame"] is not None
     of_lines = {"lines": followed, "hits": hits}
     if sized:

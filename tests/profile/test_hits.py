@@ -6,9 +6,11 @@ import threading
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import mindtorch
+from mindtorch.cli.main import cli
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -140,3 +142,12 @@ def test_C2_code_without_a_file_and_of_libraries_has_no_hits():
         scope["made"]()
         json.dumps({"a": [1]}, indent=1)
     assert {row["file"] for row in seen.report()["lines"] if row["hits"]} == {__file__}
+
+
+def test_C2_asking_for_hits_shows_the_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("import torch\nfor _ in range(7):\n    torch.ones(3).relu()\n")
+    result = CliRunner().invoke(cli, ["profile", "--hits", "script.py"], prog_name="genie")
+    assert result.exit_code == 0, result.output
+    [row] = [line.split() for line in result.output.splitlines() if line.startswith("script.py:3")]
+    assert row[2:4] == ["7", "14"]  # hits, ops

@@ -11,7 +11,6 @@ One file: nearly all of it is one class, the stages of whose block follow each o
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
@@ -46,6 +45,7 @@ from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
+from mindtorch.profile.measure.asked import ASKED
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
@@ -69,8 +69,7 @@ class Mode(TorchDispatchMode, Collector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()  # the arguments went to Collector.__cinit__
-        modes, seen = torch._C._len_torch_function_stack, torch._C._is_torch_function_enabled
-        self.keep_apart(modes, seen, torch._C.DisableTorchFunction, _below_autograd)
+        self.keep_apart(*ASKED)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -79,11 +78,6 @@ class Mode(TorchDispatchMode, Collector):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled functions stay compiled: a profile must measure the program as it runs
-
-
-_below_autograd = functools.partial(  # not a function of Python: it is asked at every detach
-    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
-)
 
 
 class Profiler(Run):

@@ -45,12 +45,14 @@ def line_rows(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
 def _hits(seen: Recording) -> Counter[_Place]:
     """How often each line was reached: at least once where it ran when the stage began.
 
-    What a line does before the first call of a model, and does again later, is the loop's, as in `of_the_loop`.
+    What a line does before the first op or call of a model, and does again later, is the loop's, as in `of_the_loop`.
     """
     hits = seen.hits or {}
     found: Counter[_Place] = Counter(hits.get(seen.reached))
-    if seen.reached == ("warmup" if "warmup" in seen.stages else "main") and not seen.announced:
-        found.update({where: n for where, n in hits.get("init", {}).items() if found[where]})
+    if seen.reached != ("main" if "warmup" in seen.stages else "") and not seen.announced:
+        for stage in ("import", "init"):
+            if stage != seen.reached:
+                found.update({where: n for where, n in hits.get(stage, {}).items() if found[where]})
     return Counter({where: max(n, 1) for where, n in found.items()})
 
 

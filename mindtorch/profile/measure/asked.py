@@ -1,0 +1,31 @@
+"""What the compiled collector asks torch: see `Collector.keep_apart`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+__all__ = ["ASKED"]
+
+
+def _has_symbols(value: Any) -> bool:
+    """Is there a tensor of a compiler's whose sizes are not chosen yet? To count what it is for would choose them."""
+    if isinstance(value, FakeTensor):
+        return bool(value._has_symbolic_sizes_strides)
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_symbols, value))
+    return isinstance(value, dict) and any(map(_has_symbols, value.values()))
+
+
+ASKED = (
+    torch._C._len_torch_function_stack,
+    torch._C._is_torch_function_enabled,
+    torch._C.DisableTorchFunction,
+    # Not a function of Python: it is asked at every detach.
+    functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView),
+    FakeTensor,
+    _has_symbols,
+)
