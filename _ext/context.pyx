@@ -392,7 +392,7 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
         phase = PHASE_BACKWARD
     else:
         id = path_of_outermost(module, 0)
-        if phase < PHASE_PREFILL:              # else what the program has announced: see enter_stage
+        if id != NO_PATH and phase < PHASE_PREFILL:    # else what the program has announced: see enter_stage
             phase = PHASE_FORWARD
             if _enters_call is not None and previous_phase == PHASE_OTHER and not mt_call_number(
                     <PyObject *> _grad_enabled, 1):

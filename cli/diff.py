@@ -11,7 +11,6 @@ import click
 from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
-from mindtorch.profile.report.difference import compare
 
 from .output import OutputFile, output_options
 
@@ -85,6 +84,8 @@ def command(
             raise click.UsageError(f"expected two reports, BEFORE and AFTER, got {len(words)} of them")
         before, after = map(_read, words)
         names = words[0], words[1]
+    from mindtorch.profile.report.difference import compare  # `genie --help` does without
+
     difference = compare(before, after, names)
     for condition in asked:
         condition.check(difference)

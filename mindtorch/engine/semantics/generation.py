@@ -32,6 +32,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
+from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import owners
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
@@ -168,7 +169,9 @@ def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     try:
         with torch._C.DisableTorchFunction():
             return _phase(module, args, kwargs)
-    except Exception as error:  # noqa: BLE001 - what a program holds may answer anything; the call itself is not ours
+    except Exception as error:
+        if by_signal_handler(error):
+            raise  # the caller sees that the program gets it
         log.warning("a call of %s counts as forward, since it could not be looked at: %r", type(module).__name__, error)
         return _FORWARD
     finally:
@@ -224,7 +227,9 @@ def _left(module: torch.nn.Module, result: Any) -> None:
     try:
         with torch._C.DisableTorchFunction():
             _wrote(call, result)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
+        if by_signal_handler(error):
+            raise
         log.warning("what %s wrote could not be looked at: %r", type(module).__name__, error)
     finally:
         _looked(began)
