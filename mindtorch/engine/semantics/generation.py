@@ -17,6 +17,7 @@ One file: what is looked at is chosen for these questions alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -46,7 +47,10 @@ _INTEGERS = (torch.int64, torch.int32)
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
 _MOST = 1024  # tensors, and objects, of a state
 _MOST_LOOKED = 20_000  # values, in looking at what a call got
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType)
+_PASSED = (
+    str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, torch.nn.Module,
+)  # fmt: skip
+_OF_EVERY_MODULE = vars(torch.nn.Module()).keys()  # none of them holds a state
 
 _WIDEST = 4096  # entries of a list or a dict that are looked at
 
@@ -185,15 +189,16 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
     call = _Call(module, state, (*args, *kwargs.values()))
-    if not any(_is_cache(holder) for holder, _ in call.held):
-        call.inside = _inside(module)
+    reads = _reads(state, call)
+    if not (reads and not state.inside) and not any(_is_cache(holder) for holder, _ in call.held):
+        call.inside = _inside(module)  # it takes a walk over all modules: not where the state is known to be given
     shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
     if any(type(n) is not int for n in shape):
         return _FORWARD  # nested, or traced for lengths of all kinds: to compare would be to choose one
     single = len(shape) < 2 or shape[-1] == 1
     new = single and not state.had(tokens)
     count = shape.numel()
-    if _reads(state, call):
+    if reads:
         _was_prefill(module)
         phase = _DECODE if new else _PREFILL
     elif state.inside and new:
@@ -350,7 +355,7 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
         kind = type(value)  # isinstance() would ask a program's __class__
         if issubclass(kind, torch.Tensor):
             yield value
-        elif issubclass(kind, (*_PLAIN, torch.nn.Module)) or depth > _DEEPEST or id(value) in seen:
+        elif issubclass(kind, _PASSED) or depth > _DEEPEST or id(value) in seen:
             continue
         else:
             seen.add(id(value))
@@ -371,15 +376,24 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
 
 def _attributes(value: Any) -> Iterator[Any]:
     """What is in its dict and its slots, past all that the program would run to give them."""
-    for cls in type(value).__mro__:
-        own = vars(cls).get("__dict__")
-        if isinstance(own, GetSetDescriptorType):
-            yield from own.__get__(value).values()
+    dicts, slots = _places_of(type(value))
+    for own in dicts:
+        yield from own.__get__(value).values()
+    for slot in slots:
+        with suppress(AttributeError):  # nothing is in it
+            yield slot.__get__(value)
+
+
+@functools.lru_cache(256)
+def _places_of(kind: type) -> tuple[list[Any], list[Any]]:
+    """What gives the dict of an object of this class, and what gives its slots."""
+    dicts, slots = [], []
+    for cls in kind.__mro__:
+        if isinstance(own := vars(cls).get("__dict__"), GetSetDescriptorType):
+            dicts.append(own)
         if "__slots__" in vars(cls):
-            for slot in vars(cls).values():
-                if isinstance(slot, MemberDescriptorType):
-                    with suppress(AttributeError):  # nothing is in it
-                        yield slot.__get__(value)
+            slots += [slot for slot in vars(cls).values() if isinstance(slot, MemberDescriptorType)]
+    return dicts, slots
 
 
 def _is_cache(value: Any) -> bool:
@@ -397,8 +411,14 @@ def _inside(module: torch.nn.Module) -> _Snapshot:
     """Buffers and other tensors of the module and what is in it, but for its parameters, and for statistics: those
     of sequences have a dimension for each sequence or position, and one for what is kept of it."""
     found: _Snapshot = {}
-    for each in module.modules():
-        for name, value in (*each._buffers.items(), *vars(each).items()):
+    todo, seen = [module], {module}
+    while todo:
+        each = todo.pop()
+        new = {below for below in each._modules.values() if below is not None} - seen
+        todo += new
+        seen |= new
+        own = vars(each)
+        for name, value in (*each._buffers.items(), *((name, own[name]) for name in own.keys() - _OF_EVERY_MODULE)):
             if issubclass(type(value), torch.Tensor):
                 found[id(value)] = weakref.ref(value), _version(value)
             elif issubclass(type(value), (list, tuple)) or "cache" in name:
