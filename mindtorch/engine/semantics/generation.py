@@ -376,7 +376,8 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
 
 def _attributes(value: Any) -> Iterator[Any]:
     """What is in its dict and its slots, past all that the program would run to give them."""
-    dicts, slots = _places_of(type(value))
+    kind: Any = type(value)
+    dicts, slots = _places_of(kind)
     for own in dicts:
         yield from own.__get__(value).values()
     for slot in slots:
