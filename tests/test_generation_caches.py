@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from mindtorch.engine.semantics import generation
 from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
-from .generating import DEVICES, WIDTH, WORDS, Cache, Model, Takes, generate, phases, prompt
+from .generating import DEVICES, WIDTH, WORDS, Cache, Model, Takes, generate, phases, prompt, score
 
 
 def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,3 +296,22 @@ def test_C2_calls_count_in_the_stage_that_they_run_in() -> None:
         {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 1, "tokens": 2},
     ]  # fmt: skip
     assert {row["name"] for row in report["phases"]} >= {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+@pytest.mark.parametrize("kind", ["none", "object"])
+def test_C2_what_a_call_frees_is_temporary_in_a_program_that_trains_whatever_its_phase(
+    kind: str, estimated: bool
+) -> None:
+    class Wide(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            wide = torch.ones(1 << 16) + 1
+            return super().forward(ids, past, at)[0] + wide.sum(), past
+
+    with Estimator(target=targets.find("h100")) if estimated else Profiler(whole=True) as seen:
+        model = Wide(kind)
+        nn.Linear(2, 2)(torch.ones(2, 2)).sum().backward()
+        with torch.no_grad():
+            (score if kind == "none" else generate)(model, "cpu")
+    held = seen.report()["memory"]["categories"]
+    assert held["temporaries"] >= 2 * 4 * (1 << 16) > held.get("activations", 0)

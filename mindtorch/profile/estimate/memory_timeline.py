@@ -18,7 +18,6 @@ from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.profile.estimate import scratch
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
-from mindtorch.profile.report.lines import package_of
 from mindtorch.profile.report.module_names import Names
 
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
@@ -115,18 +114,20 @@ class MemoryTimeline:
 
     def _held(self, at: int, there: Any) -> dict[str, Any]:
         """By kind, module and line; scratch memory is of the call that is running."""
-        found = peak.held(self.categories[there], self.blocks[there], self.nbytes[there], self.names)
+        scratch = []
         if len(self.scratch) and self.scratch[at]:
-            where = self._where(at)
-            found["rows"].append([SCRATCH, where["module"], len(found["lines"]), int(self.scratch[at])])
-            found["lines"].append({**{key: where[key] for key in ("file", "line", "function", "source")},
-                                   "package": package_of(where["file"]) if where["file"] else ""})  # fmt: skip
-        return found
+            call = self._call(at)
+            scratch = [(SCRATCH, int(call["module"]), int(call["location"]), int(self.scratch[at]))]
+        return peak.held(self.categories[there], self.blocks[there], self.nbytes[there], self.names, scratch)
+
+    def _call(self, position: int) -> Any:
+        """That which is running."""
+        return self.calls[max(position - 1, 0)]
 
     def _where(self, position: int) -> dict[str, Any]:
         if not len(self.calls):
             return {}
-        call = self.calls[max(position - 1, 0)]
+        call = self._call(position)
         return {"position": position, "op": op_name(int(call["sig"])),
                 "module": self.names[int(call["module"])], **peak.line(int(call["location"])),
                 "phase": context.phase_name(int(call["phase"]) & 0xFF)}  # fmt: skip

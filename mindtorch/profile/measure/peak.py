@@ -27,6 +27,7 @@ from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.report import times
 from mindtorch.profile.report.detail import Lines
 from mindtorch.profile.report.module_names import Names
+from mindtorch.profile.report.tree import FORWARD
 
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
 CATEGORIES = (
@@ -39,9 +40,8 @@ GATHERED, EXCHANGED = 8, 9  # of one rank of several: other ranks' shards; buffe
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
 POINTS = 400  # of a timeline
-_OTHER, _FORWARD, _BACKWARD, _OPTIMIZER, _DATA = map(
-    context.PHASES.index, ("other", "forward", "backward", "optimizer", "data")
-)
+_OTHER, _BACKWARD, _OPTIMIZER, _DATA = map(context.PHASES.index, ("other", "backward", "optimizer", "data"))
+_FORWARD = [*FORWARD, context.CANDIDATE]  # whichever that was
 
 #: What is told by `say`, of profiles that measure.
 listening: list[Callable[[torch.Tensor, int], None]] = []
@@ -150,7 +150,7 @@ def categories(blocks: Any, trains: bool) -> Any:
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept
     if trains:  # what is not kept for backward
-        found[unknown & (phase == _FORWARD) & ~outlived] = TEMPORARIES
+        found[unknown & np.isin(phase, _FORWARD) & ~outlived] = TEMPORARIES
     return found
 
 
@@ -202,15 +202,21 @@ def by_line(blocks: Any, nbytes: Any, top: int = 50) -> list[dict[str, Any]]:
     return rows
 
 
-def held(kinds: Any, blocks: Any, nbytes: Any, names: Names) -> dict[str, Any]:
-    """All of `blocks` by kind, module and line, which is an index into the lines beside them."""
+def held(
+    kinds: Any, blocks: Any, nbytes: Any, names: Names, more: Iterable[tuple[str, int, int, int]] = ()
+) -> dict[str, Any]:
+    """All of `blocks` by kind, module and line, which is an index into the lines beside them.
+
+    more: (kind, path id of the module, location, bytes) of what is in none of them.
+    """
     lines = Lines()
-    found: dict[tuple[int, str, int], int] = {}
+    found: dict[tuple[str, str, int], int] = {}
     columns = (kinds, blocks["module"], blocks["location"], nbytes)
-    for kind, module, location, size in zip(*(column.tolist() for column in columns), strict=True):
+    named = ((CATEGORIES[kind], *row) for kind, *row in zip(*(column.tolist() for column in columns), strict=True))
+    for kind, module, location, size in (*named, *more):
         key = (kind, names[module], lines.index(location))
         found[key] = found.get(key, 0) + size
-    rows = [[CATEGORIES[kind], module, where, size] for (kind, module, where), size in found.items()]
+    rows = [[*key, size] for key, size in found.items()]
     return {"columns": ["category", "module", "line", "bytes"], "rows": rows, "lines": lines.facts}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _SPREAD = ("predicted", "least", "squares", "low", "high")  # as the fields of a `Spread`
-_FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
+FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
 _BACKWARD = context.PHASES.index("backward")
 
 
@@ -101,7 +101,7 @@ def _own(seen: Recording, rows: Any, forecast: Forecast | None) -> dict[str, dic
     found = {
         "ns": summed(paths, rows[:, NS]),
         "ops": summed(paths, calls * (rows[:, SIG] != 0)),
-        "forward": summed(paths, rows[:, NS] * np.isin(phases, _FORWARD)),
+        "forward": summed(paths, rows[:, NS] * np.isin(phases, FORWARD)),
         "backward": summed(paths, rows[:, NS] * (phases == _BACKWARD)),
         "flops": summed(paths, calls * flops[which]),
         "macs": summed(paths, calls * macs[which]),
