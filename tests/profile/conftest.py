@@ -64,6 +64,20 @@ def net_class() -> type[Net]:
     return Net
 
 
+@pytest.fixture
+def training() -> Callable[..., None]:
+    """Two steps of a `Net`, made within."""
+
+    def program(**options: int) -> None:
+        net = Net(**options)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            net(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+            optimizer.step()
+
+    return program
+
+
 def _check_sums(report: dict[str, Any]) -> None:
     """Asserts that nothing is counted twice and nothing lost: every table sums to the totals."""
     total = report["totals"]["time_s"]

@@ -7,22 +7,14 @@ import json
 import os
 
 import pytest
-import torch
 
 from mindtorch.profile import write_csv, write_json, write_trace
 from mindtorch.profile.report import trace as trace_module
 
 
 @pytest.fixture
-def trained(record, Net):
-    def program():
-        net = Net()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for _ in range(2):
-            net(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
-            optimizer.step()
-
-    return record(program)
+def trained(record, training):
+    return record(training)
 
 
 def nested(slices):

@@ -80,16 +80,9 @@ def check_sums(found, report):
         assert sum(row["total_s"] for row in modules if row["depth"] == 0) == pytest.approx(total, rel=1e-9)
 
 
-def training(net):
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for _ in range(2):
-        net(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
-        optimizer.step()
-
-
 @pytest.fixture
-def trained(record, Net):
-    return record(lambda: training(Net(layers=4)), lines=True, shapes=True)
+def trained(record, training):
+    return record(lambda: training(layers=4), lines=True, shapes=True)
 
 
 def test_C2_page_holds_the_reports_figures(trained, tmp_path):
@@ -111,10 +104,10 @@ def test_C2_page_holds_the_reports_figures(trained, tmp_path):
 
 
 @pytest.fixture
-def estimated(Net):
+def estimated(training):
     """Times that are the same for equal layers."""
     with Estimator(target=targets.find("h100")) as estimator:
-        training(Net(layers=4))
+        training(layers=4)
     return estimator.report(), estimator
 
 
