@@ -423,7 +423,7 @@ cdef class Collector:
         if here is None:
             self.other_thread = True           # a mode put there by somebody else; its time is not ours to sum
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
-        if types and self.fake in types and self.symbolic((args, kwargs)):
+        if types and self.fake in types and self.symbolic((*args, *kwargs.values()) if kwargs else args):
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
         phase = current_phase()
         if self.first_op == 0:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindtorch.profile.report.difference import figure
+
 from .render import Canvas, Column, Text, clean
 from .report_lines import short
 from .units import amount, bytes_text, count, counted, number, seconds
@@ -191,8 +193,7 @@ def _sum(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]
 
 def _total(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of several rows as one."""
-    old, new = (sum(value[when] for value in values) for when in ("before", "after"))
-    sums = {"before": old, "after": new, "difference": new - old, "ratio": new / old if old else None}
+    sums = figure(*(sum(value[when] for value in values) for when in ("before", "after")))
     if "beyond_noise" in values[0]:
         sums["beyond_noise"] = any(value["beyond_noise"] for value in values)
     return sums

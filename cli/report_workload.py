@@ -10,23 +10,18 @@ __all__ = ["workload_facts"]
 
 
 def workload_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """(label, text): the work, its rates, and what the cache and the optimizer hold."""
-    workload = report.get("workload")
-    if not workload:
-        return _generation(report)
-    unit, seq = workload.get("unit") or "tokens", workload.get("seq")
-    batch = workload.get("batch") or 1
-    text = f"{count(batch)} × {count(seq)} {unit}" if seq else f"{count(batch)} {unit if batch > 1 else unit[:-1]}"
-    if workload.get("decode"):
-        text += f", then {count(workload['decode'])} decoded"
-    if workload.get("train"):
-        text += "; a training step" if workload.get("decode") else ", a training step"
-    facts = [("workload", f"{text}, {workload.get('dtype')}")]
-    rates = _rates(workload, report.get("phases") or [], unit)
+    """(label, text): the work, or what a program generates; its rates, and what the cache and the optimizer hold."""
+    workload, generation = report.get("workload"), report.get("generation")
+    done = workload or generation
+    if not done:
+        return []
+    unit = done.get("unit") or "tokens"
+    facts = [("workload", _asked(workload, unit)) if workload else ("generates", _generated(done))]
+    rates = _rates(done, report.get("phases") or [], unit)
     if rates:
         facts.append(("speed", " · ".join(rates)))
-    cache, optimizer = workload.get("kv_cache"), workload.get("optimizer")
-    if cache:
+    cache, optimizer = done.get("kv_cache"), done.get("optimizer")
+    if cache and (workload or cache["bytes"]):
         grows = cache.get("bytes_per_step")
         more = f", {bytes_text(grows)} more a step" if grows else ""
         facts.append(("cache", f"{bytes_text(cache.get('bytes'), '0 B')} at the end{more}"))
@@ -36,20 +31,22 @@ def workload_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _generation(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same of a program that generates."""
-    made = report.get("generation")
-    if not made:
-        return []
-    said = [
-        f"{row['name']} {counted(row['tokens'], 'token')} in {counted(row['steps'], 'call')}" for row in made["phases"]
-    ]
-    facts = [("generates", "; ".join(said))]
-    if rates := _rates(made, report.get("phases") or [], made["unit"]):
-        facts.append(("speed", " · ".join(rates)))
-    if nbytes := made["kv_cache"]["bytes"]:
-        facts.append(("cache", f"{bytes_text(nbytes)} at the end"))
-    return facts
+def _asked(workload: dict[str, Any], unit: str) -> str:
+    """What a configuration's model was given to do."""
+    batch, seq = workload.get("batch") or 1, workload.get("seq")
+    text = f"{count(batch)} × {count(seq)} {unit}" if seq else f"{count(batch)} {unit if batch > 1 else unit[:-1]}"
+    if workload.get("decode"):
+        text += f", then {count(workload['decode'])} decoded"
+    if workload.get("train"):
+        text += "; a training step" if workload.get("decode") else ", a training step"
+    return f"{text}, {workload.get('dtype')}"
+
+
+def _generated(generation: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{row['name']} {counted(row['tokens'], 'token')} in {counted(row['steps'], 'call')}"
+        for row in generation["phases"]
+    )
 
 
 def _rates(workload: dict[str, Any], phases: list[dict[str, Any]], unit: str) -> list[str]:

@@ -17,7 +17,7 @@ from mindtorch.base.clusters import Cluster
 from mindtorch.profile.cost.collectives import POINT_TO_POINT, Links
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.estimate.exchanged import Call, Event
-from mindtorch.profile.report.recording import STAGES, of_the_loop
+from mindtorch.profile.report.recording import furthest, of_the_loop
 
 __all__ = [
     "Timed", "before_each", "facts", "mean_exposed", "of_reached", "op_name", "rows", "seconds_of", "simulate",
@@ -74,7 +74,7 @@ def of_reached(
     """Those of the stage that the report is about, which has what its tables have: also of its first batch what came
     before the first call of a model. stretches: of each stage, positions in the log of calls, from and until.
     """
-    reached = next((stage for stage in reversed(STAGES[:-1]) if stage in stretches), None)
+    reached = furthest(stretches)
     if reached is None:
         return []
     inside = np.zeros(len(calls) + 1, bool)  # a log that was stopped has not the last

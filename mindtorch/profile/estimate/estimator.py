@@ -51,7 +51,7 @@ from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage
+from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage, furthest
 from mindtorch.profile.report.rows import CALLS, SIG, as_table
 
 _MUCH = 1 << 20  # bytes
@@ -350,9 +350,9 @@ class Estimator(Run):
 
     def _calls_on_host(self) -> int:
         """Of the stage reported, beside those on the accelerator; where they move so much that it may matter."""
-        stage = next((self.stages[name] for name in reversed(STAGES[:-1]) if name in self.stages), None)
+        reached = furthest(self.stages)
         calls = moved = 0
-        for row in as_table(stage.rows).tolist() if stage is not None and self._apart else ():
+        for row in as_table(self.stages[reached].rows).tolist() if reached is not None and self._apart else ():
             if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
                 calls, moved = calls + row[CALLS], moved + row[CALLS] * work.bytes
         return calls if moved >= _MUCH else 0

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mindtorch.engine.record.arguments import tensors_in
+
 __all__ = ["ASKED"]
 
 
 def _has_symbols(value: Any) -> bool:
     """Is there a tensor of a compiler's whose sizes are not chosen yet? To count what it is for would choose them."""
-    if isinstance(value, FakeTensor):
-        return bool(value._has_symbolic_sizes_strides)
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_symbols, value))
-    return isinstance(value, dict) and any(map(_has_symbols, value.values()))
+    return any(isinstance(t, FakeTensor) and t._has_symbolic_sizes_strides for t in tensors_in(value))
 
 
 ASKED = (

@@ -217,6 +217,8 @@ class Profiler(Run):
 
     def recording(self) -> Recording:
         collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
+        since = self._reported_since()
+        spans = self._spans(since)
         held = Recording(
             mode="measured",
             device="",
@@ -240,9 +242,9 @@ class Profiler(Run):
             imports=self._watch.found,
             imports_within=self._watch.within,
             compiled_ns=collector.compiled,
-            spans=self._spans(self._reported_since()),
-            step_ns=times.steps(self._spans(self._reported_since()), away),
-            call_ns=times.calls(collector.events(), self._reported_since(), self._away),
+            spans=spans,
+            step_ns=times.steps(spans, away),
+            call_ns=times.calls(collector.events(), since, self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             **self._noted(),
             runs=list(collector.runs.values()),

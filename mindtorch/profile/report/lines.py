@@ -49,7 +49,7 @@ def _hits(seen: Recording) -> Counter[_Place]:
     """
     hits = seen.hits or {}
     found: Counter[_Place] = Counter(hits.get(seen.reached))
-    if seen.reached != ("main" if "warmup" in seen.stages else "") and not seen.announced:
+    if not seen.announced and not (seen.reached == "main" and "warmup" in seen.stages):  # else it is the warm-up's
         for stage in ("import", "init"):
             if stage != seen.reached:
                 found.update({where: n for where, n in hits.get(stage, {}).items() if found[where]})

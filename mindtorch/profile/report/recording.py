@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,11 @@ from mindtorch.profile.report.rows import LOCATION, as_table
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
+
+
+def furthest(stages: Iterable[str]) -> str | None:
+    """The one of these that a report is about: a run that called no module, or ended early, has not all of them."""
+    return max((stage for stage in stages if stage != STAGES[-1]), key=STAGES.index, default=None)
 
 
 def of_the_loop(locations: Mapping[str, Any], announced: bool) -> tuple[str, Any]:
@@ -186,8 +191,10 @@ class Recording:
 
     @property
     def reached(self) -> str:
-        """The stage reported: a run that called no module, or ended early, has not all of them."""
-        return next(name for name in reversed(STAGES[:-1]) if name in self.stages)
+        """The stage reported."""
+        found = furthest(self.stages)
+        assert found is not None, "a run has one"
+        return found
 
     def op_name(self, sig: int) -> str:
         """Of a signature; empty for the time between ops."""
