@@ -5,7 +5,7 @@ Time is counted in calls: a storage lives from the call that made it to the one 
 """
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DATA, PHASE_OPTIMIZER, PHASE_SETTLED,
@@ -20,7 +20,7 @@ from .stretches cimport (
 )
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .sizes cimport MT_ASSERT
-from .tape cimport Handle, Tape, set_freed_hook
+from .tape cimport Handle, Tape, rec_ins, set_freed_hook
 
 from .signals import raise_soon
 
@@ -91,7 +91,11 @@ cdef enum:
     NAMED = 0x70000000              # LedgerCall.sig: + index into names; above all MAX_SIGS
     HELD = 0x200                    # memory without a call: what the program had before, a move to another device
 
+    FLOW_HEAD = 7
+    MOST_FLOW = 1 << 22             # entries: 16 MiB
+
 ENTERED = CALL_ENTERED
+NO_CALL = 0xFFFFFFFF
 
 # One malloc: this header, then parts[n_parts], sigs[n_calls].
 cdef struct Script:
@@ -133,6 +137,9 @@ cdef bint stopped = False           # storages that die are still noted, new cal
 cdef uint32_t depth = 0
 cdef uint32_t ended[STRETCHES]      # length of the log of calls when each of them ended last
 cdef object on_mark = None, mark_error = None
+cdef uint32_t *flow = NULL          # see follow()
+cdef uint32_t n_flow = 0, cap_flow = 0
+cdef bint following = False
 
 
 cdef bint _room(void **array, uint32_t *cap, uint32_t wanted, size_t size, uint32_t first) noexcept:
@@ -170,6 +177,8 @@ cdef void note_call(Record *r, SigS *s, const uint32_t *outs) noexcept:
     cdef uint32_t i
     if stopped:
         return
+    if following:
+        _follow(r, s, outs)
     if r.sig < cap_scripts and scripts[r.sig]:
         _repeat(scripts[r.sig], r, outs[0])
         return
@@ -177,6 +186,32 @@ cdef void note_call(Record *r, SigS *s, const uint32_t *outs) noexcept:
     for i in range(s.n_out):
         if tape.slot(outs[i]).root == outs[i]:
             _note_block(outs[i], sig_out_meta(s)[i], r.sig, r.module, r.loc, r.phase)
+
+
+cdef void _follow(Record *r, SigS *s, const uint32_t *outs) noexcept:
+    global n_flow
+    cdef uint32_t size = FLOW_HEAD + s.n_in + s.n_out
+    cdef uint32_t *at
+    if n_flow > MOST_FLOW or not _room(<void **>&flow, &cap_flow, n_flow + size, 4, 4096):
+        return
+    at = flow + n_flow
+    at[0], at[1], at[2], at[3], at[4], at[5], at[6] = n_calls, r.sig, r.module, r.loc, r.phase, s.n_in, s.n_out
+    memcpy(at + FLOW_HEAD, rec_ins(r), s.n_in * 4)
+    memcpy(at + FLOW_HEAD + s.n_in, outs, s.n_out * 4)
+    n_flow += size
+
+
+def follow(bint on):
+    """Log from now on also what reads what, or no longer; what was logged until now, as bytes of u4.
+
+    Of each recorded call: its position in the log of calls, its sig, module, location, phase, numbers of inputs and
+    outputs, and their slots. `NO_CALL` and a slot: that slot holds another storage now, which no call made.
+    """
+    global following, n_flow
+    cdef bytes found = (<char *>flow)[:n_flow * 4] if n_flow else b""
+    following = on and listening
+    n_flow = 0
+    return found
 
 
 cdef void note_name(uint32_t name) noexcept:
@@ -236,12 +271,16 @@ def named(sig):
 
 
 cdef void note_memory(uint32_t slot, uint32_t meta) noexcept:
+    global n_flow
     cdef uint32_t module, location, phase
     cdef uint32_t known = block_of[slot] if slot < cap_slots else 0
     if known and blocks[known - 1].nbytes == tape.interner.metas[meta].nbytes:
         return                                 # other sizes or strides of the same memory
     if known:
         note_freed(slot)
+    if following and _room(<void **>&flow, &cap_flow, n_flow + 2, 4, 4096):
+        flow[n_flow], flow[n_flow + 1] = ALIVE, slot
+        n_flow += 2
     if not stopped:
         module, location, phase = current_module(), current_location(), current_phase()
         if not making:
@@ -518,6 +557,7 @@ def logs():
 def close():
     """End the logs and hand them over: see `logs`."""
     global listening, on_mark, on_exceeded, exceeded, stopped, calls, blocks, block_of, cap_calls, cap_blocks, cap_slots
+    global flow, n_flow, cap_flow, following
     if not listening:
         return b"", b""
     remove_transition_hook(_on_transition, NULL)
@@ -531,8 +571,10 @@ def close():
         free(calls)
         free(blocks)
         free(block_of)
-        calls, blocks, block_of = NULL, NULL, NULL
-        cap_calls = cap_blocks = cap_slots = 0
+        free(flow)
+        calls, blocks, block_of, flow = NULL, NULL, NULL, NULL
+        cap_calls = cap_blocks = cap_slots = cap_flow = n_flow = 0
+        following = False
         _forget_scripts()
 
 

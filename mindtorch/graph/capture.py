@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .. import ops
 from .._ext import context as _context
@@ -24,7 +24,7 @@ from .._ext import lazy as _core
 from ..base.threads import ThreadWatch
 from ..ops import schema
 from .graph import ComputationGraph
-from .parts import Call, Hole, Output, constant, output_of
+from .parts import Call, Hole, Output, Reading, constant, output_of
 
 log = logging.getLogger(__name__)
 _DETACH = torch.ops.aten.detach.default
@@ -68,10 +68,11 @@ def set_tracking(tracking: Tracking) -> None:
 class Function:
     """What is the same for all calls of one operator."""
 
-    __slots__ = ("name", "reads", "views", "writes")
+    __slots__ = ("name", "overload", "reads", "views", "writes")
 
     def __init__(self, func: Any) -> None:
         self.name = ops.op_name(func)
+        self.overload = str(func) if isinstance(func, torch._ops.OpOverload) else ""
         tags = getattr(func, "tags", ())
         self.reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         self.writes: set[Any] = set()
@@ -81,6 +82,18 @@ class Function:
             for which in schema.writes(func):
                 self.writes.update((which, names[which]) if isinstance(which, int) else (which, names.index(which)))
             self.views = schema.takes_views(func)
+
+
+class Beginning(NamedTuple):
+    """A call before it is made: its arguments as the graph keeps them, and where its tensors come from."""
+
+    func: Any
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sources: list[tuple[int, int]]
+    readings: list[Reading | None]
+    inputs: list[torch.Tensor]
 
 
 class Named(NamedTuple):
@@ -118,23 +131,32 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(map(is_lazy, args)):  # parameters without sizes yet, asked for device or dtype: nothing flows
             return func(*args, **kwargs)
+        call = self.begins(func, args, kwargs)
+        out = func(*args, **kwargs)
+        self.ended(call, args, kwargs, out)
+        return out
+
+    def begins(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Beginning:
+        """Look at a call before it is made: it may change what its arguments are (`resize_`, `set_`, `t_`)."""
         known = self.functions.get(func)
         if known is None:
             known = self.functions[func] = Function(func)
-        # Before the call: it may change what its arguments are (`resize_`, `set_`, `t_`).
         sources: list[tuple[int, int]] = []
         inputs: list[torch.Tensor] = []
         with self.lock:
             cargs = tuple(self._encode(a, sources, inputs, known.reads) for a in args)
             ckwargs = {key: self._encode(a, sources, inputs, known.reads) for key, a in kwargs.items()}
-        out = func(*args, **kwargs)
+            readings = [*map(self.graph._producers.reading, inputs)]
+        return Beginning(func, known, cargs, ckwargs, sources, readings, inputs)
+
+    def ended(self, call: Beginning, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Note it, with what it gave."""
         with self.lock:
-            if func is _DETACH:
+            if call.func is _DETACH:
                 # The same value under another name (autograd makes many): the engine does not record it either.
-                self.graph._producers.alias(out, inputs[0])
+                self.graph._producers.alias(out, call.inputs[0])
             else:
-                self._note(known, cargs, ckwargs, sources, inputs, args, kwargs, out)
-        return out
+                self._note(call, args, kwargs, out)
 
     def _encode(self, value: Any, sources: list[tuple[int, int]], inputs: list[torch.Tensor], reads: bool) -> Any:
         if isinstance(value, torch.Tensor):
@@ -157,6 +179,9 @@ class Recorder(TorchDispatchMode):
                 found = self._made_before(tensor, handle)
             else:
                 found = graph._source_of(tensor)
+                if type(tensor) is torch.Tensor and tensor.dim() == 0 and tensor.device.type == "cpu":
+                    with _disable_current_modes():  # it is none of the program's reads
+                        graph._numbers[found[0]] = tensor.item()
         entry = self.names.get(id(tensor))
         if entry is not None and entry.is_made():
             del self.names[id(tensor)]
@@ -183,17 +208,8 @@ class Recorder(TorchDispatchMode):
         graph._producers.made(tensor, node, 0)
         return node, 0
 
-    def _note(
-        self,
-        known: Function,
-        cargs: tuple,
-        ckwargs: dict[str, Any],
-        sources: list[tuple[int, int]],
-        inputs: list[torch.Tensor],
-        args: tuple,
-        kwargs: dict[str, Any],
-        out: Any,
-    ) -> None:
+    def _note(self, call: Beginning, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        known, inputs = call.function, call.inputs
         graph = self.graph
         written = [t for key, value in (*enumerate(args), *kwargs.items()) if key in known.writes for t in _flat(value)]
         ids = {id(t) for t in written}
@@ -201,13 +217,13 @@ class Recorder(TorchDispatchMode):
         if not fresh and not written and not known.reads:
             return  # a query: nothing flows
         outputs: tuple[Output, ...] = tuple(output_of(t) for t in (*fresh, *written))
-        call = graph._intern_call(Call(known.name, cargs, ckwargs, outputs))
         node = graph._append(
-            call,
-            sources,
+            graph._intern_call(Call(known.name, call.args, call.kwargs, outputs, known.overload)),
+            call.sources,
             graph._module_by_id(_context.get_module()),
             graph._place_by_id(_context.get_location()),
             _context.get_phase(),
+            readings=call.readings,
         )
         producers = graph._producers
         for position, t in enumerate(written, len(fresh)):

@@ -4,12 +4,16 @@ Schema 1::
 
     {"schema_version": 1, "counts": {"nodes", "ops", "inputs", "parameters", "edges", "segments"},
      "nodes": [{"id", "kind", "op", "inputs": [[node id, output index], …], "outputs": [{"shape", "dtype", "device"}, …]
-                and, where there is one: "args", "kwargs", "name", "module", "classes", "phase", "source"}, …],
+                and, where there is one: "args", "kwargs", "overload", "readings", "number", "name", "module",
+                "classes", "phase", "source"}, …],
      "edges": [[source, output index, target, input index], …],
      "segments": [{"start", "stop", "read_by"}, …], "outputs": [[node id, output index], …]}
 
-``source`` is [file, line, function]. In ``args`` and ``kwargs``, what JSON has no word for is an object of one entry:
-``{"input": 0}`` (the node's first input), ``{"dtype": "float32"}``, ``{"tuple": […]}``, ``{"float": "inf"}`` ….
+``source`` is [file, line, function]. ``overload``: ``aten.add.Tensor``. ``readings``: of each input, null where it is
+read as its node has it, else {"offset", "shape", "strides", "dtype"} in the storage of that, which was written since.
+``number``: what an input of no dimension held. In ``args`` and ``kwargs``, what JSON has no word for is an object of
+one entry: ``{"input": 0}`` (the node's first input), ``{"dtype": "float32"}``, ``{"tuple": […]}``,
+``{"float": "inf"}`` ….
 
 A graph of a part (`ComputationGraph.reduced`) has "left_out" after "counts": what was asked for ("modules_but",
 "deeper_than", "after_steps"), and how many "nodes", "ops" … the first two leave out. Nodes of kind "module" in it stand
@@ -27,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .graph import KINDS, PHASES, ComputationGraph, Node
-from .parts import Call, Hole, Opaque, Output
+from .parts import Call, Hole, Opaque, Output, Reading
 
 if TYPE_CHECKING:
     import networkx
@@ -97,6 +101,8 @@ def _call(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
         constants["args"] = [encode(a) for a in call.args]
     if call.kwargs:
         constants["kwargs"] = {key: encode(value) for key, value in call.kwargs.items()}
+    if call.overload:
+        constants["overload"] = call.overload
     outputs = [{"shape": list(o.shape), "dtype": _short(o.dtype), "device": o.device} for o in call.outputs]
     return constants, {"outputs": outputs}
 
@@ -106,6 +112,10 @@ def _node(node: Node, constants: dict[str, Any], outputs: dict[str, Any]) -> dic
     if node.name:
         data["name"] = node.name
     data["inputs"] = [list(source) for source in node.inputs]
+    if node.number is not None:
+        data["number"] = encode(node.number)
+    if any(node.readings):
+        data["readings"] = [reading and _reading(reading) for reading in node.readings]
     data.update(constants)
     data.update(outputs)
     where = node.module_info
@@ -118,6 +128,11 @@ def _node(node: Node, constants: dict[str, Any], outputs: dict[str, Any]) -> dic
     if node.location:
         data["source"] = list(node.location)
     return data
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    return {"offset": reading.offset, "shape": list(reading.shape), "strides": list(reading.strides),
+            "dtype": _short(reading.dtype)}  # fmt: skip
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------
@@ -186,6 +201,12 @@ def _torch_constant(name: str, kind: type) -> Any:
     return found
 
 
+def _as_reading(data: Mapping[str, Any]) -> Reading:
+    return Reading(
+        data["offset"], tuple(data["shape"]), tuple(data["strides"]), _torch_constant(data["dtype"], torch.dtype)
+    )
+
+
 def from_dict(graph: ComputationGraph, data: Mapping[str, Any]) -> ComputationGraph:
     """Fill an empty graph from `to_dict`'s result."""
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -200,15 +221,18 @@ def from_dict(graph: ComputationGraph, data: Mapping[str, Any]) -> ComputationGr
         kwargs = {key: decode(value) for key, value in node.get("kwargs", {}).items()}
         source = node.get("source")
         graph._append(
-            graph._intern_call(Call(node["op"], args, kwargs, outputs)),
+            graph._intern_call(Call(node["op"], args, kwargs, outputs, node.get("overload", ""))),
             [(source_id, output) for source_id, output in node["inputs"]],
             graph._intern_module(node.get("module", ""), tuple(node.get("classes", ()))),
             graph._intern_place((source[0], source[1], source[2]) if source else None),
             PHASES.index(node.get("phase", "other")),
             KINDS.index(node["kind"]),
+            [data and _as_reading(data) for data in node.get("readings", ())],
         )
         if node.get("name"):
             graph._names[place] = node["name"]
+        if "number" in node:
+            graph._numbers[place] = decode(node["number"])
     graph._reads.extend(s["stop"] - 1 for s in data.get("segments", ()) if s["read_by"])
     graph.left_out = dict(data.get("left_out", {}))
     graph.outputs = tuple((node, output) for node, output in data.get("outputs", ()))

@@ -3,6 +3,8 @@
 Storage is columns of fixed-width integers, about 25 bytes per node and 8 per edge, because a program may record a
 million ops. What repeats (a call with its constants and results, a module, a source line) is kept once. `Node` and
 `Edge` are views made when somebody looks. Inputs exist before the ops that read them, so ids are a topological order.
+
+One file: the views are the columns' only readers, and say what each column means.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 
 from .._ext import context as _context
 from ..base.words import counted
-from .parts import Call, Edge, Hole, Module, Output, Segment, View, as_output, constant, output_of
+from .parts import Call, Edge, Hole, Module, Output, Reading, Segment, View, as_output, constant, output_of
 from .producers import Producers
 
 if TYPE_CHECKING:
@@ -58,11 +60,25 @@ class Node:
         return self.graph._names.get(self.id, "")
 
     @property
+    def number(self) -> bool | int | float | complex | None:
+        """What an input of no dimension held when it was first read, where that is known."""
+        return self.graph._numbers.get(self.id)
+
+    @property
     def inputs(self) -> tuple[tuple[int, int], ...]:
         """(node id, output index) of each tensor read, in the order of the arguments."""
         g = self.graph
         first, last = g._first[self.id], g._first[self.id + 1]
         return tuple(zip(g._source[first:last], g._output[first:last]))
+
+    @property
+    def readings(self) -> tuple[Reading | None, ...]:
+        """Of each input, how it lies in the storage of what it is read from; None: as that lies itself.
+
+        After a write to a storage, all that share it are read from the writer.
+        """
+        g = self.graph
+        return tuple(map(g._readings.get, range(g._first[self.id], g._first[self.id + 1])))
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -134,7 +150,9 @@ class ComputationGraph:
         self._first = array("Q", [0])  # node i's inputs are _source[_first[i]:_first[i + 1]]
         self._source = array("I")
         self._output = array("I")
+        self._readings: dict[int, Reading] = {}  # by position in _source
         self._names: dict[int, str] = {}
+        self._numbers: dict[int, bool | int | float | complex] = {}  # what inputs of no dimension held when first read
         self._modules: list[Module] = [Module((), ())]
         self._known_modules: dict[Any, int] = {"": 0, 0: 0}
         self._places: list[tuple[str, int, str] | None] = [None]
@@ -252,6 +270,7 @@ class ComputationGraph:
         place: int = 0,
         phase: int = 0,
         kind: int = 0,
+        readings: Sequence[Reading | None] = (),
     ) -> int:
         node = len(self._call)
         self._call.append(call)
@@ -259,6 +278,7 @@ class ComputationGraph:
         self._place.append(place)
         self._phase.append(phase)
         self._kind.append(kind)
+        self._readings.update((i, each) for i, each in enumerate(readings, len(self._source)) if each is not None)
         for source, output in sources:
             self._source.append(source)
             self._output.append(output)
@@ -267,7 +287,7 @@ class ComputationGraph:
 
     def _intern_call(self, call: Call) -> int:
         # By text: constants may be unhashable, and 1, 1.0 and True are equal but not the same call.
-        key = (call.op, repr(call.args), repr(call.kwargs), call.outputs)
+        key = (call.op, repr(call.args), repr(call.kwargs), call.outputs, call.overload)
         index = self._known_calls.get(key)
         if index is None:
             index = self._known_calls[key] = len(self._calls)

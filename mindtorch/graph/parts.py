@@ -34,12 +34,22 @@ class Output(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What nodes share: op name, arguments with holes for tensors, results."""
+    """What nodes share: op name, arguments with holes for tensors, results; the overload, where it is known."""
 
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Output, ...]
+    overload: str = ""
+
+
+class Reading(NamedTuple):
+    """How a tensor lies in the storage of the value that it is read from, where that is not as the value itself."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Edge(NamedTuple):

@@ -11,19 +11,22 @@ already computed are grouped by the storage they really have.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .._ext import context, ledger
 from .._ext import lazy as _core
 from .._ext import tape as _tape
 from ..base.errors import LazyTensorError
 from ..engine.execute import tensors as _tensors
 from ..engine.execute import values
+from ..engine.record.predict import contiguous
+from ..ops import op_name
 from .graph import DATA, ComputationGraph
-from .parts import Call, Hole, Output, constant
+from .parts import Call, Hole, Output, Reading, constant, output_of
 from .producers import Source, packed, unpacked
 
 if TYPE_CHECKING:
@@ -52,35 +55,59 @@ class Builder:
         self.maker = array("q")  # by slot: who made the value, packed; 0 = not met yet
         self.root: dict[int, int] = {}  # slot -> slot (or storage, negative) it shares memory with; itself if absent
         self.writer: dict[int, int] = {}  # root -> who wrote to it last, packed
+        self.wrote: dict[int, int] = {}  # root -> metadata of what was written then
 
     def run(self) -> None:
-        tape, graph = values.tape, self.graph
-        maker = self.maker
+        tape = values.tape
         slot = 0
         for seq in tape.pending_seqs():
             try:
                 sig, module, loc, phase, ins, outs = tape.describe(seq)
             except KeyError:
                 continue  # dropped meanwhile: nobody can read what it makes
-            known = self.signatures.get(sig)
-            if known is None:
-                known = self.signatures[sig] = self._signature(sig, len(ins), len(outs))
-            for slot in (*ins, *outs):
-                if slot >= len(maker):
-                    maker.frombytes(bytes(8 * (slot + 1024)))
-            sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
-            node = graph._append(known.call, sources, graph._module_by_id(module), graph._place_by_id(loc), phase)
-            for position, slot in enumerate(outs):
-                maker[slot] = packed(node, position)
-                if known.view and ins:
-                    self.root[slot] = self.root.get(ins[0], ins[0])
-            for position, index in enumerate(known.written):
-                root = self.root.get(ins[index], ins[index])
-                self.writer[root] = packed(node, known.fresh + position)
-            if known.generator >= 0:
-                graph._draws[node] = known.generator
+            self.add(sig, module, loc, phase, ins, outs)
+            slot = max((slot, *ins, *outs))
         if slot:
             self._publish(slot)
+
+    def add(self, sig: int, module: int, loc: int, phase: int, ins: Sequence[int], outs: Sequence[int]) -> None:
+        """The next record: ids of module and line, slots of its tensors."""
+        graph, maker = self.graph, self.maker
+        known = self.signatures.get(sig)
+        if known is None:
+            known = self.signatures[sig] = self._signature(sig, len(ins), len(outs))
+        self.room((*ins, *outs))
+        sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
+        readings = [self._reading(slot, meta, made) for slot, meta, made in zip(ins, known.metas, sources)]
+        node = graph._append(
+            known.call, sources, graph._module_by_id(module), graph._place_by_id(loc), phase, readings=readings
+        )
+        for position, slot in enumerate(outs):
+            maker[slot] = packed(node, position)
+            if known.view and ins:
+                self.root[slot] = self.root.get(ins[0], ins[0])
+            else:
+                self.root.pop(slot, None)
+                self.writer.pop(slot, None)
+        for position, index in enumerate(known.written):
+            root = self.root.get(ins[index], ins[index])
+            self.writer[root] = packed(node, known.fresh + position)
+            self.wrote[root] = known.metas[index]
+        if known.generator >= 0:
+            graph._draws[node] = known.generator
+
+    def room(self, slots: Iterable[int]) -> None:
+        most = max(slots, default=0)
+        if most >= len(self.maker):
+            self.maker.frombytes(bytes(8 * (most + 1024 - len(self.maker))))
+
+    def _reading(self, slot: int, meta: int, made: Source) -> Reading | None:
+        """How it lies in what was written, if that lies otherwise."""
+        root = self.root.get(slot, slot)
+        if self.writer.get(root) != packed(*made) or self.wrote[root] == meta:
+            return None
+        dtype, size, strides, offset, _ = values.tape.interner.meta(meta)
+        return Reading(offset, tuple(size), contiguous(size) if strides is None else tuple(strides), dtype)
 
     def _source(self, slot: int, meta: int) -> Source:
         made = self.maker[slot] or self._data(slot, meta)
@@ -165,6 +192,98 @@ def _kept_calls() -> Iterator[None]:
         _core.keep_calls(False)
 
 
+class Unrecorded(NamedTuple):
+    """A call without a record, between records. position: where the log of calls was when it began."""
+
+    position: int
+    call: Call
+    module: int
+    loc: int
+    phase: int
+    inputs: tuple[tuple[int, int], ...]  # (slot, metadata id)
+    outputs: tuple[int, ...]  # slots
+
+    @classmethod
+    def of(cls, position: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Unrecorded:
+        """Of a call of tensors that record; it is over."""
+        inputs: list[tuple[int, int]] = []
+
+        def encode(value: Any) -> Any:
+            handle = _core.get_handle(value)
+            if handle is not None:
+                inputs.append((handle.slot, handle.meta))
+                return Hole(len(inputs) - 1)
+            if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+                return type(value)(encode(item) for item in value)
+            return constant(value)
+
+        cargs = tuple(map(encode, args))
+        ckwargs = {key: encode(value) for key, value in kwargs.items()}
+        given = {slot for slot, _ in inputs}
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        made = [t for t in results if (h := _core.get_handle(t)) is not None and h.slot not in given]
+        call = Call(op_name(func), cargs, ckwargs, tuple(map(output_of, made)), str(func))
+        slots = tuple(_core.get_handle(t).slot for t in made)
+        return cls(
+            position, call, context.get_module(), context.get_location(), context.get_phase(), tuple(inputs), slots
+        )
+
+
+class LogBuilder(Builder):
+    """The same of a log (`_ext.ledger.follow`), whose records have run: what is not made there is data from outside.
+
+    names: of parameters and buffers, by slot. positions: of each op, where the log of calls was when it began.
+    """
+
+    def __init__(self, graph: ComputationGraph, names: Mapping[int, str]) -> None:
+        super().__init__(graph)
+        self.names = names
+        self.positions: dict[int, int] = {}
+
+    def read(self, log: bytes, unrecorded: Sequence[Unrecorded] = ()) -> None:
+        words = array("I", log)
+        at, others = 0, list(reversed(unrecorded))
+        while at < len(words):
+            if words[at] == ledger.NO_CALL:
+                if words[at + 1] < len(self.maker):
+                    self.maker[words[at + 1]] = 0
+                at += 2
+                continue
+            position, sig, module, loc, phase, n_in, n_out = words[at : at + 7]
+            while others and others[-1].position < position:
+                self._add_unrecorded(others.pop())
+            middle, end = at + 7 + n_in, at + 7 + n_in + n_out
+            self.add(sig, module, loc, phase & 0xFF, words[at + 7 : middle], words[middle:end])
+            self.positions[len(self.graph) - 1] = position
+            at = end
+        while others:
+            self._add_unrecorded(others.pop())
+
+    def _add_unrecorded(self, made: Unrecorded) -> None:
+        graph = self.graph
+        self.room(slot for slot in (*(slot for slot, _ in made.inputs), *made.outputs))
+        sources = [self._source(slot, meta) for slot, meta in made.inputs]
+        node = graph._append(
+            graph._intern_call(made.call), sources, graph._module_by_id(made.module), graph._place_by_id(made.loc),
+            made.phase, readings=[self._reading(*each, source) for each, source in zip(made.inputs, sources)],
+        )  # fmt: skip
+        for position, slot in enumerate(made.outputs):
+            self.maker[slot] = packed(node, position)
+            self.root.pop(slot, None)
+        self.positions[node] = made.position
+
+    def _data(self, slot: int, meta: int) -> int:
+        graph = self.graph
+        name = self.names.get(slot)
+        node = graph._append(
+            graph._intern_call(Call(DATA, (), {}, (_meta_output(meta),))), (), kind=1 if name is None else 2
+        )
+        if name is not None:
+            graph._names[node] = name
+        self.maker[slot] = packed(node, 0)
+        return self.maker[slot]
+
+
 def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> ComputationGraph:
     """Fill the empty graph ``part`` with what ``tensors`` depend on."""
     for t in tensors:
@@ -204,6 +323,7 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
                 whole._place[node],
                 whole._phase[node],
                 whole._kind[node],
+                whole.nodes[node].readings,
             )
     part._calls, part._known_calls = whole._calls, whole._known_calls
     part._modules, part._known_modules = whole._modules, whole._known_modules

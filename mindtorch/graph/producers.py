@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._ext import lazy as _core
 from ..base.errors import LazyTensorError
+from .parts import Reading
 
 Source = tuple[int, int]  # node id, output index
 _DEFAULT = torch.Tensor.__torch_dispatch__
@@ -84,7 +85,14 @@ class Producers:
         """``node`` wrote to ``tensor``, and so to everything that shares its storage."""
         memory = self._memory(tensor) or self._add(tensor, None)
         memory.views.clear()
-        memory.writer = (node, output)
+        memory.writer = memory.views[_geometry(tensor)] = (node, output)
+
+    def reading(self, tensor: torch.Tensor) -> Reading | None:
+        """How the tensor lies in the storage of what `find` gives; None: as that itself, or nobody knows."""
+        memory = self._memory(tensor)
+        if memory is None or memory.writer is None or memory.ref is None or _geometry(tensor) in memory.views:
+            return None
+        return Reading(tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def read_from(self, tensor: torch.Tensor) -> Source | None:
         """The maker of the lazy tensor whose computed value ``tensor`` is: what ``item()`` reads. O(live tensors)."""

@@ -142,6 +142,7 @@ class _Part:
             self._module(node),
             made._intern_place(graph._places[graph._place[node]]),
             graph._phase[node],
+            readings=graph.nodes[node].readings,
         )
         if node in graph._names:
             made._names[number] = graph._names[node]
@@ -187,6 +188,8 @@ class _Part:
             )
             if node in graph._names:
                 made._names[number] = graph._names[node]
+            if node in graph._numbers:
+                made._numbers[number] = graph._numbers[node]
             found = self.places[source] = number, 0
         return found
 

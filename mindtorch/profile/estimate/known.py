@@ -31,6 +31,7 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
 from ...engine.record.arguments import has_no_kernel
 from ...engine.record.predict import concrete, lazy_in, little
+from ...graph.pending import Unrecorded
 from ...ops import decisions
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
@@ -320,6 +321,7 @@ def _shares(value: torch.Tensor, values: list[torch.Tensor]) -> bool:
 #: torch's own meta tensors for the tensors.
 ran: dict[str, tuple[Any, tuple, dict[str, Any], Any]] = {}
 on_host: set[str] = set()  # those whose tensors are all the CPU's
+unrecorded: list[Unrecorded] | None = None  # while somebody takes a graph: each of them, in program order
 _names: dict[Any, str] = {}
 
 
@@ -327,16 +329,15 @@ def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: C
     """`_run`, noted in the ledger, which is told that what comes to life meanwhile is the call's."""
     if not isinstance(info.func, torch._ops.OpOverload):
         return _run(info, args, kwargs, inputs, without_data)
-    key = (
-        info.func,
-        torch.is_grad_enabled(),
-        *(_core.meta_of(_core.get_handle(t)) for t in inputs),
-        repr(_constants([args, kwargs])),
-    )
+    metas = [_core.meta_of(_core.get_handle(t)) for t in inputs]
+    key = info.func, torch.is_grad_enabled(), *metas, repr(_constants([args, kwargs]))
     name = _names.setdefault(key, f"{info.name} ({len(_names)})")
     found = None if name in ran else (info.func, _plain(args), _plain(kwargs))  # as they are before the call
+    position = _ledger.position()
     with _ledger.Making(name):
         out = _run(info, args, kwargs, inputs, without_data)
+    if unrecorded is not None:
+        unrecorded.append(Unrecorded.of(position, info.func, args, kwargs, out))
     if found is not None:
         ran[name] = (*found, _plain(out))
         if inputs and all(t.is_cpu for t in inputs):
