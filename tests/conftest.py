@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torch-facts", choices=("slice", "full"), default="slice", help="names to rename in torch (test_torch_facts)"
     )
+    parser.addoption("--forms", type=int, default=2, help="programs made of each form of a pattern (tests/patterns)")
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="the number of the first of them, which decides it")
     parser.addoption("--faults", type=int, default=4, help="ends of workers of a cluster (tests/cluster)")

@@ -1,0 +1,21 @@
+"""Patterns: what stretches of a graph compute, found in it and checked by running them."""
+
+from .find import Instance, find_patterns, library
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
+from .rerun import CannotRun
+
+__all__ = [
+    "CannotRun",
+    "Check",
+    "Flow",
+    "Found",
+    "Instance",
+    "Pattern",
+    "Refused",
+    "Trial",
+    "agree",
+    "find_patterns",
+    "form_of",
+    "library",
+]

@@ -1,0 +1,338 @@
+"""Attention: ``softmax(s · q kᵀ + bias) v``, as one call or written out, with the projections around it.
+
+Written out, it is a softmax between two products. That the scores become ``s · q kᵀ + bias`` on their way to it is not
+read off the operations there but tried: the way is run with the scores, twice the scores, and none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
+from .rerun import CannotRun, Source
+
+__all__ = ["Attention"]
+
+_SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::softmax"})
+_FUSED = frozenset(f"aten::{name}" for name in (
+    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_attention_math_for_mps",
+))  # fmt: skip
+_WHOLE = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
+_PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::mm", "aten::addmm"})
+_WITH_SINK = frozenset({"aten::cat", "aten::max", "aten::amax"})  # a column more, and its largest subtracted
+_FAR = 48  # nodes of a walk
+_LOW = -1e4  # a score below that is masked
+
+
+class Attention(Pattern):
+    name = "attention"
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        for node in flow.nodes:
+            op = flow.ops[node]
+            if op in _FUSED:
+                yield _fused(flow, node)
+            elif op in _WHOLE:
+                yield Found(node, {node}, [s for s, _ in flow.inputs(node)[3:]], _by_name, op)
+            elif op in _SOFTMAX:
+                try:
+                    yield _written_out(flow, node)
+                except Refused as error:
+                    yield node, str(error)
+
+
+def _by_name() -> Check:
+    return Check(False, {"form": "one call"})
+
+
+# ---- as one call
+
+
+def _fused(flow: Flow, node: int) -> Found:
+    q, k, v = flow.inputs(node)[:3]
+    core = {node}
+    nodes, weights = _around(flow, core, (q, k, v), node)
+    arguments = _named(flow, node)
+    shapes = [flow.shape(source) for source in (q, k, v)]
+    about = _about(flow, q, k, shapes)
+    about["causal"] = bool(arguments.get("is_causal"))
+    about["scale"] = _scale(arguments.get("scale"), shapes[0][-1])
+    form = (flow.ops[node], *shapes, bool(arguments.get("is_causal")), arguments.get("scale"))
+    return Found(node, nodes, weights, partial(_check_fused, shapes, arguments, about), form)
+
+
+def _named(flow: Flow, node: int) -> dict[str, Any]:
+    from ...ops import schema
+    from .rerun import function
+
+    view = flow[node]
+    func = function(view.call.overload)
+    names = schema.argument_names(func) if func is not None else ["query", "key", "value", "attn_mask", "dropout_p",
+                                                                  "is_causal"]  # fmt: skip
+    return {**dict(zip(names, view.args, strict=False)), **view.kwargs}
+
+
+def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any], about: dict[str, Any]) -> Check:
+    """Torch's function by that name beside the formula, on fewer batches where those are many.
+
+    What a GPU's kernels of that function compute is theirs to prove.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    q, k, v = (torch.randn(1, *shape[1:], generator=generator, device="cpu") for shape in shapes)
+    if q.numel() // max(q.shape[-1], 1) * k.shape[-2] > 1 << 24:
+        raise CannotRun("more than 16,777,216 scores")
+    causal, scale = bool(arguments.get("is_causal")), arguments.get("scale")
+    gqa = q.shape[-3] != k.shape[-3]
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=gqa)
+    if gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    if not agree(found, scores.softmax(-1) @ v):
+        raise Refused("another function than softmax(s · q kᵀ + bias) v")
+    return Check(True, about)
+
+
+# ---- written out
+
+
+def _written_out(flow: Flow, softmax: int) -> Found:
+    last = len(flow[softmax].outputs[0].shape) - 1
+    axis = flow[softmax].args[1] if len(flow[softmax].args) > 1 else flow[softmax].kwargs.get("dim")
+    if axis not in (-1, last):
+        raise Refused(f"its softmax goes over axis {axis}, not the last")
+    before, ends = flow.back([flow.inputs(softmax)[0][0]], lambda n: not _to_softmax(flow, n), _FAR)
+    scores = next((n for n in ends if _is_scores(flow, n)), None)
+    if scores is None:
+        raise Refused("no product of two computed tensors leads to its softmax")
+    after, readers = flow.ahead(softmax, lambda n: flow.moves(n), _FAR)
+    context = [(n, place) for n, place in readers if flow.ops[n] in _PRODUCTS]
+    if len(context) != 1:
+        raise Refused("its probabilities lead to no product" if not context else "two products read its probabilities")
+    if len(readers) > 1:
+        raise Refused(f"{flow.ops[next(n for n, _ in readers if n != context[0][0])]} reads its probabilities, too")
+    node, place = context[0]
+    sides = flow.sides(node)
+    assert sides is not None
+    inputs = flow.inputs(node)
+    values = sides[1] if inputs[place] == sides[0] else sides[0]
+    if flow.is_leaf(values[0]) and not flow.is_op(values[0]):
+        raise Refused("its values are data from outside")
+    nodes = _between(flow, scores, {softmax, *before, *after, node})
+    if any(flow.drops(n) for n in nodes & set(before)):
+        raise Refused("it drops scores")
+    others = [n for n in nodes - {node} for reader, _ in flow.readers[n] if reader not in nodes]
+    if others:
+        raise Refused(f"something else reads its {flow.ops[others[0]]}")
+    q, k = flow.sides(scores) or ((0, 0), (0, 0))
+    _check_tokens(flow, q)
+    everything, weights = _around(flow, nodes, (q, k, values), node)
+    shapes = [flow.shape(q), (*flow.shape(k)[:-2], flow.shape(k)[-1], flow.shape(k)[-2]), flow.shape(values)]
+    about = _about(flow, q, k, shapes)
+    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, about)
+    return Found(node, everything, weights, check, form_of(flow, nodes))
+
+
+def _on_the_way(flow: Flow, node: int) -> bool:
+    return flow.is_pointwise(node) or flow.moves(node)
+
+
+def _to_softmax(flow: Flow, node: int) -> bool:
+    return _on_the_way(flow, node) or flow.ops[node] in _WITH_SINK
+
+
+def _is_scores(flow: Flow, node: int) -> bool:
+    sides = flow.sides(node) if flow.is_op(node) and flow.ops[node] in _PRODUCTS else None
+    return sides is not None and not any(flow.is_leaf(side[0]) and not flow.is_op(side[0]) for side in sides)
+
+
+def _between(flow: Flow, first: int, nodes: set[int]) -> set[int]:
+    """Those of the nodes that depend on the first one, and that."""
+    found = {first}
+    for node in sorted(nodes):
+        if any(source in found for source, _ in flow.inputs(node)):
+            found.add(node)
+    return found
+
+
+def _check_tokens(flow: Flow, q: Source) -> None:
+    """Queries are of tokens: the numbers that a projection makes of one are summed over, not those of all tokens.
+
+    Raises Refused. What cannot be followed back to a projection passes.
+    """
+    way: list[tuple[Source, Source]] = []
+    at = q
+    while flow.is_op(at[0]) and not flow.is_linear(at[0]):
+        if not flow.inputs(at[0]) or not _on_the_way(flow, at[0]) or len(way) > _FAR:
+            return
+        source = next((s for s in flow.inputs(at[0]) if len(flow.shape(s)) and not flow.is_leaf(s[0])), None)
+        if source is None:
+            return
+        if flow.moves(at[0]):
+            way.append((at, source))
+        elif flow.shape(source) != flow.shape(at):
+            return
+        at = source
+    if not flow.is_op(at[0]) or flow.ops[at[0]] == "aten::convolution":
+        return
+    from .rerun import run
+
+    width = flow.shape(at)[-1]
+    place: torch.Tensor = torch.arange(width, dtype=torch.float32, device="cpu").expand(flow.shape(at)).contiguous()
+    for node, source in reversed(way):
+        view = flow[node[0]]
+        values = {s: place if s == source else torch.zeros(flow.shape(s), device="cpu") for s in view.inputs}
+        try:
+            run(flow.graph, [node[0]], values)
+        except CannotRun:
+            return
+        place = values[node]
+    if place.dim() < 2 or place.shape[-1] < 2 or place.shape[-2] < 2:
+        return
+    if bool((place[..., :1] == place).all()) and not bool((place[..., :1, :] == place).all()):
+        raise Refused("its scores are of channels: they sum over tokens")
+
+
+def _check_written_out(
+    flow: Flow, nodes: set[int], scores: int, softmax: int, last: int, values: Source, about: dict[str, Any]
+) -> Check:
+    sides = flow.sides(scores)
+    assert sides is not None
+    trial = Trial(flow, nodes, {*sides, values})
+    q, k = (trial.given(side) if flow[scores].readings[flow.inputs(scores).index(side)] is None else None
+            for side in sides)  # fmt: skip
+    if q is None or k is None:
+        raise CannotRun("its scores are of views of what was written since")
+    wanted = [flow.inputs(softmax)[0], (last, 0)]
+    none, _ = trial.run(*wanted, given={sides[0]: torch.zeros_like(q)})
+    once, context = trial.run(*wanted)
+    much, _ = trial.run(*wanted, given={sides[0]: q * 1e6})
+    product = q @ k
+    sink = once.shape[-1] == product.shape[-1] + 1  # a column of its own: scores are beside that
+    if sink:
+        none, once, much = (t[..., :-1] - t[..., -1:] for t in (none, once, much))
+    if product.numel() != once.numel():
+        raise Refused("its softmax is of something else than its scores")
+    product = product.reshape(once.shape)
+    open_ = (none > _LOW) & torch.isfinite(none)
+    slope = torch.where(open_ & (product.abs() > 0.3), (once - none) / product, math.nan)
+    capped = float(torch.where(open_, much - none, 0.0).abs().max())
+    if capped < 1e4:  # a tanh holds them
+        small, _ = trial.run(*wanted, given={sides[0]: q * 1e-3})
+        small = small[..., :-1] - small[..., -1:] if sink else small
+        slope = torch.where(open_ & (product.abs() > 0.3), (small - none) / (product * 1e-3), math.nan)
+        cap: float | None = capped
+    else:
+        cap = None
+    scale = slope.nanmean((-2, -1), keepdim=True).nan_to_num(0.0)
+    expected = product * scale if cap is None else cap * torch.tanh(product * scale / cap)
+    expected = torch.where(open_, expected + none, none)
+    seen = torch.where(open_, once, none)
+    if not torch.allclose(seen, expected, rtol=2e-3, atol=2e-3 * max(1.0, float(expected[open_].abs().max()))):
+        raise Refused("its scores are not s · q kᵀ + bias before the softmax")
+    if not bool((scale[open_.any((-2, -1), keepdim=True)] > 0).all()):
+        raise Refused("it turns to what scores least")
+    rows = open_.any(-1)
+    if not bool(rows.any()):
+        raise CannotRun("the numbers it was tried with were all masked")
+    v = trial.given(values)
+    seen = torch.where(open_, seen, -math.inf)
+    weights = (torch.cat([seen, torch.zeros_like(seen[..., :1])], -1).softmax(-1)[..., :-1] if sink
+               else seen.softmax(-1).nan_to_num(0.0))  # fmt: skip
+    flat = weights.reshape(*_like_product(weights, v))
+    for give, take in ((flat, v), (v, flat.mT)) if flat.dim() == v.dim() else ():
+        if give.shape[-1] != take.shape[-2]:
+            continue
+        own = give @ take
+        mask = rows.reshape(flat.shape[:-1])
+        kept = mask.unsqueeze(-1) if give is flat else mask.unsqueeze(-2)
+        if own.shape == context.shape and agree(torch.where(kept, context, 0.0), torch.where(kept, own, 0.0)):
+            heads = slope.shape[1] if slope.dim() == 4 else 1
+            several = scale.numel() > 1 and float(scale.max() - scale.min()) > 1e-3 * float(scale.max())
+            about = {**about, "scale": "learned" if several and heads else _scale(float(scale.max()), q.shape[-1])}
+            about |= {"soft_cap": round(cap, 3)} if cap is not None else {}
+            return Check(True, about | ({"sink": True} if sink else {}))
+    raise Refused("what it gives is not the probabilities times the values")
+
+
+def _like_product(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of `weights`, with as many before the last two as `v` has."""
+    lead = v.shape[:-2]
+    if math.prod(lead) == math.prod(weights.shape[:-2]):
+        return (*lead, *weights.shape[-2:])
+    return tuple(weights.shape)
+
+
+# ---- around it
+
+
+def _scale(scale: float | None, width: int) -> Any:
+    """As a label says it."""
+    usual = 1 / math.sqrt(width)
+    if scale is None or abs(scale - usual) < 1e-2 * usual:
+        return "1/sqrt(d)"
+    return "none" if abs(scale - 1) < 1e-3 else round(float(scale), 6)
+
+
+def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> dict[str, Any]:
+    about: dict[str, Any] = {}
+    apart = next((shape for node in (q[0], *flow.behind(q)[1]) if len(shape := flow.shape((node, 0))) == 4), None)
+    if apart is not None:
+        heads = apart[1]
+        kinds = {1: "multi-query"} if heads > 1 else {}
+        held = _heads_behind(flow, k, heads)
+        about |= {"heads": heads, "kv_heads": held,
+                  "kind": "multi-head" if held == heads else kinds.get(held, "grouped-query")}  # fmt: skip
+    ends = [_projection(flow, source) for source in (q, k)]
+    if all(end is not None for end in ends):
+        roots = [flow.behind(flow.inputs(end)[_place(flow, end)])[0] for end in ends if end is not None]
+        about["of"] = "itself" if roots[0] == roots[1] else "another"
+    return about
+
+
+def _place(flow: Flow, linear: int) -> int:
+    sides = flow.sides(linear)
+    assert sides is not None
+    return flow.inputs(linear).index(sides[0])
+
+
+def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
+    """How many heads keys have before they are repeated for all queries."""
+    least = whole = math.prod(flow.shape(k))
+    for node in flow.behind(k)[1]:
+        if flow.ops[node] in ("aten::expand", "aten::repeat_interleave"):
+            least = min(least, math.prod(flow.shape(flow.inputs(node)[0])))
+    return max(1, heads * least // whole) if whole else heads
+
+
+def _projection(flow: Flow, source: Source) -> int | None:
+    """The product with a weight that a side comes from."""
+    _, ends = flow.back([source[0]], lambda n: not flow.is_op(n) or flow.is_linear(n), _FAR)
+    return max((n for n in ends if flow.is_op(n)), default=None)  # what a cache holds is of earlier calls
+
+
+def _around(flow: Flow, core: set[int], sides: tuple[Source, ...], last: int) -> tuple[set[int], list[int]]:
+    """(the nodes with its projections, the weights of those)."""
+    passed, linears = flow.back(
+        [source[0] for source in sides], lambda n: not flow.is_op(n) or flow.is_linear(n), 3 * _FAR
+    )
+    nodes = flow.own([*passed, *(n for n in linears if flow.is_op(n))], core)
+    if not any(n in nodes for n in linears if flow.is_op(n)):
+        nodes = flow.own([n for n in passed if flow.moves(n)], core)  # without projections: only what is its own
+    after, ends = flow.ahead(last, lambda n: flow.moves(n), 8)
+    outer = [n for n, _ in ends]
+    if len(outer) == 1 and flow.is_linear(outer[0]):
+        nodes |= after | set(outer)
+    weights = [sides_[1][0] for n in sorted(nodes) if flow.is_linear(n) and (sides_ := flow.sides(n)) is not None]
+    return nodes, [flow.behind((n, 0))[0][0] for n in weights]

@@ -1,0 +1,210 @@
+"""Feed-forward: ``W₂ f(W₁ x)``, or gated ``W₂ (f(W₁ x) · W₃ x)``, added to what it got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
+from .rerun import Source
+
+__all__ = ["FeedForward"]
+
+_FAR = 40  # nodes of a walk
+_SPLITS = frozenset({"aten::split", "aten::chunk", "aten::split_with_sizes", "aten::slice", "aten::glu"})
+_NORMS = frozenset(f"aten::{name}" for name in (
+    "native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm", "native_batch_norm", "native_group_norm",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "mean", "rsqrt", "pow", "sum",
+    "linalg_vector_norm", "cudnn_batch_norm",
+))  # fmt: skip
+_JOINED = frozenset(
+    f"aten::{name}" for name in ("index_add_", "index_add", "scatter_add_", "index_put_", "sum", "bmm", "cat")
+)
+
+_SUMS = frozenset({"aten::add", "aten::add_"})
+
+_Function = Callable[[torch.Tensor], torch.Tensor]
+ACTIVATIONS: dict[str, _Function] = {
+    "gelu": F.gelu,
+    "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "squared relu": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "mish": F.mish,
+    "elu": F.elu,
+    "leaky relu": F.leaky_relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+}
+#: Of two halves, where it is more than f(a) · b.
+GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "clamped swiglu": lambda a, b: (
+        (b.clamp(-7.0, 7.0) + 1) * a.clamp(max=7.0) * torch.sigmoid(1.702 * a.clamp(max=7.0))
+    ),
+    "bilinear": lambda a, b: a * b,
+}
+
+
+class FeedForward(Pattern):
+    name = "feed-forward"
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        for node in flow.nodes:
+            if flow.is_linear(node):
+                sides = flow.sides(node)
+                assert sides is not None
+                start = flow.behind(sides[0])[0][0]
+                if (
+                    flow.is_op(start)
+                    and (flow.is_pointwise(start) or flow.ops[start] in _SPLITS)
+                    and not (flow.is_linear(start))
+                ):
+                    try:
+                        found = _match(flow, node, sides[0])
+                    except Refused as error:
+                        yield node, str(error)
+                    else:
+                        if found is not None:
+                            yield found
+
+
+def _match(flow: Flow, last: int, hidden: Source) -> Found | None:
+    def stops(node: int) -> bool:
+        return (
+            not flow.is_op(node)
+            or flow.is_linear(node)
+            or not (flow.is_pointwise(node) or flow.moves(node) or flow.ops[node] in _SPLITS)
+        )
+
+    inner, ends = flow.back([hidden[0]], stops, _FAR)
+    firsts = [n for n in ends if flow.is_op(n) and flow.is_linear(n)]
+    if not firsts:
+        return None  # a product of something else: nobody would take it for one
+    if len(firsts) > 2:
+        raise Refused(f"it mixes {len(firsts)} projections")
+    if any(flow.is_op(n) and not flow.is_linear(n) and not flow.is_leaf(n) for n in ends):
+        return None  # a norm, a table: what comes before another block
+    got = [flow.behind(sides[0])[0] for n in firsts if (sides := flow.sides(n)) is not None]
+    if len(set(got)) > 1:
+        raise Refused("its projections are of two tensors")
+    nodes = {n for n in inner if not flow.is_leaf(n)}
+    outputs = [_with_bias(flow, n, nodes) for n in firsts]
+    nodes -= {n for output in outputs for n in output[1:]}
+    if not any(flow.is_pointwise(n) for n in nodes):
+        return None  # two linear maps, one after the other
+    for n in sorted(nodes):
+        outside = [reader for reader, _ in flow.readers[n] if reader not in nodes and reader != last
+                   and not _leads(flow, reader, last)]  # fmt: skip
+        if outside:
+            raise Refused(f"something else reads its {flow.ops[n]}")
+    _, ends_ = flow.ahead(last, lambda n: _carries(flow, n) and not _is_join(flow, n, got[0]), 3 * _FAR)
+    joins = next((n for n, _ in ends_ if _is_join(flow, n, got[0])), -1)
+    if joins < 0:
+        raise Refused("nothing adds what it gives to what it got")
+    everything = {last, *nodes, *(n for output in outputs for n in output)}
+    everything |= flow.own([*inner, *flow.behind(hidden)[1]], everything)
+    weights = [flow.behind(sides[1])[0][0] for n in (*firsts, last) if (sides := flow.sides(n)) is not None]
+    given = [(output[-1], 0) for output in outputs]
+    check = partial(_check, flow, nodes, given, flow.behind(hidden)[0] if hidden[0] not in nodes else hidden)
+    return Found(last, everything, weights, check, form_of(flow, nodes), joins)
+
+
+def _with_bias(flow: Flow, linear: int, nodes: set[int]) -> list[int]:
+    """The nodes that give a projection: the product, and the sum with its bias where that is one by itself."""
+    chain = [linear]
+    at = linear
+    while len(flow.readers[at]) == 1:
+        at = flow.readers[at][0][0]
+        if at not in nodes:
+            break
+        inputs = flow.inputs(at)
+        if flow.ops[at] in ("aten::add", "aten::add_") and len(inputs) == 2 and flow.is_leaf(inputs[1][0]):
+            return [*chain, at]
+        if not flow.moves(at):
+            break
+        chain.append(at)
+    return [linear]
+
+
+def _leads(flow: Flow, node: int, last: int) -> bool:
+    while flow.moves(node) and len(flow.readers[node]) == 1:
+        node = flow.readers[node][0][0]
+        if node == last:
+            return True
+    return False
+
+
+def _carries(flow: Flow, node: int) -> bool:
+    """Does what it gives still hold what it got?"""
+    return (flow.moves(node) or flow.ops[node] in ("aten::add", "aten::mul", "aten::add_", "aten::mul_", "aten::div")
+            or flow.ops[node] in _JOINED or flow.ops[node] in _NORMS)  # fmt: skip
+
+
+def _is_join(flow: Flow, node: int, got: Source) -> bool:
+    """Does it add to what the block got, or to what that was made from by a norm?"""
+    if flow.ops[node] not in _SUMS or len(flow.inputs(node)) != 2:
+        return False
+    others = {flow.behind(source)[0] for source in flow.inputs(node)}
+    for _ in range(3):  # what else it adds may be a sum: of what was got, and of another block's
+        others |= {flow.behind(source)[0] for at, _ in others if flow.ops[at] in _SUMS for source in flow.inputs(at)}
+    if got in others:
+        return True
+    before, _ = flow.back(
+        [got[0]],
+        lambda n: not flow.is_op(n) or not (flow.moves(n) or flow.is_pointwise(n) or flow.ops[n] in _NORMS),
+        _FAR,
+    )
+    known = {source for n in before for source in flow.inputs(n)} | {got}
+    known |= {flow.behind(source)[0] for source in known}
+    return bool(others & known)
+
+
+def _check(flow: Flow, nodes: set[int], given: list[Source], hidden: Source) -> Check:
+    trial = Trial(flow, nodes)
+    (found,) = trial.run(hidden)
+    halves = []
+    for source in given:
+        try:
+            halves.append(trial.given(source))
+        except KeyError:  # a view of it is what the nodes read
+            raise Refused("its projection is read otherwise than it was given") from None
+    found = found.reshape(-1)
+    agreeing = [
+        (float((found - flat).abs().max()), name, attributes)
+        for name, attributes, expected in _functions(halves)
+        if expected.numel() == found.numel() and agree(found, flat := expected.reshape(-1))
+    ]
+    if not agreeing:
+        raise Refused("what is between its projections is no activation that is known")
+    _, name, attributes = min(agreeing, key=lambda each: each[0])  # some are nearly the same
+    return Check(True, {"activation": name, **attributes})
+
+
+def _functions(given: list[torch.Tensor]) -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
+    """(name, attributes, what the function gives), of one projection or of two."""
+    if len(given) == 1:
+        (whole,) = given
+        for name, function in ACTIVATIONS.items():
+            yield name, {"gated": False}, function(whole)
+        if whole.shape[-1] % 2:
+            return
+        pairs = [whole.chunk(2, -1), (whole[..., ::2], whole[..., 1::2])]
+    else:
+        if given[0].shape != given[1].shape:
+            return
+        pairs = [(given[0], given[1])]
+    for a, b in (halves for pair in pairs for halves in (pair, pair[::-1])):
+        for name, function in ACTIVATIONS.items():
+            yield name, {"gated": True}, function(a) * b
+        for name, gate in GATES.items():
+            yield name, {"gated": True}, gate(a, b)

@@ -1,0 +1,119 @@
+"""All instances of all patterns in a graph."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ..graph import ComputationGraph
+from .attention import Attention
+from .embedding import Embedding
+from .feed_forward import FeedForward
+from .flow import Flow
+from .normalization import Normalization
+from .pattern import Found, Pattern, Refused
+from .rerun import CannotRun
+
+__all__ = ["Instance", "find_patterns", "library"]
+
+log = logging.getLogger(__name__)
+
+#: The larger ones first: what is part of one is no other's.
+_OWN: tuple[Pattern, ...] = (Attention(), FeedForward(), Normalization(), Embedding())
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Nodes that do what a pattern's name says.
+
+    place: equal for instances at one place of the model, in whichever graph.
+    verified: whether its nodes were run beside the pattern's own function and agreed. What disagreed is no instance:
+        `refused` says why.
+    """
+
+    pattern: str
+    anchor: int
+    nodes: frozenset[int]
+    place: tuple[Any, ...]
+    verified: bool
+    attributes: dict[str, Any]
+    refused: str = ""
+
+
+@cache
+def library() -> tuple[Pattern, ...]:
+    """The patterns that are looked for: those of the entry points ``mindtorch.patterns``, then ours."""
+    found: list[Pattern] = []
+    for entry in importlib.metadata.entry_points(group="mindtorch.patterns"):
+        pattern = entry.load()
+        if not isinstance(pattern, Pattern) or not pattern.name:
+            raise TypeError(
+                f"[patterns] expected a Pattern with a name from the entry point {entry.name}, got {pattern!r}"
+            )
+        found.append(pattern)
+    return (*found, *_OWN)
+
+
+def find_patterns(
+    graph: ComputationGraph, patterns: Sequence[Pattern] | None = None, known: dict[Any, Any] | None = None
+) -> list[Instance]:
+    """The instances of `patterns` (all known ones) in the forward part of a graph, and what was refused as one.
+
+    A node is part of one instance at most. Each form is run once beside the pattern's own function; known: what that
+    showed, to be handed on from graph to graph.
+    """
+    known = {} if known is None else known
+    flow = Flow(graph)
+    taken: set[int] = set()
+    found: list[Instance] = []
+    for pattern in library() if patterns is None else patterns:
+        joined: dict[int, tuple[Any, ...]] = {}
+        for candidate in pattern.find(flow):
+            if isinstance(candidate, tuple):
+                node, reason = candidate
+                found.append(Instance(pattern.name, node, frozenset([node]), (), False, {}, reason))
+                continue
+            if candidate.anchor in taken:
+                continue
+            key = pattern.name, candidate.form
+            if candidate.form is None or key not in known:
+                known[key] = _checked(candidate)
+            verified, attributes, refused = known[key]
+            place = _place(flow, candidate)
+            if candidate.joins >= 0:
+                place = joined.setdefault(candidate.joins, place)
+            drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
+            nodes = frozenset((candidate.nodes | drawn) - taken)
+            found.append(Instance(pattern.name, candidate.anchor, nodes, place, verified,
+                                  candidate.attributes | attributes, refused))  # fmt: skip
+            if not refused:
+                taken |= nodes
+    return found
+
+
+def _checked(candidate: Found) -> tuple[bool, dict[str, Any], str]:
+    try:
+        verified, attributes = candidate.check()
+    except Refused as error:
+        return False, {}, str(error)
+    except CannotRun as error:
+        return False, {"not_run": str(error)}, ""
+    return verified, attributes, ""
+
+
+def _place(flow: Flow, candidate: Found) -> tuple[Any, ...]:
+    """By the names of its weights, else by module and line."""
+    names = sorted(name for node in candidate.weights if (name := flow[node].name))
+    if names:
+        return tuple(names)
+    node = flow[candidate.anchor]
+    return (node.module, node.location, *_nth(flow, candidate))
+
+
+def _nth(flow: Flow, candidate: Found) -> Iterable[int]:
+    """Of a model without modules: which of the weights it has."""
+    return () if flow[candidate.anchor].module else tuple(sorted(candidate.weights))

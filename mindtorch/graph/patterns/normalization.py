@@ -1,0 +1,149 @@
+"""Normalizations, written out or as one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
+
+__all__ = ["Normalization"]
+
+_SQUARES = frozenset({"aten::pow", "aten::square", "aten::mul"})
+_PRODUCTS = frozenset({"aten::mul", "aten::mul_"})
+_SUMS = frozenset({"aten::add", "aten::add_"})
+
+
+class Normalization(Pattern):
+    """``(x - mean) / sqrt(variance + ε)``, or ``x / sqrt(mean of squares + ε)``, times weights, plus a bias."""
+
+    name = "normalization"
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        for node in flow.nodes:
+            op = flow.ops[node]
+            if op in _FUSED:
+                kind, reference = _FUSED[op]
+                weights = [source for source, _ in flow.inputs(node)[1:] if flow.is_leaf(source)]
+                check = partial(_check, flow, {node}, node, reference, {"kind": kind})
+                yield Found(node, {node}, weights, check, form_of(flow, {node}))
+            elif op == "aten::rsqrt":
+                found = _root_mean_square(flow, node)
+                if found is not None:
+                    yield found
+
+
+def _check(
+    flow: Flow, nodes: set[int], last: int, reference: Callable[[Trial, Any], torch.Tensor], about: dict[str, Any]
+) -> Check:
+    trial = Trial(flow, nodes)
+    (found,) = trial.run((last, 0))
+    if not agree(found, reference(trial, flow[last])):
+        raise Refused(f"it is no {about['kind']}")
+    return Check(True, about)
+
+
+def _given(trial: Trial, node: Any, argument: Any) -> torch.Tensor | None:
+    return None if argument is None else trial.given(node.inputs[argument.index])
+
+
+def _scaled(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _standard(x: torch.Tensor, axes: tuple[int, ...], eps: float) -> torch.Tensor:
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    return (x - mean) * (variance + eps).rsqrt()
+
+
+def _layer_norm(trial: Trial, node: Any) -> torch.Tensor:
+    given = _arguments(node, "input", "normalized_shape", "weight", "bias", "eps")
+    axes = tuple(range(-len(given["normalized_shape"]), 0))
+    found = _standard(trial.given(node.inputs[given["input"].index]), axes, given["eps"] or 1e-5)
+    return _scaled(found, _given(trial, node, given["weight"]), _given(trial, node, given["bias"]))
+
+
+def _rms_norm(trial: Trial, node: Any) -> torch.Tensor:
+    given = _arguments(node, "input", "normalized_shape", "weight", "eps")
+    x = trial.given(node.inputs[given["input"].index])
+    eps = torch.finfo(x.dtype).eps if given["eps"] is None else given["eps"]
+    axes = tuple(range(-len(given["normalized_shape"]), 0))
+    found = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+    return _scaled(found, _given(trial, node, given["weight"]), None)
+
+
+def _group_norm(trial: Trial, node: Any) -> torch.Tensor:
+    if node.op == "aten::group_norm":
+        given = _arguments(node, "input", "num_groups", "weight", "bias", "eps")
+    else:
+        given = _arguments(node, "input", "weight", "bias", "n", "channels", "area", "num_groups", "eps")
+    x = trial.given(node.inputs[given["input"].index])
+    found = _standard(x.reshape(x.shape[0], given["num_groups"], -1), (-1,), given["eps"] or 1e-5).reshape(x.shape)
+    shape = (x.shape[1], *[1] * (x.dim() - 2))
+    weight, bias = (_given(trial, node, given[name]) for name in ("weight", "bias"))
+    return _scaled(found, *(None if t is None else t.reshape(shape) for t in (weight, bias)))
+
+
+def _arguments(node: Any, *names: str) -> dict[str, Any]:
+    """By name, as the call has them; None where it has none."""
+    return {**dict.fromkeys(names), **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+_Reference = Callable[[Trial, Any], torch.Tensor]
+_FUSED: dict[str, tuple[str, _Reference]] = {
+    f"aten::{name}": (kind, reference)
+    for kind, reference, names in (
+        ("layer norm", _layer_norm, ("native_layer_norm", "layer_norm")),
+        ("RMS norm", _rms_norm, ("_fused_rms_norm", "rms_norm")),
+        ("group norm", _group_norm, ("native_group_norm", "group_norm")),
+    )
+    for name in names
+}
+
+
+def _root_mean_square(flow: Flow, rsqrt: int) -> Found | None:
+    """Around an inverse root: the mean of squares before it, the product with what was squared after it."""
+    added, _ = flow.behind(flow.inputs(rsqrt)[0])
+    if flow.ops[added[0]] not in _SUMS or len(flow.inputs(added[0])) != 1:
+        return None
+    eps = flow[added[0]].args[1]
+    mean, _ = flow.behind(flow.inputs(added[0])[0])
+    if flow.ops[mean[0]] != "aten::mean" or not isinstance(eps, float):
+        return None
+    squares, _ = flow.behind(flow.inputs(mean[0])[0])
+    if flow.ops[squares[0]] not in _SQUARES:
+        return None
+    x = flow.inputs(squares[0])[0]
+    products = [n for n, _ in flow.readers[rsqrt] if flow.ops[n] in _PRODUCTS and len(flow.inputs(n)) == 2]
+    if len(products) != 1:
+        return None
+    core = {squares[0], mean[0], added[0], rsqrt, products[0]}
+    if flow.behind(x)[0] not in {flow.behind(source)[0] for source in flow.inputs(products[0])}:
+        return None
+    weights: list[int] = []
+    last = products[0]
+    after, ends = flow.ahead(last, lambda n: flow.moves(n), 4)
+    if len(ends) == 1 and flow.ops[ends[0][0]] in _PRODUCTS and len(flow.inputs(ends[0][0])) == 2:
+        other = flow.inputs(ends[0][0])[1 - ends[0][1]]
+        root = flow.behind(other)[0][0]
+        if flow.is_leaf(other[0]) or (flow.ops[root] == "aten::add" and flow.is_leaf(flow.inputs(root)[0][0])):
+            last = ends[0][0]
+            core |= after | {last}
+            weights = [root]
+    reads = {source for n in core for source in flow.inputs(n) if source[0] not in core}
+
+    def reference(trial: Trial, node: Any) -> torch.Tensor:
+        values = [trial.given(source) for source in sorted(reads)]
+        whole = max(values, key=lambda t: t.numel())
+        found = whole * (whole.square().mean(-1, keepdim=True) + eps).rsqrt()
+        scales = [t for t in values if t is not whole]
+        return math.prod(scales, start=found)
+
+    return Found(last, core, weights, partial(_check, flow, core, last, reference, {"kind": "RMS norm"}),
+                 form_of(flow, core))  # fmt: skip

@@ -1,0 +1,153 @@
+"""What a pattern is: how its instances are found, and how each is proven to compute what its name says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from .flow import Flow
+from .rerun import CannotRun, Source, plain_dtype, random_like, run
+
+__all__ = ["Check", "Found", "Pattern", "Refused", "Trial"]
+
+MOST_ELEMENTS = 1 << 24  # of the tensors that a check runs on; 64 MiB
+_TOLERANCE = 2e-4
+_MADE = frozenset(f"aten::{name}" for name in ("full", "ones", "zeros", "scalar_tensor", "arange", "tensor"))
+
+
+class Refused(Exception):
+    """It only looks like an instance; its text says why."""
+
+
+class Trial:
+    """A part of a graph to be run on numbers of its sizes: the same ones, each time it is."""
+
+    def __init__(self, flow: Flow, nodes: set[int], signed: Container[Source] | None = None) -> None:
+        """nodes: what is run. All that they read from others is made up.
+
+        signed: where that may be below 0; None: anywhere.
+        """
+        self.flow, self.nodes = flow, nodes
+        self._given: dict[Any, torch.Tensor] = {}
+        generator = torch.Generator("cpu").manual_seed(0)
+        elements = 0
+        for node in sorted(nodes):
+            view = flow[node]
+            for place, (source, reading) in enumerate(zip(view.inputs, view.readings, strict=True)):
+                if place and node in flow.noise:
+                    break
+                key = source if reading is None else (*source, reading)
+                if source[0] not in nodes and key not in self._given:
+                    output = reading or flow[source[0]].outputs[source[1]]
+                    elements += _count(output.shape)
+                    if elements > MOST_ELEMENTS:
+                        raise CannotRun(f"more than {MOST_ELEMENTS:,} numbers")
+                    number = None if reading else _number(flow, source)
+                    self._given[key] = (
+                        random_like(output, generator, signed is None or source in signed) if number is None else number
+                    )
+            elements += sum(_count(output.shape) for output in view.outputs)
+            if elements > MOST_ELEMENTS * 4:
+                raise CannotRun(f"more than {4 * MOST_ELEMENTS:,} numbers")
+
+    def given(self, source: Source) -> torch.Tensor:
+        """What the nodes are run on there."""
+        return self._given[source]
+
+    def run(self, *wanted: Source, **others: Any) -> list[torch.Tensor]:
+        """What the nodes give there. others: `given`, {source: numbers in place of those made up}."""
+        values = {key: t.clone() for key, t in (self._given | others.get("given", {})).items()}
+        run(self.flow.graph, self.nodes, values, self.flow.noise)
+        return [values[source] for source in wanted]
+
+
+def _number(flow: Flow, source: Source) -> torch.Tensor | None:
+    """What is the same in each run: a number of the program's, or what is made of numbers alone."""
+    root, moves = flow.behind(source)
+    made = flow[root[0]]
+    values: dict[Any, torch.Tensor] = {}
+    if made.number is not None:
+        dtype = plain_dtype(made.outputs[0].dtype)
+        values[root] = torch.tensor(made.number, dtype=dtype, device="cpu")
+    elif made.op in _MADE:
+        moves = [*moves, root[0]]
+    else:
+        return None
+    run(flow.graph, moves, values)
+    return values[source]
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    found = 1
+    for n in shape:
+        found *= n
+    return found
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Are they the same numbers, up to what another order of sums changes?"""
+    return found.shape == expected.shape and bool(
+        torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * max(1.0, float(expected.abs().max())))
+    )
+
+
+class Check(NamedTuple):
+    """Of an instance: whether both sides were run, and what they showed."""
+
+    verified: bool
+    attributes: dict[str, Any]
+
+
+@dataclass
+class Found:
+    """A place that looks like an instance of a pattern.
+
+    anchor: the node whose calls are the instance's.
+    nodes: all that is part of it.
+    weights: ids of nodes: what tells its place in the model from others.
+    form: equal for instances that compute the same: one of them is checked.
+    joins: the node that adds what it gives to what it got; instances that share one are one place. -1: none.
+    """
+
+    anchor: int
+    nodes: set[int]
+    weights: list[int]
+    check: Callable[[], Check]
+    form: Any = None
+    joins: int = -1
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class Pattern:
+    """A function with a name, and how to find it.
+
+    A subclass gives `name` and `find`. To make it known to everybody, name an instance of it as an entry point of the
+    group ``mindtorch.patterns``.
+    """
+
+    name = ""
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        """Candidates, in program order; (node, why not) of what is refused at sight.
+
+        `Found.check` runs the nodes and the pattern's own function on the same numbers. It raises `Refused` where they
+        differ, and `CannotRun` where the nodes cannot be run by themselves.
+        """
+        raise NotImplementedError
+
+
+def form_of(flow: Flow, nodes: set[int]) -> str:
+    """Equal for nodes that make the same calls of each other, wherever they stand."""
+    numbers = {node: place for place, node in enumerate(sorted(nodes))}
+    text = []
+    for node in sorted(nodes):
+        view = flow[node]
+        reads = [
+            (numbers.get(source, -1), output, flow[source].outputs[output].shape) for source, output in view.inputs
+        ]
+        text.append(repr((view.op, view.args, view.kwargs, view.outputs, reads)))
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()

@@ -1,0 +1,181 @@
+"""L13, attention: every form is found and proven, and what only looks like it is not labelled."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mindtorch.graph import ComputationGraph, capture
+from mindtorch.graph.patterns import Instance, find_patterns
+
+Core = Callable[[Tensor, Tensor, Tensor, "Block"], Tensor]
+
+
+class Block(nn.Module):
+    """Attention with projections, a residual and a core that is given; sizes differ in all places."""
+
+    def __init__(self, core: Core, seed: int) -> None:
+        super().__init__()
+        choose = random.Random(seed)
+        self.core, self.heads, self.width = core, choose.choice([2, 3, 4]), choose.choice([8, 12, 16])
+        self.batch, self.length = choose.choice([1, 2, 5]), choose.choice([6, 7, 11])
+        wide = self.heads * self.width
+        self.q, self.k, self.v, self.o = (nn.Linear(wide, wide) for _ in range(4))
+        self.table = nn.Parameter(torch.rand(self.heads, self.length, self.length) + 0.5)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            project(x).view(self.batch, self.length, self.heads, self.width).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        y = self.core(q, k, v, self)
+        return x + self.o(y.transpose(1, 2).reshape(x.shape))
+
+
+def labels(core: Core, seed: int = 0, train: bool = False) -> tuple[list[Instance], ComputationGraph]:
+    torch.manual_seed(seed)
+    block = Block(core, seed).train(train)
+    x = torch.randn(block.batch, block.length, block.heads * block.width)
+    with capture() as graph, torch.no_grad():
+        block(x)
+    return [found for found in find_patterns(graph) if found.pattern == "attention"], graph
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def causal(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
+    e = torch.exp(scores(q, k))
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+def sink(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
+    s = scores(q, k)
+    column = b.table[:, 0, 0].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)
+    s = torch.cat([s, column], -1)
+    s = s - s.max(-1, keepdim=True).values
+    return s.softmax(-1)[..., :-1] @ v
+
+
+def alibi(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
+    n = q.shape[2]
+    flat_q, flat_k, flat_v = (t.reshape(-1, n, t.shape[-1]) for t in (q, k, v))
+    bias = b.table.repeat(q.shape[0], 1, 1)
+    s = torch.baddbmm(bias, flat_q, flat_k.transpose(1, 2), beta=1.0, alpha=0.3)
+    return torch.bmm(s.softmax(-1), flat_v).view(q.shape)
+
+
+ARE: dict[str, Core] = {
+    "fused": lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v),
+    "fused, causal": lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "fused, another scale": lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, scale=0.2),
+    "plain": lambda q, k, v, b: scores(q, k).softmax(-1) @ v,
+    "no scale": lambda q, k, v, b: (q @ k.mT).softmax(-1) @ v,
+    "scale on q": lambda q, k, v, b: ((q * 0.3) @ k.mT).softmax(-1) @ v,
+    "scale in place": lambda q, k, v, b: (q @ k.mT).mul_(0.3).softmax(-1) @ v,
+    "einsum": lambda q, k, v, b: torch.einsum("bhls,bhsd->bhld", torch.einsum("bhld,bhsd->bhls", q, k).softmax(-1), v),
+    "masked_fill": lambda q, k, v, b: scores(q, k).masked_fill(~causal(q.shape[2]), -math.inf).softmax(-1) @ v,
+    "masked_fill_": lambda q, k, v, b: scores(q, k).masked_fill_(~causal(q.shape[2]), -1e9).softmax(-1) @ v,
+    "where": lambda q, k, v, b: (
+        torch.where(causal(q.shape[2]), scores(q, k), torch.tensor(torch.finfo(torch.float32).min)).softmax(-1) @ v
+    ),
+    "bias": lambda q, k, v, b: (scores(q, k) + b.table).softmax(-1) @ v,
+    "two biases": lambda q, k, v, b: (scores(q, k) + b.table + b.table.mT).softmax(-1) @ v,
+    "baddbmm": alibi,
+    "soft cap": lambda q, k, v, b: (5 * torch.tanh(scores(q, k) / 5)).softmax(-1) @ v,
+    "scale per head": lambda q, k, v, b: (scores(q, k) * b.table[:, :1, :1]).softmax(-1) @ v,
+    "sink": sink,
+    "values first": lambda q, k, v, b: (v.mT @ scores(q, k).softmax(-1).mT).mT,
+    "one head for all keys": lambda q, k, v, b: (q @ k[:, :1].mT).softmax(-1) @ v[:, :1],
+    "repeated heads": lambda q, k, v, b: (
+        (q @ k[:, :1].expand_as(k).clone().mT).softmax(-1) @ v[:, :1].expand_as(v).clone()
+    ),
+}
+
+ARE_NONE: dict[str, Core] = {
+    "softmax over queries": lambda q, k, v, b: scores(q, k).softmax(-2) @ v,
+    "softmax over heads": lambda q, k, v, b: scores(q, k).softmax(1) @ v,
+    "softmin": lambda q, k, v, b: F.softmin(scores(q, k), -1) @ v,
+    "negative scale": lambda q, k, v, b: (scores(q, k) * -1.5).softmax(-1) @ v,
+    "scale per key": lambda q, k, v, b: (scores(q, k) * b.table[:, :1, :]).softmax(-1) @ v,
+    "scale per pair": lambda q, k, v, b: (scores(q, k) * b.table).softmax(-1) @ v,
+    "mask multiplied before": lambda q, k, v, b: (scores(q, k) * causal(q.shape[2])).softmax(-1) @ v,
+    "mask after": lambda q, k, v, b: (scores(q, k).softmax(-1) * causal(q.shape[2])) @ v,
+    "filled after": lambda q, k, v, b: scores(q, k).softmax(-1).masked_fill(~causal(q.shape[2]), 0.0) @ v,
+    "weights after": lambda q, k, v, b: (scores(q, k).softmax(-1) * b.table) @ v,
+    "normalized again": lambda q, k, v, b: F.normalize(scores(q, k).softmax(-1), dim=-1) @ v,
+    "squared": lambda q, k, v, b: scores(q, k).softmax(-1).square() @ v,
+    "scores squared": lambda q, k, v, b: scores(q, k).square().softmax(-1) @ v,
+    "absolute scores": lambda q, k, v, b: scores(q, k).abs().softmax(-1) @ v,
+    "relu of scores": lambda q, k, v, b: scores(q, k).relu().softmax(-1) @ v,
+    "scores clamped": lambda q, k, v, b: scores(q, k).clamp(-0.2, 0.2).softmax(-1) @ v,
+    "bias of the scores": lambda q, k, v, b: (lambda s: (s + 0.3 * s * s).softmax(-1) @ v)(scores(q, k)),
+    "bias of other scores": lambda q, k, v, b: (lambda s: (s + s.mT).softmax(-1) @ v)(scores(q, k)),
+    "second reader of scores": lambda q, k, v, b: (lambda s: s.softmax(-1) @ v + s @ v)(scores(q, k)),
+    "second reader of probabilities": lambda q, k, v, b: (lambda p: p @ v + p.mT @ v)(scores(q, k).softmax(-1)),
+    "sum of probabilities": lambda q, k, v, b: (lambda p: p @ v + p.sum(-1, keepdim=True))(scores(q, k).softmax(-1)),
+    "sigmoid": lambda q, k, v, b: torch.sigmoid(scores(q, k)) @ v,
+    "linear": lambda q, k, v, b: q.softmax(-1) @ (k.softmax(-2).mT @ v),
+    "channels": lambda q, k, v, b: ((F.normalize(q, dim=-2).mT @ F.normalize(k, dim=-2)).softmax(-1) @ v.mT).mT,
+    "log probabilities": lambda q, k, v, b: scores(q, k).log_softmax(-1) @ v,
+}
+
+ARE_NONE_IN_TRAINING: dict[str, Core] = {
+    "scores dropped": lambda q, k, v, b: b.drop(scores(q, k)).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("form", ARE)
+def test_L13_attention_is_found_in_each_form_and_proven(form: str, generated: int) -> None:
+    for seed in range(generated):
+        found, graph = labels(ARE[form], seed)
+        (instance,) = [each for each in found if not each.refused]
+        assert instance.verified, instance
+        core = [graph.nodes[n].op for n in instance.nodes]
+        assert sum(op in ("aten::addmm", "aten::mm") for op in core) == 4  # its projections
+        assert instance.place == tuple(f"Block.{name}.weight" for name in "koqv")
+
+
+@pytest.mark.parametrize("form", ARE_NONE)
+def test_L13_what_only_looks_like_attention_is_not_labelled(form: str, generated: int) -> None:
+    for seed in range(generated):
+        found, _ = labels(ARE_NONE[form], seed)
+        assert [each for each in found if not each.refused] == [], seed
+
+
+@pytest.mark.parametrize("form", ARE_NONE_IN_TRAINING)
+def test_L13_dropped_scores_are_no_attention(form: str) -> None:
+    found, _ = labels(ARE_NONE_IN_TRAINING[form], train=True)
+    assert [each.refused for each in found] == ["it drops scores"]
+
+
+def test_L13_dropped_probabilities_are_attention() -> None:
+    (found,), _ = labels(lambda q, k, v, b: b.drop(scores(q, k).softmax(-1)) @ v, train=True)
+    assert found.verified
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [("plain", "1/sqrt(d)"), ("no scale", "none"), ("scale per head", "learned"), ("fused, another scale", 0.2)],
+)
+def test_L13_the_scale_of_attention_is_told(form: str, said: object) -> None:
+    (found,), _ = labels(ARE[form])
+    assert found.attributes["scale"] == said
+
+
+def test_L13_heads_of_keys_are_told() -> None:
+    (found,), _ = labels(ARE["repeated heads"])
+    assert found.attributes["kv_heads"] == 1 < found.attributes["heads"]
+    assert found.attributes["kind"] == "multi-query"

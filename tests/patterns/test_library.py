@@ -1,0 +1,119 @@
+"""L13: patterns of others, and the example of the page."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.graph import capture
+from mindtorch.graph.patterns import Instance, Pattern, find, find_patterns, library
+
+PAGE = Path(__file__).parents[2] / "docs" / "PATTERNS.md"
+
+
+@pytest.fixture
+def silu() -> Pattern:
+    (code,) = re.findall(r"test_library.py -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    pattern: Pattern = names["Silu"]()
+    return pattern
+
+
+def found(pattern: Pattern, by: float) -> list[Instance]:
+    x = torch.randn(3, 4)
+    with capture() as graph:
+        y = x + 1
+        y * torch.sigmoid(y if by == 1 else by * y)
+    return find_patterns(graph, [pattern])
+
+
+def test_L13_the_pages_pattern_is_found_and_proven(silu: Pattern) -> None:
+    (instance,) = [each for each in found(silu, 1.0) if each.verified]
+    assert (instance.pattern, len(instance.nodes)) == ("silu by hand", 2)
+
+
+def test_L13_the_pages_pattern_refuses_another_function(silu: Pattern) -> None:
+    assert [each.refused for each in found(silu, 2.0)] == ["the gate is of something else"]
+
+
+def test_L13_patterns_are_found_again_after_an_optimizer_has_written_the_weights() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.relu(self.up(x)))
+
+    with capture() as graph:
+        block = Block()
+        optimizer = torch.optim.SGD(block.parameters(), 0.1)
+        for _ in range(2):
+            block(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+    assert [(each.pattern, each.verified) for each in find_patterns(graph)] == [("feed-forward", True)] * 2
+
+
+class EntryPoint:
+    name = "mine"
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def load(self) -> Any:
+        return self.what
+
+
+def entry_point(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint(what)])
+    library.cache_clear()
+    monkeypatch.setattr(find, "library", library)
+
+
+def test_L13_entry_points_come_before_ours(monkeypatch: pytest.MonkeyPatch, silu: Pattern) -> None:
+    entry_point(monkeypatch, silu)
+    try:
+        assert [pattern.name for pattern in library()][:2] == ["silu by hand", "attention"]
+    finally:
+        library.cache_clear()
+
+
+def test_L13_an_entry_point_that_is_no_pattern_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_point(monkeypatch, object())
+    try:
+        with pytest.raises(TypeError, match="expected a Pattern with a name from the entry point mine, got <object"):
+            library()
+    finally:
+        library.cache_clear()
+
+
+@pytest.mark.parametrize("module", [nn.LayerNorm(6), nn.GroupNorm(2, 4), nn.RMSNorm(6)])
+def test_L13_normalizations_as_one_call_are_proven(module: nn.Module) -> None:
+    with capture() as graph, torch.no_grad():
+        module(torch.randn(3, 4, 6))
+    (instance,) = find_patterns(graph)
+    assert (instance.pattern, instance.verified) == ("normalization", True)
+
+
+@pytest.mark.parametrize(("power", "names"), [(2, ["normalization"]), (4, [])])
+def test_L13_a_written_out_root_mean_square_is_proven(power: int, names: list[str]) -> None:
+    weight, x = nn.Parameter(torch.randn(6)), torch.randn(3, 6)
+    with capture() as graph, torch.no_grad():
+        y = x + 1
+        weight * (y * torch.rsqrt(y.pow(power).mean(-1, keepdim=True) + 1e-6))
+    assert [each.pattern for each in find_patterns(graph) if each.verified] == names
+
+
+def test_L13_an_embedding_is_proven() -> None:
+    table = nn.Embedding(5, 3)
+    with capture() as graph, torch.no_grad():
+        table(torch.tensor([[0, 4, 1]]))
+    (instance,) = find_patterns(graph)
+    assert (instance.pattern, instance.verified, instance.place) == ("embedding", True, ("Embedding.weight",))
