@@ -35,6 +35,7 @@ class Collector:
         symbolic: Callable[[Any], bool],
     ) -> None: ...
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
+    noted: Any
     enabled: bool
     other_thread: bool
     backward: bool

@@ -75,6 +75,7 @@ cdef class Collector:
     cdef readonly list sig_works               # signature index -> what `weigh` said, or None
     cdef object function_modes, functions_seen, no_functions, below_autograd, fake, symbolic
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
+    cdef public object noted                   # None, or `begins(func, args, kwargs)` and `ended` (see `Sampling`)
     cdef object describe, count, tensor_class, on_mark, synchronize
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef object strided                        # layout of dense tensors
@@ -438,6 +439,7 @@ cdef class Collector:
             return out
         tape = get_tape()
         before = tape.n_recorded if tape is not None else 0
+        begun = None if self.noted is None else self.noted.begins(func, args, kwargs)
         here.inner = 0
         mt_beat(&self.sampler.beat, BUSY)
         t0 = mt_now()
@@ -468,6 +470,8 @@ cdef class Collector:
             nbytes = self.balance.track(out, &maker, here)
         elif op.writes:
             nbytes = self.written(out)
+        if begun is not None:
+            self.noted.ended(begun, args, kwargs, out)
         self.balance.in_module(module)         # it holds what is there, also where it only makes views
         self.balance.in_phase(phase)
         self.note_place(out, args)

@@ -57,6 +57,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
              for key, what in _WAITS.items() if (waits.get(key) or 0.0) > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
+    if made_of := _patterns(report, time_s):
+        facts.append(("made of", made_of))
     lazy = report.get("lazy")
     if lazy:
         runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
@@ -115,6 +117,16 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif report.get("exit_code"):
         facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
     canvas.facts("genie profile", target, facts)
+
+
+def _patterns(report: dict[str, Any], time_s: float) -> str:
+    """What it consists of, with the share of the time."""
+    return "; ".join(
+        f"{clean(row['name'])} {count(row['instances'])} ×"
+        + (f", {100 * row['time_s'] / time_s:.0f} %" if time_s else "")
+        + ("" if row["verified"] else " (by name: not run to check)")
+        for row in report.get("patterns") or []
+    )
 
 
 def _models(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -41,6 +41,11 @@ class DistinctCalls:
         self._bytes = [0]  # what a measured profile calls the bytes of one call
         self._signatures: dict[int, int] = {}  # of the tape → of the recording
 
+    def name(self, sig: int) -> str:
+        """The op of a call of the tape; empty for what is none."""
+        op = self.ops[self.number(sig)] if sig else None
+        return "" if op is None else op.name
+
     def number(self, sig: int) -> int:
         """The report's number for a call of the tape; its FLOPs and its work are worked out the first time."""
         number = self._signatures.get(sig)

@@ -48,6 +48,7 @@ from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.host_time import HostTime
 from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
+from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
@@ -84,6 +85,7 @@ class Estimator(Run):
         **noting: bool,
     ) -> None:
         super().__init__("init", target, warmup, steps, **noting)
+        self.sampling = self._samples = SamplingEstimate()
         self.assume, self.cluster, self.balanced, self.oom = assume, cluster, balanced, oom
         gpu = target is not None and target.key != "cpu"
         self._accelerator = None
@@ -152,6 +154,7 @@ class Estimator(Run):
     def _close(self) -> None:
         """Read the ledger while the calls that it names are still known."""
         self._stopped = time.perf_counter_ns()
+        self.sampling.close()
         self.book.refresh()
         generation.over()
         self.registered.look()
@@ -159,8 +162,7 @@ class Estimator(Run):
         self._assumed = known.assumed()
         self._not_written, self._not_held_back = private_files.not_written(), private_files.not_held_back()
         self._compiled = compiling.number()
-        self._whole = sparse_tensors.counted_whole()
-        self._precision = about.precision()
+        self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
@@ -184,6 +186,7 @@ class Estimator(Run):
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage)
+            self._samples.name(calls, self._calls.name)
         finally:
             if collects:
                 gc.enable()
@@ -210,8 +213,7 @@ class Estimator(Run):
         return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
 
     def memory_snapshot(self) -> dict[str, Any] | None:
-        """What torch's memory viewer shows; None where the program holds nothing of an accelerator's. Of a run that has
-        ended."""
+        """After the run, what torch's memory viewer shows; None where the program holds nothing of an accelerator's."""
         if not self._on_accelerator():
             return None
         from mindtorch.profile.estimate.memory_snapshot import Snapshot
@@ -239,6 +241,7 @@ class Estimator(Run):
             peak.say_roles(self.registered)
         elif not self._announced:
             self._follow(kind, at, which)
+        self.sampling.mark(kind, which)
 
     def _begin_stage(self, name: str, at: int) -> None:
         self._end_stage(at, name)

@@ -49,6 +49,7 @@ from mindtorch.profile.measure.asked import ASKED
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
+from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork
@@ -116,6 +117,7 @@ class Profiler(Run):
         look = Look(skipped_prefixes(), waiting.functions())
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
+        self.sampling = SamplingProfile(self.collector)
         self._shapes = shapes
         if shapes:
             self.collector.weigh = self._look_at
@@ -180,6 +182,7 @@ class Profiler(Run):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.lines.__exit__(kind, error, trace)
+        self.sampling.close()
         self.collector.sampler.stop()
         self._thread_watch.__exit__()
         self._child_watch.__exit__()
@@ -331,6 +334,7 @@ class Profiler(Run):
                     self._stage = "init"
             elif not self._announced:
                 self._follow(kind, now, which)
+        self.sampling.mark(kind, which)
 
     def _begin_stage(self, name: str, at: int) -> None:
         self._begun = self._began[name] = self._run_pending(at)

@@ -14,6 +14,7 @@ from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.line_watch import LineWatch
 from mindtorch.profile.measure.model import ModelBook
+from mindtorch.profile.measure.sampling import Sampling
 from mindtorch.profile.report import times
 from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.module_names import Names
@@ -33,6 +34,7 @@ class Run:
         self.target, self.warmup, self.steps = target, warmup, steps
         self.lines = LineWatch(lines, hits)
         self.generated = generation.Generated()
+        self.sampling = Sampling()
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -76,6 +78,7 @@ class Run:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
+        self.sampling.saw_root(root, path)
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -95,7 +98,8 @@ class Run:
 
     def _noted(self) -> dict[str, Any]:
         """Of the recording."""
-        return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts}
+        return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
+                "samples": self.sampling.samples}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

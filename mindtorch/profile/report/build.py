@@ -24,6 +24,7 @@ from mindtorch.profile.report.detail import detail
 from mindtorch.profile.report.export import SCHEMA_VERSION
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
+from mindtorch.profile.report.made_of import pattern_rows
 from mindtorch.profile.report.recording import Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
@@ -104,6 +105,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "phases": _phases(seen, by_phase, forecast),
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main]),
+        "patterns": pattern_rows(seen, map(Row._make, every.tolist())),
         "memory": seen.memory,
         "labels": labels,
         "waits": _waits(seen, labels, waits[main]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
+
+if TYPE_CHECKING:
+    from mindtorch.profile.measure.sampling import Sample
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
@@ -161,6 +164,7 @@ class Recording:
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
+    samples: Sequence[Sample] = ()  # graphs of some calls of the models
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.

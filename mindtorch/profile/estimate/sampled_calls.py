@@ -1,0 +1,59 @@
+"""Graphs of a few calls of each model, in an estimate: from what its ledger logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mindtorch._ext import context, ledger
+from mindtorch._ext import lazy as _core
+from mindtorch.engine.semantics import modules
+from mindtorch.graph import ComputationGraph
+from mindtorch.graph.pending import LogBuilder
+from mindtorch.profile.estimate import known
+from mindtorch.profile.measure.sampling import Sample, Sampling
+
+__all__ = ["SamplingEstimate"]
+
+
+class SamplingEstimate(Sampling):
+    """Of an estimate, whose ledger logs what reads what."""
+
+    def _begin(self) -> None:
+        ledger.follow(True)
+        known.unrecorded = []
+
+    def _end(self) -> Sample | None:
+        flow, position = ledger.follow(False), ledger.position()
+        unrecorded, known.unrecorded = known.unrecorded or [], None
+        graph = ComputationGraph()
+        builder = LogBuilder(graph, _names())
+        builder.read(flow, unrecorded)
+        starts = list(builder.positions.items())
+        ends = [*(start for _, start in starts[1:]), position]
+        return Sample(graph, {node: (start, end) for (node, start), end in zip(starts, ends, strict=True)})
+
+    def name(self, log: bytes, op: Callable[[int], str]) -> None:
+        """The log of calls is complete. op: the name of a call by its number; empty for what is none."""
+        calls = np.frombuffer(log, ledger.CALL)
+        for sample in self.samples:
+            if not sample.calls:
+                continue
+            first, last = min(start for start, _ in sample.calls.values()), max(end for _, end in sample.calls.values())
+            sample.logged = [
+                (module, context.location(location), op(sig)) for sig, module, location, _ in calls[first:last].tolist()
+            ]
+            sample.calls = {node: (start - first, end - first) for node, (start, end) in sample.calls.items()}
+
+
+def _names() -> dict[int, str]:
+    """Of the models' parameters and buffers, by slot."""
+    found: dict[int, str] = {}
+    for root, path in modules.roots():
+        prefix = context.module_path(path)
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            handle = _core.get_handle(tensor)
+            if handle is not None:
+                found.setdefault(handle.slot, f"{prefix}.{name}")
+    return found

@@ -1,0 +1,174 @@
+"""Which rows of a profile are part of which pattern's instances, told from graphs of a few of its calls."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns.flow import PRODUCTS
+
+if TYPE_CHECKING:
+    from mindtorch.graph import ComputationGraph
+    from mindtorch.profile.measure.sampling import Key, Sample
+    from mindtorch.profile.report.recording import Recording
+    from mindtorch.profile.report.rows import Row
+
+__all__ = ["pattern_rows"]
+
+_BACKWARD = context.PHASES.index("backward")
+
+
+class _Label(NamedTuple):
+    """Of a row: the pattern, and which of its places."""
+
+    pattern: str
+    place: int
+
+
+class _Labels:
+    """What the graphs say of (module, line, op), of (module, line), and of a module."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.anchors: set[Key] = set()
+        self.of: dict[Key, _Label] = {}
+        self.at_line: dict[tuple[int, Any], _Label | None] = {}
+        self.in_module: dict[int, _Label | None] = {}
+        self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.verified: dict[str, list[bool]] = defaultdict(list)
+        self.places: dict[_Label, set[str]] = defaultdict(set)
+        mixed: set[Key] = set()
+        known: dict[Any, Any] = {}
+        found = []
+        for sample in samples:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                found.append(
+                    [instance for instance in find_patterns(sample.graph, known=known) if not instance.refused]
+                )
+        numbers = _numbered(instance for instances in found for instance in instances)
+        for sample, instances in zip(samples, found, strict=True):
+            graph = sample.graph
+            labels: dict[int, _Label] = {}
+            for instance in instances:
+                label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
+                labels.update(dict.fromkeys(instance.nodes, label))
+                self.attributes[instance.pattern].append(instance.attributes)
+                self.verified[instance.pattern].append(instance.verified)
+                self.places[label].add(_around(graph, instance))
+            anchors = {instance.anchor for instance in instances}
+            for node, keys in sample.keys().items():
+                label_ = labels.get(node)
+                for key in keys:
+                    if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
+                        mixed.add(key)
+                    _agree(self.at_line, key[:2], label_)
+                    _agree(self.in_module, key[0], label_)
+                if node in anchors:
+                    self.anchors.add(_main(keys))
+        self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
+
+    def label(self, row: Row, op: str) -> _Label | None:
+        """Of a row; what ran backward belongs to what its module did forward, where that was one thing."""
+        place = context.location(row.location)
+        if row.sig and (label := self.of.get((row.module, place, op))) is not None:
+            return label
+        if row.phase == _BACKWARD:
+            return self.in_module.get(row.module)
+        return None if row.sig else self.at_line.get((row.module, place))
+
+
+def _around(graph: ComputationGraph, instance: Instance) -> str:
+    """The innermost module that holds all of it."""
+    paths = [graph._modules[graph._module[node]].names for node in instance.nodes]
+    shared = next((n for n, names in enumerate(zip(*paths, strict=False)) if len(set(names)) > 1), min(map(len, paths)))
+    return ".".join(paths[0][:shared])
+
+
+def _agree(found: dict[Any, _Label | None], key: Any, label: _Label | None) -> None:
+    if found.setdefault(key, label) != label:
+        found[key] = None
+
+
+def _main(keys: Sequence[Key]) -> Key:
+    """Of several calls that one op is made of, the one that stands for it: the last product, else the last of all."""
+    return next((key for key in reversed(keys) if key[2] in PRODUCTS), keys[-1])
+
+
+def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
+    """{(pattern, place): number}: those that share a weight are one."""
+    numbers: dict[tuple[str, Any], int] = {}
+    of_weight: dict[tuple[str, Any], int] = {}
+    join: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        while number in join:
+            number = join[number]
+        return number
+
+    for instance in instances:
+        key = instance.pattern, instance.place
+        number = numbers.setdefault(key, len(numbers))
+        for weight in instance.place if all(isinstance(each, str) for each in instance.place) else ():
+            other = root(of_weight.setdefault((instance.pattern, weight), number))
+            if other != root(number):
+                join[root(number)] = other
+    return {key: root(number) for key, number in numbers.items()}
+
+
+def pattern_rows(seen: Recording, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """What the program is made of: a row per pattern that was found, longest first.
+
+    rows: by signature, module, line and phase. instances: places in the model; calls: of those. verified: whether all
+    were run beside the pattern's own function and agreed; what disagreed is in no row. time_s, flops: of all that is
+    part of them, backward included where it is known whose it is.
+    """
+    if not seen.samples:
+        return []
+    labels = _Labels(seen.samples)
+    found: dict[str, dict[str, Any]] = {}
+    where: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        op = seen.op_name(row.sig)
+        label = labels.label(row, op)
+        if label is None:
+            continue
+        entry = found.setdefault(label.pattern, {"calls": 0, "ns": 0, "flops": 0})
+        entry["ns"] += row.ns
+        entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
+        if row.sig and (row.module, context.location(row.location), op) in labels.anchors and row.phase != _BACKWARD:
+            entry["calls"] += row.calls
+            where[label.pattern].add(label.place)
+    return [
+        {
+            "name": name,
+            "instances": len(where[name]),
+            "calls": entry["calls"],
+            "time_s": entry["ns"] / 1e9,
+            "flops": entry["flops"],
+            "verified": all(labels.verified[name]),
+            "modules": _folded(labels, name, where[name]),
+            "attributes": _common(labels.attributes[name]),
+        }
+        for name, entry in sorted(found.items(), key=lambda item: -item[1]["ns"])
+        if where[name]
+    ]
+
+
+def _folded(labels: _Labels, name: str, places: set[int]) -> list[str]:
+    """Their modules, numbers in a path as ``*``."""
+    paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)])]
+    return list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths))
+
+
+def _common(attributes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all instances have, and where they differ, all that there is."""
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for each in attributes for key in each):
+        values = list(dict.fromkeys(each[key] for each in attributes if key in each))
+        found[key] = values[0] if len(values) == 1 else values
+    return found
