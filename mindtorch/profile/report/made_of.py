@@ -11,7 +11,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch.graph.patterns import Instance, find_patterns
-from mindtorch.graph.patterns.flow import PRODUCTS
+from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["pattern_rows"]
 
 _BACKWARD = context.PHASES.index("backward")
+_GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
+_NAMED_OTHERWISE = {"aten::threshold": "aten::relu"}
+_ANY, _PRODUCT = "any", "product"  # op of a module
 
 
 class _Label(NamedTuple):
@@ -32,13 +35,13 @@ class _Label(NamedTuple):
 
 
 class _Labels:
-    """What the graphs say of (module, line, op), of (module, line), and of a module."""
+    """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.anchors: set[Key] = set()
         self.of: dict[Key, _Label] = {}
         self.at_line: dict[tuple[int, Any], _Label | None] = {}
-        self.in_module: dict[int, _Label | None] = {}
+        self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
         self.places: dict[_Label, set[str]] = defaultdict(set)
@@ -60,25 +63,30 @@ class _Labels:
                 self.attributes[instance.pattern].append(instance.attributes)
                 self.verified[instance.pattern].append(instance.verified)
                 self.places[label].add(_around(graph, instance))
-            anchors = {instance.anchor for instance in instances}
+            anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             for node, keys in sample.keys().items():
                 label_ = labels.get(node)
                 for key in keys:
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
                         mixed.add(key)
                     _agree(self.at_line, key[:2], label_)
-                    _agree(self.in_module, key[0], label_)
+                    if node in differentiated:
+                        for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
+                            _agree(self.in_module, (key[0], op), label_ and label_.pattern)
                 if node in anchors:
                     self.anchors.add(_main(keys))
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
 
     def label(self, row: Row, op: str) -> _Label | None:
-        """Of a row; what ran backward belongs to what its module did forward, where that was one thing."""
+        """Of a row; what ran backward belongs to what its module did forward by that op, where that was one thing."""
         place = context.location(row.location)
         if row.sig and (label := self.of.get((row.module, place, op))) is not None:
             return label
         if row.phase == _BACKWARD:
-            return self.in_module.get(row.module)
+            forward = _PRODUCT if op in PRODUCTS else _forward(op)
+            if (pattern := self.in_module.get((row.module, forward), "")) == "":
+                pattern = self.in_module.get((row.module, _ANY))
+            return _Label(pattern, -1) if pattern else None
         return None if row.sig else self.at_line.get((row.module, place))
 
 
@@ -89,7 +97,27 @@ def _around(graph: ComputationGraph, instance: Instance) -> str:
     return ".".join(paths[0][:shared])
 
 
-def _agree(found: dict[Any, _Label | None], key: Any, label: _Label | None) -> None:
+def _forward(op: str) -> str:
+    """What an op is the gradient of; itself where it is none's."""
+    name = _GRADIENT_OF.sub("", op)
+    return _NAMED_OTHERWISE.get(name, name)
+
+
+def _differentiated(graph: ComputationGraph) -> set[int]:
+    """Nodes that have something to do backward: they compute floating-point numbers from others."""
+    carrying: set[int] = set()
+    found = set()
+    for node in graph.nodes:
+        if any(output.dtype.is_floating_point for output in node.outputs) and (
+            node.kind != "op" or any(source in carrying for source, _ in node.inputs)
+        ):
+            carrying.add(node.id)
+            if node.kind == "op" and node.op not in MOVES:
+                found.add(node.id)
+    return found
+
+
+def _agree(found: dict[Any, Any], key: Any, label: Any) -> None:
     if found.setdefault(key, label) != label:
         found[key] = None
 

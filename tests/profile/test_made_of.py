@@ -1,0 +1,187 @@
+"""What a report says a model is made of: instances, calls, shares, sums, measured and estimated (L13, C2)."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import sampling
+
+LAYERS, D, TOKENS, BATCH = 3, 16, 6, 2
+
+
+class Attention(nn.Module):
+    def __init__(self, after: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D, bias=False) for _ in range(4))
+        self.after = after  # a mask after the softmax: no attention
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x).view(*x.shape[:2], 2, D // 2).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(D // 2)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        if self.after:
+            shares = scores.softmax(-1) * mask
+        else:
+            shares = scores.masked_fill(~mask, -math.inf).softmax(-1)
+        return self.out((shares @ v).transpose(1, 2).reshape(x.shape))
+
+
+class Block(nn.Module):
+    def __init__(self, after: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.mixes = Attention(after)
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mixes(self.first(x))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, after: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, D)
+        self.layers = nn.ModuleList(Block(after) for _ in range(LAYERS))
+        self.head = nn.Linear(D, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def train(steps: int = 4, after: bool = False, model: nn.Module | None = None) -> None:
+    model = Model(after) if model is None else model
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    for _ in range(steps):
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def generate(tokens: int = 3) -> None:
+    model = Model().eval()
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with torch.no_grad():
+        for _ in range(tokens):
+            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+
+
+HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
+
+
+def report(how, program, **options):
+    with HOW[how]() as seen:
+        program(**options)
+    found = seen.report()
+    return found, {row["name"]: row for row in found["patterns"]}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_report_names_each_block_with_its_places_and_calls(how):
+    found, patterns = report(how, train, steps=4)
+    assert {name: (row["instances"], row["calls"], row["verified"]) for name, row in patterns.items()} == {
+        "attention": (LAYERS, 4 * LAYERS, True),
+        "feed-forward": (LAYERS, 4 * LAYERS, True),
+        "normalization": (2 * LAYERS, 8 * LAYERS, True),
+        "embedding": (1, 4, True),
+    }
+    assert patterns["attention"]["modules"] == ["Model.layers.*.mixes"]
+    assert patterns["feed-forward"]["modules"] == ["Model.layers.*"]
+    assert patterns["attention"]["attributes"]["kind"] == "multi-head"
+    assert patterns["attention"]["attributes"]["heads"] == 2
+    assert patterns["feed-forward"]["attributes"] == {"activation": "gelu", "gated": False}
+    json.dumps(found["patterns"])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_no_time_and_no_flop_of_a_block_is_counted_twice(how):
+    found, patterns = report(how, train)
+    assert all(row["time_s"] > 0 for row in patterns.values())
+    assert sum(row["time_s"] for row in patterns.values()) <= found["totals"]["time_s"]
+    assert sum(row["flops"] for row in patterns.values()) <= found["totals"]["flops"]
+    assert [row["time_s"] for row in found["patterns"]] == sorted(
+        (row["time_s"] for row in patterns.values()), reverse=True
+    )
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_the_flops_of_a_block_are_its_products_forward_and_backward(how):
+    """Of attention: four projections and two products; of a feed-forward block: two. Elementwise ones come to them."""
+    _, patterns = report(how, train, steps=4)
+    rows = BATCH * TOKENS
+    products = 4 * 2 * rows * D * D + 2 * 2 * BATCH * TOKENS * TOKENS * D
+    expected = {"attention": 3 * 4 * LAYERS * products, "feed-forward": 3 * 4 * LAYERS * 2 * 2 * rows * D * 4 * D}
+    for name, flops in expected.items():
+        assert flops <= patterns[name]["flops"] < 1.2 * flops, name
+
+
+def test_L13_measured_and_estimated_programs_are_made_of_the_same():
+    rows = [
+        [(row["name"], row["instances"], row["calls"], row["modules"], row["attributes"]) for row in sorted(
+            report(how, generate)[0]["patterns"], key=lambda row: row["name"])]
+        for how in HOW
+    ]  # fmt: skip
+    assert rows[0] == rows[1]
+    assert {name: (instances, calls) for name, instances, calls, *_ in rows[0]} == {
+        "attention": (LAYERS, 3 * LAYERS), "feed-forward": (LAYERS, 3 * LAYERS),
+        "normalization": (2 * LAYERS, 6 * LAYERS), "embedding": (1, 3),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_what_only_looks_like_attention_has_no_row(how):
+    _, patterns = report(how, train, after=True)
+    assert sorted(patterns) == ["embedding", "feed-forward", "normalization"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_program_of_no_known_block_has_no_row(how):
+    found, _ = report(how, train, model=nn.Sequential(nn.Embedding(11, D), nn.Linear(D, 11), nn.Dropout(0.1)))
+    assert [row["name"] for row in found["patterns"]] == ["embedding"]
+    with HOW[how]() as seen:
+        torch.ones(3) + 1
+    assert seen.report()["patterns"] == []
+
+
+def test_L13_a_shared_block_is_one_place():
+    class Shared(Model):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.table(ids)
+            for _ in range(5):
+                x = self.layers[0](x)
+            return self.head(x)
+
+    _, patterns = report("measured", train, model=Shared(), steps=2)
+    assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
+        "attention": (1, 10), "feed-forward": (1, 10), "normalization": (2, 20), "embedding": (1, 2),
+    }  # fmt: skip
+
+
+def test_L13_taking_graphs_ends_where_they_would_grow_too_large(monkeypatch):
+    monkeypatch.setattr(sampling, "MOST_NODES", 10)
+    found, patterns = report("measured", train)
+    assert patterns.keys() <= {"embedding", "normalization"} and found["totals"]["ops"] > 100
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_L13_tensors_that_no_graph_can_hold_leave_the_program_alone():
+    class Ragged(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nested = torch.nested.nested_tensor([x[:2], x])
+            return torch.nested.to_padded_tensor(nested + nested, 0.0).sum()
+
+    told = []
+    with Profiler(whole=True) as seen:
+        told.append(Ragged()(torch.ones(3, 2)).item())
+    assert told == [20.0] and seen.report()["totals"]["ops"] > 0
