@@ -11,6 +11,7 @@ from typing import Any
 
 from ..graph import ComputationGraph
 from .attention import Attention
+from .convolution import Convolution
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
@@ -23,7 +24,7 @@ __all__ = ["Instance", "find_patterns", "library"]
 log = logging.getLogger(__name__)
 
 #: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), FeedForward(), Normalization(), Embedding())
+_OWN: tuple[Pattern, ...] = (Attention(), FeedForward(), Convolution(), Normalization(), Embedding())
 
 
 @dataclass(frozen=True)

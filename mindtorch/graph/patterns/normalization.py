@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
 
 __all__ = ["Normalization"]
 
@@ -41,7 +41,8 @@ class Normalization(Pattern):
 def _check(
     flow: Flow, nodes: set[int], last: int, reference: Callable[[Trial, Any], torch.Tensor], about: dict[str, Any]
 ) -> Check:
-    trial = Trial(flow, nodes)
+    x, whole = flow.inputs(last)[0], _arguments(flow[last], "input", "normalized_shape")["normalized_shape"]
+    trial = Trial(flow, nodes, shapes={x: fewer(flow.shape(x), len(whole))} if isinstance(whole, (list, tuple)) else {})
     (found,) = trial.run((last, 0))
     if not agree(found, reference(trial, flow[last])):
         raise Refused(f"it is no {about['kind']}")

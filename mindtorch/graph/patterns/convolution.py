@@ -1,0 +1,159 @@
+"""Convolution blocks: a convolution, a batch norm of what it gives and an activation, as far as they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..graph import Node
+from .feed_forward import ACTIVATIONS
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
+from .rerun import Source
+
+__all__ = ["Convolution"]
+
+_CONVOLUTIONS = frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
+_SMALL = 6  # how many numbers a side of a trial's picture has beyond the kernel
+_WITH_TRAINING = ("input", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
+_NORMS = {
+    "aten::native_batch_norm": _WITH_TRAINING,
+    "aten::_native_batch_norm_legit": _WITH_TRAINING,
+    "aten::cudnn_batch_norm": _WITH_TRAINING,
+    "aten::batch_norm": _WITH_TRAINING,
+    "aten::_native_batch_norm_legit_no_training": tuple(name for name in _WITH_TRAINING if name != "training"),
+}
+_ACTIVATIONS = frozenset(f"aten::{name}" for name in (
+    "relu", "relu_", "gelu", "silu", "silu_", "hardswish", "hardswish_", "hardtanh", "hardtanh_", "leaky_relu",
+    "leaky_relu_", "elu", "elu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "mish", "mish_", "softplus", "relu6",
+))  # fmt: skip
+_FORWARD = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+class Convolution(Pattern):
+    """``f(norm(w * x + b))``, without the norm or f where the program has none."""
+
+    name = "convolution"
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        for node in flow.nodes:
+            if flow.ops[node] not in _CONVOLUTIONS or not flow.is_leaf(flow.inputs(node)[1][0]):
+                continue
+            norm = _only_reader(flow, node, lambda n: flow.ops[n] in _NORMS)
+            last = node if norm is None else norm
+            activation = _only_reader(flow, last, lambda n: flow.ops[n] in _ACTIVATIONS)
+            nodes = {n for n in (node, norm, activation) if n is not None}
+            check = partial(_check, flow, node, norm, activation)
+            yield Found(node, nodes, [flow.behind(flow.inputs(node)[1])[0][0]], check, form_of(flow, nodes))
+
+
+def _only_reader(flow: Flow, node: int, wanted: Any) -> int | None:
+    """The one node that reads what another gives, as its first input, if it is such."""
+    readers = flow.readers[node]
+    return readers[0][0] if len(readers) == 1 and readers[0][1] == 0 and wanted(readers[0][0]) else None
+
+
+def _arguments(flow: Flow, node: int, names: tuple[str, ...]) -> dict[str, Any]:
+    view = flow[node]
+    return {**dict.fromkeys(names), **dict(zip(names, view.args, strict=False)), **view.kwargs}
+
+
+def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> Check:
+    """On a small picture: what is computed of each place is the same at all sizes."""
+    inputs = flow.inputs(node)
+    names = ["input", "weight", "bias", "stride", "padding", "dilation"]
+    names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
+    given = _arguments(flow, node, tuple(names))
+    kernel = flow.shape(inputs[1])[2:]
+    sides = len(kernel)
+    if not 1 <= sides <= 3:
+        raise Refused(f"it has {sides} dimensions")
+    dilation = _each(given["dilation"], sides)
+    whole = flow.shape(inputs[0])
+    small = [min(n, (k - 1) * d + _SMALL) for n, k, d in zip(whole[-sides:], kernel, dilation, strict=True)]
+    shapes = {inputs[0]: (*fewer(whole, sides + 1)[:-sides], *small)}
+    variance = _norms(flow, norm)[1]
+    trial = Trial(flow, {n for n in (node, norm, activation) if n is not None}, _AllBut(variance), shapes)
+    bias = trial.given(inputs[2]) if len(inputs) > 2 else None
+    x, weight = trial.given(inputs[0]), trial.given(inputs[1])
+    how = {name: given[name] for name in ("stride", "padding", "dilation", "groups") if given[name] is not None}
+    if given.get("transposed"):
+        expected = _TRANSPOSED[sides - 1](x, weight, bias, output_padding=given["output_padding"], **how)
+    else:
+        expected = _FORWARD[sides - 1](x, weight, bias, **how)
+    groups, channels = given["groups"] or 1, whole[-sides - 1]
+    attributes: dict[str, Any] = {
+        "kind": f"{sides}d" + (" transposed" if given.get("transposed") else ""),
+        "kernel": "×".join(map(str, kernel)),
+        "groups": "none" if groups == 1 else "depthwise" if groups == channels else groups,
+        "normalization": "none" if norm is None else "batch",
+    }
+    if norm is not None:
+        expected = _normalized(flow, norm, trial, expected)
+    last = next(n for n in (activation, norm, node) if n is not None)
+    (found,) = trial.run((last, 0))
+    if activation is None:
+        if not agree(found, expected):
+            raise Refused("it is no convolution")
+        return Check(True, {**attributes, "activation": "none"})
+    own = flow.ops[activation].removeprefix("aten::").rstrip("_")
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        **ACTIVATIONS, own: partial(_called, flow[activation], own),
+    }  # fmt: skip
+    agreeing = [
+        (float((found - value).abs().max()), name)
+        for name, function in functions.items()
+        if agree(found, value := function(expected))
+    ]
+    if not agreeing:
+        raise Refused(f"what follows the convolution is not {own}")
+    return Check(True, {**attributes, "activation": min(agreeing, key=lambda each: each[0])[1]})
+
+
+def _called(node: Node, name: str, x: torch.Tensor) -> torch.Tensor:
+    """With the numbers that the program gives it: of leaky relu, the slope."""
+    function: Callable[..., torch.Tensor] = getattr(F, name)
+    return function(x, *node.args[1:])
+
+
+class _AllBut:
+    """Of sources: all but one."""
+
+    def __init__(self, source: Source | None) -> None:
+        self._source = source
+
+    def __contains__(self, source: object) -> bool:
+        return source != self._source
+
+
+def _each(value: Any, sides: int) -> tuple[int, ...]:
+    found = (1,) if value is None else (value,) if isinstance(value, int) else tuple(value)
+    return found * sides if len(found) == 1 else found
+
+
+def _norms(flow: Flow, norm: int | None) -> tuple[dict[str, Any], Source | None]:
+    """(its arguments by name, where the variance comes from)"""
+    if norm is None:
+        return {}, None
+    given = _arguments(flow, norm, _NORMS[flow.ops[norm]])
+    return given, None if given["variance"] is None else flow.inputs(norm)[given["variance"].index]
+
+
+def _normalized(flow: Flow, norm: int, trial: Trial, x: torch.Tensor) -> torch.Tensor:
+    given, _ = _norms(flow, norm)
+    inputs = flow.inputs(norm)
+    shape = (x.shape[1], *[1] * (x.dim() - 2))
+    weight, bias, mean, variance = (
+        None if (hole := given[name]) is None else trial.given(inputs[hole.index]).reshape(shape)
+        for name in ("weight", "bias", "mean", "variance")
+    )
+    if given.get("training") or mean is None or variance is None:
+        variance, mean = torch.var_mean(x, (0, *range(2, x.dim())), correction=0, keepdim=True)
+    found = (x - mean) * (variance + given["eps"]).rsqrt()
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
