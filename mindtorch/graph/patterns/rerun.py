@@ -65,11 +65,16 @@ def random_like(output: Output | Reading, generator: torch.Generator, signed: bo
 
 
 def run(
-    graph: ComputationGraph, nodes: Iterable[int], values: dict[Any, torch.Tensor], idle: Container[int] = ()
+    graph: ComputationGraph,
+    nodes: Iterable[int],
+    values: dict[Any, torch.Tensor],
+    idle: Container[int] = (),
+    exact: bool = False,
 ) -> None:
     """Run these nodes in program order; `values` has what they read from others, and gets what they give.
 
-    idle: nodes that give their first input.
+    idle: nodes that give their first input. exact: in the program's own precision, and with what it drops: to its own
+    bits, where the generator stands as it did.
 
     A key is (node id, output index), or (node id, output index, reading) of what lies otherwise than its node gave it.
     Raises CannotRun.
@@ -77,13 +82,13 @@ def run(
     for number in sorted(nodes):
         node = graph.nodes[number]
         read = [*zip(node.inputs, node.readings, strict=True)]
-        inputs = [_read(values, source, reading) for source, reading in (read[:1] if number in idle else read)]
-        if node.op in DROPOUT or number in idle:
+        inputs = [_read(values, source, reading, exact) for source, reading in (read[:1] if number in idle else read)]
+        if (node.op in DROPOUT and not exact) or number in idle:
             values[number, 0] = inputs[0]
             continue
-        args = [_argument(value, inputs) for value in node.args]
-        kwargs = {key: _argument(value, inputs) for key, value in node.kwargs.items()}
-        if node.op == "aten::_softmax":
+        args = [_argument(value, inputs, exact) for value in node.args]
+        kwargs = {key: _argument(value, inputs, exact) for key, value in node.kwargs.items()}
+        if node.op == "aten::_softmax" and not exact:
             args[2:] = [False]  # whether it widens: all is wide
         func = function(node.call.overload)
         out = _call(node.op, functions(node.op) if func is None else (func,), args, kwargs)
@@ -115,7 +120,7 @@ def _written(op: str, func: Any) -> frozenset[Any]:
     return frozenset(found)
 
 
-def _read(values: dict[Any, torch.Tensor], source: Source, reading: Reading | None) -> torch.Tensor:
+def _read(values: dict[Any, torch.Tensor], source: Source, reading: Reading | None, exact: bool) -> torch.Tensor:
     if reading is None:
         if source not in values:
             raise CannotRun(f"nothing gives output {source[1]} of node {source[0]}")
@@ -125,19 +130,19 @@ def _read(values: dict[Any, torch.Tensor], source: Source, reading: Reading | No
         return values[key]
     if source not in values:
         raise CannotRun(f"nothing gives output {source[1]} of node {source[0]}")
-    base = torch.empty(0, dtype=plain_dtype(reading.dtype), device="cpu")
+    base = torch.empty(0, dtype=reading.dtype if exact else plain_dtype(reading.dtype), device="cpu")
     return base.set_(values[source].untyped_storage(), reading.offset, reading.shape, reading.strides)
 
 
-def _argument(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
+def _argument(value: Any, inputs: Sequence[torch.Tensor], exact: bool) -> Any:
     if isinstance(value, Hole):
         return inputs[value.index]
     if isinstance(value, list):
-        return [_argument(item, inputs) for item in value]
+        return [_argument(item, inputs, exact) for item in value]
     if isinstance(value, tuple):
-        return tuple(_argument(item, inputs) for item in value)
+        return tuple(_argument(item, inputs, exact) for item in value)
     if isinstance(value, torch.dtype):
-        return plain_dtype(value)
+        return value if exact else plain_dtype(value)
     if isinstance(value, Opaque):
         if value.text == "Generator":
             raise CannotRun("a generator of the program's")
