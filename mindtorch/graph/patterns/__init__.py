@@ -1,5 +1,6 @@
 """Patterns: what stretches of a graph compute, found in it and checked by running them."""
 
+from .explain import explain
 from .find import Instance, find_patterns, library
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
@@ -15,6 +16,7 @@ __all__ = [
     "Refused",
     "Trial",
     "agree",
+    "explain",
     "find_patterns",
     "form_of",
     "library",
