@@ -139,6 +139,23 @@ def test_L13_measured_and_estimated_programs_are_made_of_the_same():
     }  # fmt: skip
 
 
+class RootMeanSquare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_block_on_one_line_that_calls_an_op_twice_is_one_call(how):
+    """Its last product and the one before have the same line, module and name."""
+    model = nn.Sequential(nn.Embedding(11, D), RootMeanSquare(), nn.Linear(D, D), RootMeanSquare())
+    _, patterns = report(how, train, steps=4, model=model)
+    assert (patterns["normalization"]["instances"], patterns["normalization"]["calls"]) == (2, 8)
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_L13_what_only_looks_like_attention_has_no_row(how):
     _, patterns = report(how, train, after=True)

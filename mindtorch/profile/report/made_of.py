@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,7 +39,8 @@ class _Labels:
     """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        self.anchors: set[Key] = set()
+        self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
+        self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.of: dict[Key, _Label] = {}
         self.at_line: dict[tuple[int, Any], _Label | None] = {}
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
@@ -73,8 +75,9 @@ class _Labels:
                     if node in differentiated:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
+                self.alike.update(keys)
                 if node in anchors:
-                    self.anchors.add(_main(keys))
+                    self.anchors[_main(keys)] += 1
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
 
     def label(self, row: Row, op: str) -> _Label | None:
@@ -168,14 +171,15 @@ def pattern_rows(seen: Recording, rows: Iterable[Row]) -> list[dict[str, Any]]:
         entry = found.setdefault(label.pattern, {"calls": 0, "ns": 0, "flops": 0})
         entry["ns"] += row.ns
         entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
-        if row.sig and (row.module, context.location(row.location), op) in labels.anchors and row.phase != _BACKWARD:
-            entry["calls"] += row.calls
+        key = row.module, context.location(row.location), op
+        if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
+            entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
             where[label.pattern].add(label.place)
     return [
         {
             "name": name,
             "instances": len(where[name]),
-            "calls": entry["calls"],
+            "calls": round(entry["calls"]),
             "time_s": entry["ns"] / 1e9,
             "flops": entry["flops"],
             "verified": all(labels.verified[name]),
