@@ -124,9 +124,16 @@ def _patterns(report: dict[str, Any], time_s: float) -> str:
     return "; ".join(
         f"{clean(row['name'])} {count(row['instances'])} ×"
         + (f", {100 * row['time_s'] / time_s:.0f} %" if time_s else "")
+        + _bound(row.get("bound_s") or {})
         + ("" if row["verified"] else " (by name: not run to check)")
         for row in report.get("patterns") or []
     )
+
+
+def _bound(seconds_by: dict[str, float]) -> str:
+    """What most of the time on the target is bound by, if one thing is."""
+    most = max(seconds_by, key=lambda name: seconds_by[name], default="")
+    return f" ({most}-bound)" if most and 2 * seconds_by[most] > sum(seconds_by.values()) else ""
 
 
 def _models(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -105,7 +105,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "phases": _phases(seen, by_phase, forecast),
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main]),
-        "patterns": pattern_rows(seen, map(Row._make, every.tolist())),
+        "patterns": pattern_rows(seen, map(Row._make, every.tolist()), forecast),
         "memory": seen.memory,
         "labels": labels,
         "waits": _waits(seen, labels, waits[main]),

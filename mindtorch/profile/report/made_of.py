@@ -13,10 +13,12 @@ import torch
 from mindtorch._ext import context
 from mindtorch.graph.patterns import Instance, find_patterns
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
+from mindtorch.profile.cost.roofline import BOUNDS
 
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
     from mindtorch.profile.measure.sampling import Key, Sample
+    from mindtorch.profile.report.forecast import Forecast
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
@@ -151,12 +153,13 @@ def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
     return {key: root(number) for key, number in numbers.items()}
 
 
-def pattern_rows(seen: Recording, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
     """What the program is made of: a row per pattern that was found, longest first.
 
     rows: by signature, module, line and phase. instances: places in the model; calls: of those. verified: whether all
     were run beside the pattern's own function and agreed; what disagreed is in no row. time_s, flops: of all that is
-    part of them, backward included where it is known whose it is.
+    part of them, backward included where it is known whose it is. bound_s: on the target, the seconds that computing,
+    memory and launches bound.
     """
     if not seen.samples:
         return []
@@ -168,9 +171,11 @@ def pattern_rows(seen: Recording, rows: Iterable[Row]) -> list[dict[str, Any]]:
         label = labels.label(row, op)
         if label is None:
             continue
-        entry = found.setdefault(label.pattern, {"calls": 0, "ns": 0, "flops": 0})
+        entry = found.setdefault(label.pattern, {"calls": 0, "ns": 0, "flops": 0, "bound": dict.fromkeys(BOUNDS, 0.0)})
         entry["ns"] += row.ns
         entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
+        if forecast is not None:
+            entry["bound"][forecast.cost(row.sig).bound] += forecast.about(row)
         key = row.module, context.location(row.location), op
         if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
@@ -182,6 +187,7 @@ def pattern_rows(seen: Recording, rows: Iterable[Row]) -> list[dict[str, Any]]:
             "calls": round(entry["calls"]),
             "time_s": entry["ns"] / 1e9,
             "flops": entry["flops"],
+            "bound_s": None if forecast is None else entry["bound"],
             "verified": all(labels.verified[name]),
             "modules": _folded(labels, name, where[name]),
             "attributes": _common(labels.attributes[name]),
