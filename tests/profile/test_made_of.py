@@ -148,6 +148,21 @@ def test_L13_measured_and_estimated_programs_are_made_of_the_same():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_two_models_of_one_class_are_two_places(how):
+    def program() -> None:
+        first, second = Model(), Model()
+        with torch.no_grad():
+            for model in (first, second, second):
+                model(torch.zeros(BATCH, TOKENS, dtype=torch.long))
+
+    _, patterns = report(how, program)
+    assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
+        "attention": (2 * LAYERS, 3 * LAYERS), "feed-forward": (2 * LAYERS, 3 * LAYERS),
+        "normalization": (4 * LAYERS, 6 * LAYERS), "embedding": (2, 3),
+    }  # fmt: skip
+
+
 class RootMeanSquare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
