@@ -127,6 +127,7 @@ def _patterns(report: dict[str, Any], time_s: float) -> str:
         + _bound(row.get("bound_s") or {})
         + ("" if row["verified"] else " (by name: not run to check)")
         for row in report.get("patterns") or []
+        if not time_s or row["time_s"] > _SHOWN * time_s
     )
 
 
