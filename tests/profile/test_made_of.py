@@ -1,5 +1,6 @@
 """What a report says a model is made of: instances, calls, shares, sums, measured and estimated (L13, C2)."""
 
+import importlib.metadata
 import json
 import math
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mindtorch.graph.patterns import Flow, Pattern
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -226,3 +228,32 @@ def test_L13_tensors_that_no_graph_can_hold_leave_the_program_alone():
     with Profiler(whole=True) as seen:
         told.append(Ragged()(torch.ones(3, 2)).item())
     assert told == [20.0] and seen.report()["totals"]["ops"] > 0
+
+
+class Failing(Pattern):
+    name = "failing"
+
+    def find(self, flow: Flow):
+        yield next(iter(flow.nodes)), "not the first one"
+        raise IndexError("nothing there")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("broken", [Failing(), None], ids=["while it looks", "when it is loaded"])
+def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatch):
+    """Somebody's package may be the one that names it: the run was not in vain."""
+
+    class EntryPoint:
+        name = "failing"
+
+        def load(self):
+            if broken is None:
+                raise ModuleNotFoundError("No module named 'failing'")
+            return broken
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint()])
+    found, patterns = report(how, train)
+    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization"]
+    (said,) = [line for line in found["warnings"] if "pattern" in line]
+    why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
+    assert said == f"the pattern failing was not looked for: {why}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mindtorch._ext import context
-from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns import Instance, find_patterns, loaded
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 from mindtorch.profile.cost.roofline import BOUNDS
 
@@ -51,12 +51,12 @@ class _Labels:
         self.places: dict[_Label, set[str]] = defaultdict(set)
         mixed: set[Key] = set()
         known: dict[Any, Any] = {}
-        found = []
-        for sample in samples:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                found.append(
-                    [instance for instance in find_patterns(sample.graph, known=known) if not instance.refused]
-                )
+        patterns, self.failed = loaded()
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
+        found = [
+            [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
+        ]
         numbers = _numbered(instance for instances in found for instance in instances)
         for sample, instances in zip(samples, found, strict=True):
             graph = sample.graph
@@ -153,8 +153,10 @@ def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
     return {key: root(number) for key, number in numbers.items()}
 
 
-def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
-    """What the program is made of: a row per pattern that was found, longest first.
+def pattern_rows(
+    seen: Recording, rows: Iterable[Row], forecast: Forecast | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(What the program is made of: a row per pattern that was found, longest first; which failed, a line each.)
 
     rows: by signature, module, line and phase. instances: places in the model; calls: of those. verified: whether all
     were run beside the pattern's own function and agreed; what disagreed is in no row. time_s, flops: of all that is
@@ -162,7 +164,7 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
     memory and launches bound.
     """
     if not seen.samples:
-        return []
+        return [], []
     labels = _Labels(seen.samples)
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
@@ -180,7 +182,7 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
         if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
             where[label.pattern].add(label.place)
-    return [
+    found_rows = [
         {
             "name": name,
             "instances": len(where[name]),
@@ -195,6 +197,11 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
         for name, entry in sorted(found.items(), key=lambda item: -item[1]["ns"])
         if where[name]
     ]
+    failed = [
+        f"the pattern {name} was not looked for: {type(error).__name__}: {error}"
+        for name, error in labels.failed.items()
+    ]
+    return found_rows, failed
 
 
 def _folded(labels: _Labels, name: str, places: set[int]) -> list[str]:
