@@ -238,9 +238,12 @@ class Recorder(TorchDispatchMode):
         """Ops of a call that might have been a prefill were in that phase (a number)."""
         self.graph._phase = self.graph._phase.replace(bytes([_context.CANDIDATE]), bytes([phase]))
 
-    def saw_root(self, root: torch.nn.Module, path: int) -> None:
-        """An outermost module is called for the first time: from now on its tensors have names."""
-        prefix = _context.module_path(path)
+    def saw_root(self, root: torch.nn.Module, path: int, prefix: str = "") -> None:
+        """An outermost module is called for the first time: from now on its tensors have names.
+
+        prefix: what names begin with; empty: the module's, which another of its class has, too.
+        """
+        prefix = prefix or _context.module_path(path)
         graph = self.graph
         for name, tensor in _named(root):
             maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None

@@ -84,6 +84,10 @@ ARE: dict[str, Core] = {
     "plain": lambda q, k, v, b: scores(q, k).softmax(-1) @ v,
     "no scale": lambda q, k, v, b: (q @ k.mT).softmax(-1) @ v,
     "scale on q": lambda q, k, v, b: ((q * 0.3) @ k.mT).softmax(-1) @ v,
+    "root of the scale on both": lambda q, k, v, b: (
+        ((q * q.shape[-1] ** -0.25) @ (k / k.shape[-1] ** 0.25).mT).softmax(-1) @ v
+    ),
+    "fused, scale on q": lambda q, k, v, b: F.scaled_dot_product_attention(q * 0.3, k, v, scale=1.0),
     "scale in place": lambda q, k, v, b: (q @ k.mT).mul_(0.3).softmax(-1) @ v,
     "einsum": lambda q, k, v, b: torch.einsum("bhls,bhsd->bhld", torch.einsum("bhld,bhsd->bhls", q, k).softmax(-1), v),
     "masked_fill": lambda q, k, v, b: scores(q, k).masked_fill(~causal(q.shape[2]), -math.inf).softmax(-1) @ v,
@@ -168,7 +172,15 @@ def test_L13_dropped_probabilities_are_attention() -> None:
 
 @pytest.mark.parametrize(
     ("form", "said"),
-    [("plain", "1/sqrt(d)"), ("no scale", "none"), ("scale per head", "learned"), ("fused, another scale", 0.2)],
+    [
+        ("plain", "1/sqrt(d)"),
+        ("no scale", "none"),
+        ("scale per head", "learned"),
+        ("fused, another scale", 0.2),
+        ("scale on q", 0.3),
+        ("root of the scale on both", "1/sqrt(d)"),
+        ("fused, scale on q", 0.3),
+    ],
 )
 def test_L13_the_scale_of_attention_is_told(form: str, said: object) -> None:
     (found,), _ = labels(ARE[form])
@@ -179,3 +191,25 @@ def test_L13_heads_of_keys_are_told() -> None:
     (found,), _ = labels(ARE["repeated heads"])
     assert found.attributes["kv_heads"] == 1 < found.attributes["heads"]
     assert found.attributes["kind"] == "multi-query"
+
+
+@pytest.mark.parametrize("form", ["plain", "fused"])
+def test_L13_attention_of_the_same_sizes_to_another_tensor_is_told_from_that_to_itself(form: str) -> None:
+    block = Block(ARE[form], 0).eval()
+
+    class Crossed(nn.Module):
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            q, k, v = (
+                project(given).view(block.batch, block.length, block.heads, block.width).transpose(1, 2)
+                for project, given in ((block.q, x), (block.k, other), (block.v, other))
+            )
+            return block.o(block.core(q, k, v, block).transpose(1, 2).reshape(x.shape))
+
+    x = torch.randn(block.batch, block.length, block.heads * block.width)
+    crossed = Crossed()
+    with capture() as graph, torch.no_grad():
+        crossed(crossed(x, x) + 1, x)
+    assert [each.attributes["of"] for each in find_patterns(graph) if each.pattern == "attention"] == [
+        "itself",
+        "another",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from mindtorch.graph import capture
 from mindtorch.graph.patterns import Instance, Pattern, find, find_patterns, library
@@ -108,6 +109,27 @@ def test_L13_a_written_out_root_mean_square_is_proven(power: int, names: list[st
     with capture() as graph, torch.no_grad():
         y = x + 1
         weight * (y * torch.rsqrt(y.pow(power).mean(-1, keepdim=True) + 1e-6))
+    assert [each.pattern for each in find_patterns(graph) if each.verified] == names
+
+
+@pytest.mark.parametrize(
+    ("axis", "scale", "offset", "names"),
+    [
+        (-1, 6**0.5, 0.0, ["normalization"]),
+        (1, 4**0.5, 1.0, ["normalization"]),
+        (-1, 2.0, 0.0, []),
+        (-1, None, 0.0, []),
+    ],
+)
+def test_L13_a_vector_made_as_long_as_its_root_mean_square_is_one_is_proven(
+    axis: int, scale: float | None, offset: float, names: list[str]
+) -> None:
+    """Divided by its length, it is normalized only with the root of its size; the weight may come before that."""
+    weight, x = nn.Parameter(torch.randn(1, 1, 6)), torch.randn(3, 4, 6)
+    with capture() as graph, torch.no_grad():
+        y = F.normalize(x + 1, dim=axis) * (weight + offset)
+        if scale is not None:
+            y * scale
     assert [each.pattern for each in find_patterns(graph) if each.verified] == names
 
 

@@ -1,5 +1,6 @@
 """What a report says a model is made of: instances, calls, shares, sums, measured and estimated (L13, C2)."""
 
+import importlib.metadata
 import json
 import math
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mindtorch.graph.patterns import Flow, Pattern
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -149,6 +151,38 @@ def test_L13_measured_and_estimated_programs_are_made_of_the_same():
 
 
 @pytest.mark.parametrize("how", HOW)
+def test_L13_two_models_of_one_class_are_two_places(how):
+    def program() -> None:
+        first, second = Model(), Model()
+        with torch.no_grad():
+            for model in (first, second, second):
+                model(torch.zeros(BATCH, TOKENS, dtype=torch.long))
+
+    _, patterns = report(how, program)
+    assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
+        "attention": (2 * LAYERS, 3 * LAYERS), "feed-forward": (2 * LAYERS, 3 * LAYERS),
+        "normalization": (4 * LAYERS, 6 * LAYERS), "embedding": (2, 3),
+    }  # fmt: skip
+
+
+class RootMeanSquare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_block_on_one_line_that_calls_an_op_twice_is_one_call(how):
+    """Its last product and the one before have the same line, module and name."""
+    model = nn.Sequential(nn.Embedding(11, D), RootMeanSquare(), nn.Linear(D, D), RootMeanSquare())
+    _, patterns = report(how, train, steps=4, model=model)
+    assert (patterns["normalization"]["instances"], patterns["normalization"]["calls"]) == (2, 8)
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_L13_what_only_looks_like_attention_has_no_row(how):
     _, patterns = report(how, train, after=True)
     assert sorted(patterns) == ["embedding", "feed-forward", "normalization"]
@@ -194,3 +228,32 @@ def test_L13_tensors_that_no_graph_can_hold_leave_the_program_alone():
     with Profiler(whole=True) as seen:
         told.append(Ragged()(torch.ones(3, 2)).item())
     assert told == [20.0] and seen.report()["totals"]["ops"] > 0
+
+
+class Failing(Pattern):
+    name = "failing"
+
+    def find(self, flow: Flow):
+        yield next(iter(flow.nodes)), "not the first one"
+        raise IndexError("nothing there")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("broken", [Failing(), None], ids=["while it looks", "when it is loaded"])
+def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatch):
+    """Somebody's package may be the one that names it: the run was not in vain."""
+
+    class EntryPoint:
+        name = "failing"
+
+        def load(self):
+            if broken is None:
+                raise ModuleNotFoundError("No module named 'failing'")
+            return broken
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint()])
+    found, patterns = report(how, train)
+    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization"]
+    (said,) = [line for line in found["warnings"] if "pattern" in line]
+    why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
+    assert said == f"the pattern failing was not looked for: {why}"

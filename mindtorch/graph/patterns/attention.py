@@ -65,9 +65,11 @@ def _fused(flow: Flow, node: int) -> Found:
     shapes = [flow.shape(source) for source in (q, k, v)]
     about = _about(flow, q, k, shapes)
     about["causal"] = bool(arguments.get("is_causal"))
-    about["scale"] = _scale(arguments.get("scale"), shapes[0][-1])
-    form = (flow.ops[node], *shapes, bool(arguments.get("is_causal")), arguments.get("scale"))
-    return Found(node, nodes, weights, partial(_check_fused, shapes, arguments, about), form)
+    scale = arguments.get("scale")
+    before = _scaled_before(flow, q) * _scaled_before(flow, k)
+    about["scale"] = _scale((1 / math.sqrt(shapes[0][-1]) if scale is None else scale) * before, shapes[0][-1])
+    form = (flow.ops[node], *shapes, bool(arguments.get("is_causal")), scale)
+    return Found(node, nodes, weights, partial(_check_fused, shapes, arguments), form, attributes=about)
 
 
 def _named(flow: Flow, node: int) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _named(flow: Flow, node: int) -> dict[str, Any]:
     return {**dict(zip(names, view.args, strict=False)), **view.kwargs}
 
 
-def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any], about: dict[str, Any]) -> Check:
+def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any]) -> Check:
     """Torch's function by that name beside the formula, on fewer batches where those are many.
 
     What a GPU's kernels of that function compute is theirs to prove.
@@ -101,7 +103,7 @@ def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any], about
         scores = scores.masked_fill(later, -math.inf)
     if not agree(found, scores.softmax(-1) @ v):
         raise Refused("another function than softmax(s · q kᵀ + bias) v")
-    return Check(True, about)
+    return Check(True, {})
 
 
 # ---- written out
@@ -140,8 +142,9 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     everything, weights = _around(flow, nodes, (q, k, values), node)
     shapes = [flow.shape(q), (*flow.shape(k)[:-2], flow.shape(k)[-1], flow.shape(k)[-2]), flow.shape(values)]
     about = _about(flow, q, k, shapes)
-    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, about)
-    return Found(node, everything, weights, check, form_of(flow, nodes))
+    before = _scaled_before(flow, q) * _scaled_before(flow, k)
+    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, before)
+    return Found(node, everything, weights, check, (form_of(flow, nodes), before), attributes=about)
 
 
 def _on_the_way(flow: Flow, node: int) -> bool:
@@ -205,8 +208,9 @@ def _check_tokens(flow: Flow, q: Source) -> None:
 
 
 def _check_written_out(
-    flow: Flow, nodes: set[int], scores: int, softmax: int, last: int, values: Source, about: dict[str, Any]
+    flow: Flow, nodes: set[int], scores: int, softmax: int, last: int, values: Source, before: float
 ) -> Check:
+    """before: what the sides of the scores were multiplied by already."""
     sides = flow.sides(scores)
     assert sides is not None
     trial = Trial(flow, nodes, {*sides, values})
@@ -260,8 +264,8 @@ def _check_written_out(
         if own.shape == context.shape and agree(torch.where(kept, context, 0.0), torch.where(kept, own, 0.0)):
             heads = slope.shape[1] if slope.dim() == 4 else 1
             several = scale.numel() > 1 and float(scale.max() - scale.min()) > 1e-3 * float(scale.max())
-            about = {**about, "scale": "learned" if several and heads else _scale(float(scale.max()), q.shape[-1])}
-            about |= {"soft_cap": round(cap, 3)} if cap is not None else {}
+            said = "learned" if several and heads else _scale(float(scale.max()) * before, q.shape[-1])
+            about = {"scale": said} | ({"soft_cap": round(cap, 3)} if cap is not None else {})
             return Check(True, about | ({"sink": True} if sink else {}))
     raise Refused("what it gives is not the probabilities times the values")
 
@@ -277,12 +281,29 @@ def _like_product(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
 # ---- around it
 
 
-def _scale(scale: float | None, width: int) -> Any:
+def _scale(scale: float, width: int) -> Any:
     """As a label says it."""
     usual = 1 / math.sqrt(width)
-    if scale is None or abs(scale - usual) < 1e-2 * usual:
+    if abs(scale - usual) < 1e-2 * usual:
         return "1/sqrt(d)"
     return "none" if abs(scale - 1) < 1e-3 else round(float(scale), 6)
+
+
+def _scaled_before(flow: Flow, source: Source) -> float:
+    """What queries or keys were multiplied by since their projection."""
+    found = 1.0
+    while flow.is_op(source[0]) and not flow.is_linear(source[0]):
+        inputs = flow.inputs(source[0])
+        op = flow.ops[source[0]].rstrip("_")
+        if op in ("aten::mul", "aten::div") and len(flow[source[0]].args) == 2 and not flow[source[0]].kwargs:
+            number = flow[inputs[1][0]].number if len(inputs) == 2 else flow[source[0]].args[1]
+            if not isinstance(number, (int, float)) or not number:
+                break
+            found *= number if op == "aten::mul" else 1 / number
+        elif not inputs or not flow.moves(source[0]):
+            break
+        source = inputs[0]
+    return found
 
 
 def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> dict[str, Any]:

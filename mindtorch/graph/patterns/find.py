@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ..._ext.signals import by_signal_handler
 from ..graph import ComputationGraph
 from .attention import Attention
 from .convolution import Convolution
@@ -19,7 +20,7 @@ from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
 
-__all__ = ["Instance", "find_patterns", "library"]
+__all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
@@ -48,52 +49,89 @@ class Instance:
 @cache
 def library() -> tuple[Pattern, ...]:
     """The patterns that are looked for: those of the entry points ``mindtorch.patterns``, then ours."""
+    found, failed = loaded()
+    for error in failed.values():
+        raise error
+    return found
+
+
+def loaded() -> tuple[tuple[Pattern, ...], dict[str, Exception]]:
+    """(those patterns, of entry points that gave none: why)"""
     found: list[Pattern] = []
+    failed: dict[str, Exception] = {}
     for entry in importlib.metadata.entry_points(group="mindtorch.patterns"):
-        pattern = entry.load()
-        if not isinstance(pattern, Pattern) or not pattern.name:
-            raise TypeError(
-                f"[patterns] expected a Pattern with a name from the entry point {entry.name}, got {pattern!r}"
-            )
-        found.append(pattern)
-    return (*found, *_OWN)
+        try:
+            pattern = entry.load()
+            if not isinstance(pattern, Pattern) or not pattern.name:
+                raise TypeError(
+                    f"[patterns] expected a Pattern with a name from the entry point {entry.name}, got {pattern!r}"
+                )
+        except Exception as error:  # noqa: BLE001 - somebody else's module
+            _note(failed, entry.name, error)
+        else:
+            found.append(pattern)
+    return (*found, *_OWN), failed
+
+
+def _note(failed: dict[str, Exception], name: str, error: Exception) -> None:
+    if by_signal_handler(error):
+        raise error
+    failed.setdefault(name, error)
 
 
 def find_patterns(
-    graph: ComputationGraph, patterns: Sequence[Pattern] | None = None, known: dict[Any, Any] | None = None
+    graph: ComputationGraph,
+    patterns: Sequence[Pattern] | None = None,
+    known: dict[Any, Any] | None = None,
+    failed: dict[str, Exception] | None = None,
 ) -> list[Instance]:
     """The instances of `patterns` (all known ones) in the forward part of a graph, and what was refused as one.
 
     A node is part of one instance at most. Each form is run once beside the pattern's own function; known: what that
-    showed, to be handed on from graph to graph.
+    showed, to be handed on from graph to graph. failed: gets the errors of patterns by name, which else are raised;
+    such a pattern has no instances.
     """
     known = {} if known is None else known
     flow = Flow(graph)
     taken: set[int] = set()
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:
-        joined: dict[int, tuple[Any, ...]] = {}
-        for candidate in pattern.find(flow):
-            if isinstance(candidate, tuple):
-                node, reason = candidate
-                found.append(Instance(pattern.name, node, frozenset([node]), (), False, {}, reason))
-                continue
-            if candidate.anchor in taken:
-                continue
-            key = pattern.name, candidate.form
-            if candidate.form is None or key not in known:
-                known[key] = _checked(candidate)
-            verified, attributes, refused = known[key]
-            place = _place(flow, candidate)
-            if candidate.joins >= 0:
-                place = joined.setdefault(candidate.joins, place)
-            drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
-            nodes = frozenset((candidate.nodes | drawn) - taken)
-            found.append(Instance(pattern.name, candidate.anchor, nodes, place, verified,
-                                  candidate.attributes | attributes, refused))  # fmt: skip
-            if not refused:
-                taken |= nodes
+        of_it, nodes = [], set(taken)
+        try:
+            for instance in _instances(flow, pattern, known, nodes):
+                of_it.append(instance)
+                if not instance.refused:
+                    nodes |= instance.nodes
+        except Exception as error:
+            if failed is None:
+                raise
+            _note(failed, pattern.name, error)
+        else:
+            found += of_it
+            taken = nodes
     return found
+
+
+def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[int]) -> Iterator[Instance]:
+    """Of one pattern; `taken`: nodes that are part of another already, which grows by what this gives."""
+    joined: dict[int, tuple[Any, ...]] = {}
+    for candidate in pattern.find(flow):
+        if isinstance(candidate, tuple):
+            node, reason = candidate
+            yield Instance(pattern.name, node, frozenset([node]), (), False, {}, reason)
+            continue
+        if candidate.anchor in taken:
+            continue
+        key = pattern.name, candidate.form
+        if candidate.form is None or key not in known:
+            known[key] = _checked(candidate)
+        verified, attributes, refused = known[key]
+        place = _place(flow, candidate)
+        if candidate.joins >= 0:
+            place = joined.setdefault(candidate.joins, place)
+        drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
+        yield Instance(pattern.name, candidate.anchor, frozenset((candidate.nodes | drawn) - taken), place, verified,
+                       candidate.attributes | attributes, refused)  # fmt: skip
 
 
 def _checked(candidate: Found) -> tuple[bool, dict[str, Any], str]:

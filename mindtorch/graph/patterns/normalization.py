@@ -17,6 +17,8 @@ __all__ = ["Normalization"]
 _SQUARES = frozenset({"aten::pow", "aten::square", "aten::mul"})
 _PRODUCTS = frozenset({"aten::mul", "aten::mul_"})
 _SUMS = frozenset({"aten::add", "aten::add_"})
+_AT_LEAST = frozenset({"aten::clamp_min", "aten::clamp_min_", "aten::clamp"})
+_QUOTIENTS = frozenset({"aten::div", "aten::div_"})
 
 
 class Normalization(Pattern):
@@ -34,6 +36,10 @@ class Normalization(Pattern):
                 yield Found(node, {node}, weights, check, form_of(flow, {node}))
             elif op == "aten::rsqrt":
                 found = _root_mean_square(flow, node)
+                if found is not None:
+                    yield found
+            elif op == "aten::linalg_vector_norm":
+                found = _unit_length(flow, node)
                 if found is not None:
                     yield found
 
@@ -127,22 +133,51 @@ def _root_mean_square(flow: Flow, rsqrt: int) -> Found | None:
     core = {squares[0], mean[0], added[0], rsqrt, products[0]}
     if flow.behind(x)[0] not in {flow.behind(source)[0] for source in flow.inputs(products[0])}:
         return None
+    return _scaled_after(flow, core, products[0], -1, eps)
+
+
+def _unit_length(flow: Flow, norm: int) -> Found | None:
+    """Around a vector's length: the quotient by it, times the root of how many numbers the vector has."""
+    given = _arguments(flow[norm], "self", "ord", "dim", "keepdim")
+    axes = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
+    if given["ord"] not in (None, 2) or len(axes) != 1 or axes[0] is None or not given["keepdim"]:
+        return None
+    x = flow.inputs(norm)[0]
+    after, ends = flow.ahead(norm, lambda n: flow.moves(n) or flow.ops[n] in _AT_LEAST, 4)
+    if [place for _, place in ends] != [1] or flow.ops[ends[0][0]] not in _QUOTIENTS:
+        return None
+    last = ends[0][0]
+    if flow.behind(x)[0] != flow.behind(flow.inputs(last)[0])[0]:
+        return None
+    return _scaled_after(flow, {norm, *after, last}, last, axes[0], 0.0, numbers=True)
+
+
+def _scaled_after(flow: Flow, core: set[int], last: int, axis: int, eps: float, numbers: bool = False) -> Found:
+    """With the products by weights, and by numbers where those may follow, that `last` alone leads to."""
     weights: list[int] = []
-    last = products[0]
-    after, ends = flow.ahead(last, lambda n: flow.moves(n), 4)
-    if len(ends) == 1 and flow.ops[ends[0][0]] in _PRODUCTS and len(flow.inputs(ends[0][0])) == 2:
-        other = flow.inputs(ends[0][0])[1 - ends[0][1]]
-        root = flow.behind(other)[0][0]
-        if flow.is_leaf(other[0]) or (flow.ops[root] == "aten::add" and flow.is_leaf(flow.inputs(root)[0][0])):
-            last = ends[0][0]
-            core |= after | {last}
+    for _ in range(3):
+        after, ends = flow.ahead(last, lambda n: flow.moves(n), 4)
+        if len(ends) != 1 or flow.ops[ends[0][0]] not in _PRODUCTS:
+            break
+        inputs = flow.inputs(ends[0][0])
+        if len(inputs) == 2 and not weights:
+            other = inputs[1 - ends[0][1]]
+            root = flow.behind(other)[0][0]
+            if not (
+                flow.is_leaf(other[0]) or (flow.ops[root] == "aten::add" and flow.is_leaf(flow.inputs(root)[0][0]))
+            ):
+                break
             weights = [root]
+        elif len(inputs) != 1 or not numbers:
+            break
+        last = ends[0][0]
+        core |= after | {last}
     reads = {source for n in core for source in flow.inputs(n) if source[0] not in core}
 
     def reference(trial: Trial, node: Any) -> torch.Tensor:
         values = [trial.given(source) for source in sorted(reads)]
         whole = max(values, key=lambda t: t.numel())
-        found = whole * (whole.square().mean(-1, keepdim=True) + eps).rsqrt()
+        found = whole * (whole.square().mean(axis, keepdim=True) + eps).rsqrt()
         scales = [t for t in values if t is not whole]
         return math.prod(scales, start=found)
 

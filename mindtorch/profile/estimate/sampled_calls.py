@@ -12,7 +12,7 @@ from mindtorch.engine.semantics import modules
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.pending import LogBuilder
 from mindtorch.profile.estimate import known
-from mindtorch.profile.measure.sampling import Sample, Sampling
+from mindtorch.profile.measure.sampling import Sample, Sampling, prefix_of
 
 __all__ = ["SamplingEstimate"]
 
@@ -51,7 +51,7 @@ def _names() -> dict[int, str]:
     """Of the models' parameters and buffers, by slot."""
     found: dict[int, str] = {}
     for root, path in modules.roots():
-        prefix = context.module_path(path)
+        prefix = prefix_of(path)
         for name, tensor in (*root.named_parameters(), *root.named_buffers()):
             handle = _core.get_handle(tensor)
             if handle is not None:

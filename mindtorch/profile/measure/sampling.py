@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import modules
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import Beginning, Recorder
 
-__all__ = ["Key", "Sample", "Sampling", "SamplingProfile"]
+__all__ = ["Key", "Sample", "Sampling", "SamplingProfile", "prefix_of"]
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,11 @@ class Sampling:
         return None
 
 
+def prefix_of(path: int) -> str:
+    """What the names of a model's weights begin with: no other model's do, though it be of the same class."""
+    return f"{context.module_path(path)} {path}"
+
+
 class SamplingProfile(Sampling):
     """Of a measured run, whose collector hands over each op, in time that is none of the program's."""
 
@@ -110,7 +116,7 @@ class SamplingProfile(Sampling):
     def _begin(self) -> None:
         recorder = self._recorder = Recorder(ComputationGraph())
         for root, at in modules.roots():
-            recorder.saw_root(root, at)
+            recorder.saw_root(root, at, prefix_of(at))
         self._collector.noted = self
 
     def _end(self) -> Sample | None:
@@ -122,7 +128,7 @@ class SamplingProfile(Sampling):
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         if self._recorder is not None:
-            self._recorder.saw_root(root, path)
+            self._recorder.saw_root(root, path, prefix_of(path))
 
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Beginning | None:
         recorder = self._recorder

@@ -63,6 +63,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     time_ns = sum(row.ns for row in rows)
     spent = time_ns + stage.overhead_ns
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
+    patterns, failed = pattern_rows(seen, map(Row._make, every.tolist()), forecast)
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
@@ -105,7 +106,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "phases": _phases(seen, by_phase, forecast),
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main]),
-        "patterns": pattern_rows(seen, map(Row._make, every.tolist()), forecast),
+        "patterns": patterns,
         "memory": seen.memory,
         "labels": labels,
         "waits": _waits(seen, labels, waits[main]),
@@ -116,7 +117,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "assumed": list(seen.assumed),
         "not_written": list(seen.not_written),
         "not_held_back": list(seen.not_held_back),
-        "warnings": warnings(seen, uncounted, by_phase, macs, early_macs),
+        "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed,
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,
     }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from mindtorch._ext import context
-from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns import Instance, find_patterns, loaded
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 from mindtorch.profile.cost.roofline import BOUNDS
 
@@ -40,7 +41,8 @@ class _Labels:
     """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        self.anchors: set[Key] = set()
+        self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
+        self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.of: dict[Key, _Label] = {}
         self.at_line: dict[tuple[int, Any], _Label | None] = {}
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
@@ -49,12 +51,12 @@ class _Labels:
         self.places: dict[_Label, set[str]] = defaultdict(set)
         mixed: set[Key] = set()
         known: dict[Any, Any] = {}
-        found = []
-        for sample in samples:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                found.append(
-                    [instance for instance in find_patterns(sample.graph, known=known) if not instance.refused]
-                )
+        patterns, self.failed = loaded()
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
+        found = [
+            [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
+        ]
         numbers = _numbered(instance for instances in found for instance in instances)
         for sample, instances in zip(samples, found, strict=True):
             graph = sample.graph
@@ -75,8 +77,9 @@ class _Labels:
                     if node in differentiated:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
+                self.alike.update(keys)
                 if node in anchors:
-                    self.anchors.add(_main(keys))
+                    self.anchors[_main(keys)] += 1
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
 
     def label(self, row: Row, op: str) -> _Label | None:
@@ -150,8 +153,10 @@ def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
     return {key: root(number) for key, number in numbers.items()}
 
 
-def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
-    """What the program is made of: a row per pattern that was found, longest first.
+def pattern_rows(
+    seen: Recording, rows: Iterable[Row], forecast: Forecast | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(What the program is made of: a row per pattern that was found, longest first; which failed, a line each.)
 
     rows: by signature, module, line and phase. instances: places in the model; calls: of those. verified: whether all
     were run beside the pattern's own function and agreed; what disagreed is in no row. time_s, flops: of all that is
@@ -159,7 +164,7 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
     memory and launches bound.
     """
     if not seen.samples:
-        return []
+        return [], []
     labels = _Labels(seen.samples)
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
@@ -173,14 +178,15 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
         entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
         if forecast is not None:
             entry["bound"][forecast.cost(row.sig).bound] += forecast.about(row)
-        if row.sig and (row.module, context.location(row.location), op) in labels.anchors and row.phase != _BACKWARD:
-            entry["calls"] += row.calls
+        key = row.module, context.location(row.location), op
+        if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
+            entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
             where[label.pattern].add(label.place)
-    return [
+    found_rows = [
         {
             "name": name,
             "instances": len(where[name]),
-            "calls": entry["calls"],
+            "calls": round(entry["calls"]),
             "time_s": entry["ns"] / 1e9,
             "flops": entry["flops"],
             "bound_s": None if forecast is None else entry["bound"],
@@ -191,6 +197,11 @@ def pattern_rows(seen: Recording, rows: Iterable[Row], forecast: Forecast | None
         for name, entry in sorted(found.items(), key=lambda item: -item[1]["ns"])
         if where[name]
     ]
+    failed = [
+        f"the pattern {name} was not looked for: {type(error).__name__}: {error}"
+        for name, error in labels.failed.items()
+    ]
+    return found_rows, failed
 
 
 def _folded(labels: _Labels, name: str, places: set[int]) -> list[str]:
