@@ -54,6 +54,7 @@ ONE_SUBJECT = {
     "product": "shapes of matrix products, how long they run",
     "stream": "an NPU's queues of work, how long runs what streams memory",
     "collect": "what the dispatch mode of a profile does, compiled, and the profiler around it",
+    "convolution": "shape rules of convolutions, the pattern of blocks that compute one",
     "creation": "creation functions, by device",
     "export": "files made of a graph, of a report",
     "graph": "the graph, the command that shows it",
