@@ -163,6 +163,7 @@ def test_L13_two_models_of_one_class_are_two_places(how):
         "attention": (2 * LAYERS, 3 * LAYERS), "feed-forward": (2 * LAYERS, 3 * LAYERS),
         "normalization": (4 * LAYERS, 6 * LAYERS), "embedding": (2, 3),
     }  # fmt: skip
+    assert patterns["attention"]["modules"] == ["Model.layers.*.mixes", "Model #2.layers.*.mixes"]
 
 
 class RootMeanSquare(nn.Module):
