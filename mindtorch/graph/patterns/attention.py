@@ -142,9 +142,9 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     everything, weights = _around(flow, nodes, (q, k, values), node)
     shapes = [flow.shape(q), (*flow.shape(k)[:-2], flow.shape(k)[-1], flow.shape(k)[-2]), flow.shape(values)]
     about = _about(flow, q, k, shapes)
-    before = _scaled_before(flow, q) * _scaled_before(flow, k)
-    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, before)
-    return Found(node, everything, weights, check, (form_of(flow, nodes), before), attributes=about)
+    scaled = _scaled_before(flow, q) * _scaled_before(flow, k)
+    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, scaled)
+    return Found(node, everything, weights, check, (form_of(flow, nodes), scaled), attributes=about)
 
 
 def _on_the_way(flow: Flow, node: int) -> bool:
