@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns import Instance, find_patterns, pattern
 
 Core = Callable[[Tensor, Tensor, Tensor, "Block"], Tensor]
 
@@ -213,3 +213,23 @@ def test_L13_attention_of_the_same_sizes_to_another_tensor_is_told_from_that_to_
         "itself",
         "another",
     ]
+
+
+@pytest.mark.parametrize("most", [1 << 24, 10])
+def test_L13_graph_attention_of_any_size_is_none(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """What two nodes give is added up: a(i) + b(j), each the product with a part of a weight."""
+    monkeypatch.setattr(pattern, "MOST_ELEMENTS", most)
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.a = nn.Linear(5, 6), nn.Parameter(torch.randn(2, 6, 1))
+
+        def forward(self, x: Tensor, near: Tensor) -> Tensor:
+            h = self.w(x).view(-1, 2, 3).permute(1, 0, 2)
+            e = F.leaky_relu(h @ self.a[:, :3] + (h @ self.a[:, 3:]).mT, 0.2)
+            return (torch.where(near, e, -9e15 * torch.ones_like(e)).softmax(-1) @ h).mean(0)
+
+    with capture() as graph, torch.no_grad():
+        Graph()(torch.randn(7, 5), torch.rand(7, 7) > 0.5)
+    assert [each.refused != "" for each in find_patterns(graph) if each.pattern == "attention"] == [True]

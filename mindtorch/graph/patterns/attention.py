@@ -7,7 +7,7 @@ read off the operations there but tried: the way is run with the scores, twice t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -144,6 +144,8 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     about = _about(flow, q, k, shapes)
     scaled = _scaled_before(flow, q) * _scaled_before(flow, k)
     check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, scaled)
+    if any(flow.is_leaf(side[0]) for side in (q, k)):  # learned queries; or scores that are no products of two tokens
+        check = partial(_only_if_run, check)
     return Found(node, everything, weights, check, (form_of(flow, nodes), scaled), attributes=about)
 
 
@@ -268,6 +270,13 @@ def _check_written_out(
             about = {"scale": said} | ({"soft_cap": round(cap, 3)} if cap is not None else {})
             return Check(True, about | ({"sink": True} if sink else {}))
     raise Refused("what it gives is not the probabilities times the values")
+
+
+def _only_if_run(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except CannotRun as error:
+        raise Refused(f"one side of its scores is a weight, and it cannot be run to see: {error}") from None
 
 
 def _like_product(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
