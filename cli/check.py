@@ -181,7 +181,7 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     if outcome.ours and not blame.says_so(error):
         note = f"{blame.REPORT} with the line above and the output of genie check --json"
     elif kind == "not known" and assumed:
-        last = assumed[-1]
+        last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
         note = f"{last['op']} at {place} was assumed to be {last['value']}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]

@@ -34,7 +34,9 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             ops = (report["totals"].get("ops") or 0) + (report["startup"].get("ops") or 0)
             ended += f" after {counted(ops, 'op')}: too little for a report, which --json FILE writes all the same"
         click.echo(ended, err=True)
-        if not (_hint_options(program, options) or say_whose(program, outcome) or _hint_assumed(report)):
+        if not (
+            _hint_options(program, outcome, options) or say_whose(program, outcome) or _hint_assumed(outcome, report)
+        ):
             hint_torch_npu(outcome.error)
     elif not ran_anything(report) and report.get("unseen"):
         unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
@@ -74,11 +76,11 @@ def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
     return bool((report.get("steps") or {}).get("count", 0) > 1)
 
 
-def _hint_assumed(report: dict[str, Any]) -> bool:
+def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     """A program that failed may have done so for what an estimate took a value for."""
     if not report.get("assumed"):
         return False
-    row = report["assumed"][0]
+    row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(
         f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
         f"{row['value']}; --assume chooses another number",
@@ -87,8 +89,10 @@ def _hint_assumed(report: dict[str, Any]) -> bool:
     return True
 
 
-def _hint_options(program: Program, options: Collection[str]) -> bool:
+def _hint_options(program: Program, outcome: Outcome, options: Collection[str]) -> bool:
     """A script that refuses an option of genie's: the option was put behind the script."""
+    if not isinstance(outcome.error, SystemExit):
+        return False  # it went on with it: the option is its own, too
     misplaced = [word for word in program.script_args if word.split("=")[0] in options]
     if misplaced:
         click.echo(

@@ -35,9 +35,16 @@ ROWS: list[OpRow] = [
     *ops(
         "data movement",
         None,
-        "clone _copy_from _copy_from_and_resize to_dense to_sparse to_mkldnn _cast_Byte _cast_Char "
+        "to_sparse to_sparse_bsc to_sparse_bsr to_sparse_csc to_sparse_csr "
+        "_to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr",
+        sizes_from_values=True,
+    ),
+    *ops(
+        "data movement",
+        None,
+        "clone _copy_from _copy_from_and_resize to_dense to_mkldnn _cast_Byte _cast_Char "
         "_cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _to_cpu _to_dense "
-        "_to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr chalf _pin_memory "
+        "chalf _pin_memory "
         "cat concat concatenate stack _stack _chunk_cat hstack vstack dstack column_stack row_stack "
         "block_diag repeat tile rot90 flip fliplr flipud gather_backward index_select_backward "
         "_unsafe_masked_index put masked_select_backward masked_scatter_backward unfold_backward "

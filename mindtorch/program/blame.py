@@ -10,13 +10,15 @@ from __future__ import annotations
 import dis
 import os
 import re
+import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..base import NAME, PACKAGE
 from ..base.errors import LazyTensorError, NoDataError, UnsupportedOperationError, UsageError
 
-__all__ = ["REPORT", "is_ours", "is_programs", "is_tool_file", "says_so"]
+__all__ = ["REPORT", "assumption_behind", "is_ours", "is_programs", "is_tool_file", "says_so"]
 
 #: What is said of an error that we did not mean.
 REPORT = "this is an error of genie's own, not the accelerator's: please report it to its maintainers"
@@ -87,6 +89,16 @@ def _is_programs(error: BaseException) -> bool:
 def says_so(error: BaseException) -> bool:
     """Does the error, or the one it was raised from, say itself what cannot be done without data?"""
     return any(isinstance(each, (NoDataError, UnsupportedOperationError)) for each in _chain(error))
+
+
+def assumption_behind(error: BaseException | None, assumed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of rows of what was assumed, that which an error is likeliest of: of the innermost line that it came through.
+
+    The first one where none was on its way.
+    """
+    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
+    way = {(frame.filename, frame.lineno): depth for depth, frame in enumerate(frames, 1)}
+    return max(assumed, key=lambda row: way.get((row["file"], row["line"]), 0))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

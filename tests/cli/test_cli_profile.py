@@ -304,6 +304,30 @@ def test_C8_option_behind_the_script_gets_a_hint(here):
     assert "options for genie go before it" in result.stderr
 
 
+def test_C8_an_option_that_the_script_has_too_gets_no_hint(here):
+    (here / "own.py").write_text(
+        "import argparse, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--top')\n"
+        "parser.parse_args()\n"
+        "for _ in range(3):\n"
+        "    torch.ones(2).sum().item()\n"
+        "1 / torch.ones(2).sum().sub(2).item()\n"
+    )
+    result = genie("own.py", "--top", "3")
+    assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr
+    assert "options for genie" not in result.stderr
+
+
+def test_C8_a_program_that_fails_for_what_was_assumed_is_told_the_line_that_it_failed_at(here):
+    (here / "divides.py").write_text(
+        "import torch\nx = torch.randn(2)\nfor _ in range(3):\n    x.mean().item()\n1 / x.sum().item()\n"
+    )
+    result = genie("--target", "h100", "divides.py")
+    assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr
+    assert "an unknown value at " in result.stderr and "divides.py:5, assumed to be 0.0" in result.stderr
+
+
 def test_C8_script_may_change_directory_and_streams(here):
     (here / "sub").mkdir()
     (here / "move.py").write_text(

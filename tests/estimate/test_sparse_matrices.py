@@ -15,6 +15,7 @@ from torch import nn
 
 from mindtorch.base.errors import UnsupportedOperationError
 from mindtorch.cli.main import cli
+from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.estimator import Estimator
@@ -191,3 +192,16 @@ def test_C10_a_convolution_over_a_graph_is_trained(session: None) -> None:
         loss.backward()
         optimizer.step()
     assert layers[0].weight.grad is not None and layers[0].weight.grad.is_cuda
+
+
+@pytest.mark.parametrize("to_sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_C4_what_is_made_sparse_of_unknown_numbers_is_taken_for_full_and_that_is_said(to_sparse: Any) -> None:
+    with Estimator(target=targets.find("h100")) as seen:
+        matrix = to_sparse(torch.randn(30, 20, device="cuda"))
+        assert matrix._nnz() == 30 * 20
+        nn.Identity()(torch.mm(matrix, torch.randn(20, 5, device="cuda")))
+    report = seen.report()
+    (row,) = report["assumed"]
+    assert (row["op"].lstrip("_").partition("_csr")[0], row["value"], row["calls"]) == ("to_sparse", 1, 1)
+    assert row["source"].startswith("matrix = to_sparse(")
+    assert any("of what is made sparse nothing unknown is 0" in line for line in report["warnings"])

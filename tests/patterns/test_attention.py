@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns import Instance, find_patterns, pattern
 
 Core = Callable[[Tensor, Tensor, Tensor, "Block"], Tensor]
 
@@ -213,3 +213,45 @@ def test_L13_attention_of_the_same_sizes_to_another_tensor_is_told_from_that_to_
         "itself",
         "another",
     ]
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+def test_L13_projections_of_low_rank_are_of_what_they_got(crossed: bool) -> None:
+    """As LoRA's, beside the whole ones; keys and values have whole ones alone."""
+    down, up = nn.Linear(32, 2, bias=False), nn.Linear(2, 32, bias=False)
+    whole = [nn.Linear(32, 32) for _ in range(3)]
+    norm = nn.LayerNorm(32)
+
+    class Adapted(nn.Module):
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            q, k, v = whole[0](x) + 0.5 * up(down(x)), whole[1](other), whole[2](other)
+            return F.scaled_dot_product_attention(*(t.view(2, 5, 4, 8).transpose(1, 2) for t in (q, k, v)))
+
+        def of(self) -> str:
+            with capture() as graph, torch.no_grad():
+                x = norm(torch.randn(2, 5, 32))
+                self(x, norm(torch.randn(2, 5, 32)) if crossed else x)
+            (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+            return str(found.attributes["of"])
+
+    assert Adapted().of() == ("another" if crossed else "itself")
+
+
+@pytest.mark.parametrize("most", [1 << 24, 10])
+def test_L13_graph_attention_of_any_size_is_none(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """What two nodes give is added up: a(i) + b(j), each the product with a part of a weight."""
+    monkeypatch.setattr(pattern, "MOST_ELEMENTS", most)
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.a = nn.Linear(5, 6), nn.Parameter(torch.randn(2, 6, 1))
+
+        def forward(self, x: Tensor, near: Tensor) -> Tensor:
+            h = self.w(x).view(-1, 2, 3).permute(1, 0, 2)
+            e = F.leaky_relu(h @ self.a[:, :3] + (h @ self.a[:, 3:]).mT, 0.2)
+            return (torch.where(near, e, -9e15 * torch.ones_like(e)).softmax(-1) @ h).mean(0)
+
+    with capture() as graph, torch.no_grad():
+        Graph()(torch.randn(7, 5), torch.rand(7, 7) > 0.5)
+    assert [each.refused != "" for each in find_patterns(graph) if each.pattern == "attention"] == [True]

@@ -163,6 +163,32 @@ def test_L13_two_models_of_one_class_are_two_places(how):
         "attention": (2 * LAYERS, 3 * LAYERS), "feed-forward": (2 * LAYERS, 3 * LAYERS),
         "normalization": (4 * LAYERS, 6 * LAYERS), "embedding": (2, 3),
     }  # fmt: skip
+    assert patterns["attention"]["modules"] == ["Model.layers.*.mixes", "Model #2.layers.*.mixes"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_L13_whether_attention_in_one_call_is_causal_is_told_by_every_kernel(how, device):
+    if how == "measured" and device == "cuda":
+        pytest.skip("there is no GPU")
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(D, 3 * D)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).view(BATCH, TOKENS, 3, 2, D // 2).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def program() -> None:
+        model, x = Causal().to(device), torch.ones(BATCH, TOKENS, D, device=device)
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+
+    _, patterns = report(how, program)
+    assert patterns["attention"]["attributes"]["causal"] is True
 
 
 class RootMeanSquare(nn.Module):

@@ -7,7 +7,7 @@ read off the operations there but tried: the way is run with the scores, twice t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ _WHOLE = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_en
 _PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::mm", "aten::addmm"})
 _WITH_SINK = frozenset({"aten::cat", "aten::max", "aten::amax"})  # a column more, and its largest subtracted
 _FAR = 48  # nodes of a walk
+_PROJECTIONS = 2  # one after the other, of queries or of keys
 _LOW = -1e4  # a score below that is masked
 
 
@@ -77,10 +78,8 @@ def _named(flow: Flow, node: int) -> dict[str, Any]:
     from .rerun import function
 
     view = flow[node]
-    func = function(view.call.overload)
-    names = schema.argument_names(func) if func is not None else ["query", "key", "value", "attn_mask", "dropout_p",
-                                                                  "is_causal"]  # fmt: skip
-    return {**dict(zip(names, view.args, strict=False)), **view.kwargs}
+    func = function(view.call.overload) or getattr(torch.ops.aten, view.op.removeprefix("aten::")).default
+    return {**dict(zip(schema.argument_names(func), view.args, strict=False)), **view.kwargs}
 
 
 def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any]) -> Check:
@@ -142,9 +141,11 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     everything, weights = _around(flow, nodes, (q, k, values), node)
     shapes = [flow.shape(q), (*flow.shape(k)[:-2], flow.shape(k)[-1], flow.shape(k)[-2]), flow.shape(values)]
     about = _about(flow, q, k, shapes)
-    before = _scaled_before(flow, q) * _scaled_before(flow, k)
-    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, before)
-    return Found(node, everything, weights, check, (form_of(flow, nodes), before), attributes=about)
+    scaled = _scaled_before(flow, q) * _scaled_before(flow, k)
+    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, scaled)
+    if any(flow.is_leaf(side[0]) for side in (q, k)):  # learned queries; or scores that are no products of two tokens
+        check = partial(_only_if_run, check)
+    return Found(node, everything, weights, check, (form_of(flow, nodes), scaled), attributes=about)
 
 
 def _on_the_way(flow: Flow, node: int) -> bool:
@@ -270,6 +271,13 @@ def _check_written_out(
     raise Refused("what it gives is not the probabilities times the values")
 
 
+def _only_if_run(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except CannotRun as error:
+        raise Refused(f"one side of its scores is a weight, and it cannot be run to see: {error}") from None
+
+
 def _like_product(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
     """The sizes of `weights`, with as many before the last two as `v` has."""
     lead = v.shape[:-2]
@@ -315,10 +323,9 @@ def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> d
         held = _heads_behind(flow, k, heads)
         about |= {"heads": heads, "kv_heads": held,
                   "kind": "multi-head" if held == heads else kinds.get(held, "grouped-query")}  # fmt: skip
-    ends = [_projection(flow, source) for source in (q, k)]
-    if all(end is not None for end in ends):
-        roots = [flow.behind(flow.inputs(end)[_place(flow, end)])[0] for end in ends if end is not None]
-        about["of"] = "itself" if roots[0] == roots[1] else "another"
+    of_queries, of_keys = (_projected(flow, source, _PROJECTIONS) for source in (q, k))
+    if of_queries and of_keys:
+        about["of"] = "itself" if of_queries & of_keys else "another"
     return about
 
 
@@ -337,10 +344,13 @@ def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
     return max(1, heads * least // whole) if whole else heads
 
 
-def _projection(flow: Flow, source: Source) -> int | None:
-    """The product with a weight that a side comes from."""
+def _projected(flow: Flow, source: Source, times: int) -> set[Source]:
+    """What a side is a projection of, and what that is a projection of: weights of low rank are two of them."""
     _, ends = flow.back([source[0]], lambda n: not flow.is_op(n) or flow.is_linear(n), _FAR)
-    return max((n for n in ends if flow.is_op(n)), default=None)  # what a cache holds is of earlier calls
+    found = {flow.behind(flow.inputs(n)[_place(flow, n)])[0] for n in ends if flow.is_op(n)}
+    for got in list(found) if times > 1 else ():
+        found |= _projected(flow, got, times - 1)
+    return found
 
 
 def _around(flow: Flow, core: set[int], sides: tuple[Source, ...], last: int) -> tuple[set[int], list[int]]:

@@ -19,7 +19,7 @@ from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
-__all__ = ["balanced", "decide", "forget", "uniform", "uniform_of"]
+__all__ = ["TO_SPARSE", "balanced", "decide", "forget", "keeps", "uniform", "uniform_of"]
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
@@ -47,17 +47,20 @@ def uniform(t: Any) -> Any:
 def keeps(name: str, t: Any) -> Any:
     """The value of all elements of ``t`` for an op whose result may have as many rows as it has true elements.
 
-    An unknown mask keeps all rows: a program that keeps none has nothing left to do. So does one by thresholds. What
-    an unknown integer is equal to stays decided: of all experts, or classes, it is one.
+    An unknown mask keeps all rows: a program that keeps none has nothing left to do. So does one by thresholds, and
+    none of the unknown numbers that are made sparse is 0. What an unknown integer is equal to stays decided: of all
+    experts, or classes, it is one.
     """
     dtype = _core.meta_of(_core.get_handle(t))[0]
-    masks = dtype in _MASKS or (name == "aten::nonzero" and dtype.is_floating_point)
+    masks = dtype in _MASKS or name in TO_SPARSE or (name == "aten::nonzero" and dtype.is_floating_point)
     if masks and about(name).sizes_from_values and name not in _COUNTING and t not in _equal:
         return True if dtype is torch.bool else 1
     return uniform(t)
 
 
 _MASKS = frozenset({torch.bool, torch.uint8})
+#: From dense to sparse: what is not 0 is stored.
+TO_SPARSE = frozenset(f"aten::{of}to_sparse{kind}" for of in ("", "_") for kind in ("", "_csr", "_csc", "_bsr", "_bsc"))
 _COUNTING = frozenset({"aten::bincount", "aten::repeat_interleave", "aten::_unique2"})  # their input is no mask
 
 

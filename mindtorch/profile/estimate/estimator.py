@@ -366,8 +366,8 @@ class Estimator(Run):
         if sized:
             lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
             found.append(
-                f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, --assume sets "
-                "the rest"
+                f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, of what is made "
+                "sparse nothing unknown is 0, --assume sets the rest"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:

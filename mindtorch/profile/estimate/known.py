@@ -371,7 +371,9 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         return made
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only
-    depends = isinstance(info.func, torch._ops.OpOverload) and data_dependent(info.func)
+    depends = isinstance(info.func, torch._ops.OpOverload) and (
+        data_dependent(info.func) or info.name in deciding.TO_SPARSE
+    )
     if depends:
         kernel_limits.waits(inputs[0])
     values = [_core.kept(_core.get_handle(t)) for t in inputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
     from mindtorch.profile.measure.sampling import Key, Sample
     from mindtorch.profile.report.forecast import Forecast
+    from mindtorch.profile.report.module_names import Names
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
@@ -40,7 +41,7 @@ class _Label(NamedTuple):
 class _Labels:
     """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], names: Names) -> None:
         self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.of: dict[Key, _Label] = {}
@@ -61,14 +62,15 @@ class _Labels:
         for sample, instances in zip(samples, found, strict=True):
             graph = sample.graph
             labels: dict[int, _Label] = {}
+            keys_of = sample.keys()
             for instance in instances:
                 label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
                 labels.update(dict.fromkeys(instance.nodes, label))
                 self.attributes[instance.pattern].append(instance.attributes)
                 self.verified[instance.pattern].append(instance.verified)
-                self.places[label].add(_around(graph, instance))
+                self.places[label].add(_around(graph, instance, keys_of, names))
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
-            for node, keys in sample.keys().items():
+            for node, keys in keys_of.items():
                 label_ = labels.get(node)
                 for key in keys:
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
@@ -95,11 +97,12 @@ class _Labels:
         return None if row.sig else self.at_line.get((row.module, place))
 
 
-def _around(graph: ComputationGraph, instance: Instance) -> str:
-    """The innermost module that holds all of it."""
+def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:
+    """The innermost module that holds all of it, as the module tree names it."""
     paths = [graph._modules[graph._module[node]].names for node in instance.nodes]
     shared = next((n for n, names in enumerate(zip(*paths, strict=False)) if len(set(names)) > 1), min(map(len, paths)))
-    return ".".join(paths[0][:shared])
+    root = context.path_root(keys[instance.anchor][0][0]) if shared else 0
+    return ".".join((names[root], *paths[0][1:shared]))
 
 
 def _forward(op: str) -> str:
@@ -165,7 +168,7 @@ def pattern_rows(
     """
     if not seen.samples:
         return [], []
-    labels = _Labels(seen.samples)
+    labels = _Labels(seen.samples, seen.names)
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
     for row in rows:
