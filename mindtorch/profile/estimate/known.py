@@ -317,8 +317,7 @@ def _shares(value: torch.Tensor, values: list[torch.Tensor]) -> bool:
 
 
 # ---- calls that cannot be recorded -----------------------------------------------------------------------------------
-#: Calls that were not recorded, under the names that the ledger has for them: (function, args, kwargs, result), with
-#: torch's own meta tensors for the tensors.
+#: Calls that were not recorded, by name in the ledger: (function, args, kwargs, result), on torch's meta tensors.
 ran: dict[str, tuple[Any, tuple, dict[str, Any], Any]] = {}
 on_host: set[str] = set()  # those whose tensors are all the CPU's
 unrecorded: list[Unrecorded] | None = None  # while somebody takes a graph: each of them, in program order
