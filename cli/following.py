@@ -6,7 +6,6 @@ import shlex
 from typing import Any
 
 from .render import clean
-from .units import seconds
 
 __all__ = ["suggest"]
 
@@ -28,29 +27,16 @@ def suggest(
 
 
 def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
-    totals, waits, steps = (report.get(name) or {} for name in ("totals", "waits", "steps"))
+    totals = report.get("totals") or {}
     time_s = totals.get("time_s") or 0.0
     ops = report.get("ops") or []
-    measured = report.get("mode") == "measured"
-    python, launch = (
-        next((row.get("self_s") or 0.0 for row in ops if row.get("name") == name), 0.0)
-        for name in ("(python)", "(launch)")
-    )
+    python = next((row.get("self_s") or 0.0 for row in ops if row.get("name") == "(python)"), 0.0)
+    said = {row["id"] for row in report.get("findings") or []}
     found = []
-    if by != "line" and time_s and (waits.get("data_s") or 0.0) > _MUCH * time_s:
-        share = _share(waits["data_s"], time_s)
-        found.append(("--by line", f"{share} of the time the model waits for data: which lines make it"))
-    elif by != "line" and time_s and python > _MUCH * time_s:
+    if by != "line" and time_s and python > _MUCH * time_s and not said & {"data-wait", "python-line"}:
         found.append(("--by line", f"{_share(python, time_s)} of the time is Python between ops: see which lines"))
-    elif by != "line" and time_s and launch > _MUCH * time_s:
-        found.append(
-            ("--by line", f"{_share(launch, time_s)} of the time the device waits for launches: see which lines")
-        )
-    spread = steps.get("time_s") or {}
-    first = steps.get("first_s") or 0.0
-    if measured and not steps.get("warmup") and spread and first > 2 * spread["median"]:
-        usual = seconds(spread["median"])
-        found.append(("--warmup 1", f"the first iteration took {seconds(first)}, most take {usual}: leave it out"))
+    if "first-iteration" in said:
+        found.append(("--warmup 1", "the same without the first iteration"))
     if by != "op" and (totals.get("coverage") or 1.0) < 1:
         found.append(("--by op", "the ops that no FLOPs are counted for, among all others"))
     computed = [row for row in ops if not str(row.get("name")).startswith("(")]

@@ -19,9 +19,10 @@ from typing import Any
 
 import click
 
+from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format
 
-__all__ = ["OutputFile", "output_options"]
+__all__ = ["OutputFile", "output_options", "write_anew"]
 
 
 @functools.cache
@@ -166,6 +167,16 @@ class OutputFile:
         else:
             with open(temporary, "rb") as packed, open(self.path, "wb") as target:
                 shutil.copyfileobj(packed, target)
+
+
+def write_anew(name: str, produce: Callable[[str], object]) -> None:
+    """A file as a command writes it, for who is none: what cannot be written is a `UsageError`."""
+    file = OutputFile(name)
+    try:
+        file.check("")
+        file.write(produce)
+    except click.ClickException as error:
+        raise UsageError(f"[profile] {error.message}") from error
 
 
 class _OutputType(click.ParamType):

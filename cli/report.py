@@ -66,6 +66,7 @@ def render_report(
     if "line" in wanted:
         rows = sorted(report.get("lines") or [], key=_SORT[view.sort or "self"])
         report_lines.lines(report, canvas, rows, view.sort or "self", 25 if view.top is None else view.top)
+    _findings(report, canvas)
     _warnings(report, canvas)
     if next_commands:
         canvas.heading("Next")
@@ -168,6 +169,16 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         )
         name = Text(f"{clean(row['name']).removeprefix('aten::')} ").append(clean(shapes), style="dim")
         canvas.sheet_row(name, cells(columns, row, total, canvas), columns, style(row["self_s"], total))
+
+
+def _findings(report: dict[str, Any], canvas: Canvas) -> None:
+    """What stands out, and what to try."""
+    rows = report.get("findings") or []
+    if rows:
+        canvas.heading("Findings")
+    for row in rows:
+        canvas.paragraph(clean(row["text"]), "", "  · ")
+        canvas.paragraph(f"try {clean(row['try'])}", "dim", "      ")
 
 
 def _warnings(report: dict[str, Any], canvas: Canvas) -> None:

@@ -52,9 +52,11 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
         facts.append(("host, here", _host(report["host"])))
-    waits = report.get("waits") or {}
-    spent = [f"{seconds(waits[key])}{f' ({100 * waits[key] / time_s:.0f} %)' if time_s else ''} {what}"
-             for key, what in _WAITS.items() if (waits.get(key) or 0.0) > _SHOWN * time_s]  # fmt: skip
+    waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
+    told = {"data_s"} if "data-wait" in said else set()
+    waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
+    spent = [f"{seconds(long)}{f' ({100 * long / time_s:.0f} %)' if time_s else ''} {what}"
+             for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
     if made_of := _patterns(report, time_s):

@@ -116,6 +116,8 @@ _HOME = {
     "flush": "engine.execute.values",
     "get_executor": "engine.execute.values",
     "set_executor": "engine.execute.values",
+    "load_ipython_extension": "profiling",
+    "unload_ipython_extension": "profiling",
 }
 # Packages that are public names themselves; `profile` is called.
 _PACKAGES = frozenset({"npu", "profile"})

@@ -1,19 +1,40 @@
-"""``mindtorch.profile()``: what ``genie profile`` shows, of a block of a program."""
+"""``mindtorch.profile()``: what ``genie profile`` shows, of a block of a program or of a function."""
 
 from __future__ import annotations
 
+import functools
+import getopt
+import html
+import os
+import shlex
+import warnings
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mindtorch.base.errors import UsageError
+from mindtorch.base.formats import Format
+from mindtorch.cli.output import write_anew
 from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
+from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
+from mindtorch.profile.report.export import FORMATS
 
-__all__ = ["Profile"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Profile", "load_ipython_extension", "profiled", "unload_ipython_extension"]
+
+_FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
+_FRAMES = {**{name: f"{name}s" for name in TABLES}, "finding": "findings", "pattern": "patterns"}
+
+#: Of the magic.
+_COUNTS, _FLAGS = ("warmup", "steps"), ("lines", "hits", "shapes")
 
 
 class Profile(Profiler):
-    """A `Profiler` that knows how to show itself: ``print(p)``, after the block.
+    """A `Profiler` that knows how to show itself: ``print(p)``, after the block; in a notebook, as a page.
 
     ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
     full: "module", "op", "line" or "phase". All that runs in the block is reported.
@@ -21,8 +42,8 @@ class Profile(Profiler):
 
     _ended = False
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(whole=True, **options)
+    def __init__(self, *, whole: bool = True, **options: Any) -> None:
+        super().__init__(whole=whole, **options)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -30,16 +51,165 @@ class Profile(Profiler):
         super().__exit__(kind, error, trace)
         self._ended = True
 
+    @functools.cached_property
+    def _made(self) -> dict[str, Any]:
+        """The report; it does not change any more. Raises RuntimeError before the end of the block."""
+        if not self._ended:
+            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
+        return self.report()
+
+    # ---- figures
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of what is reported."""
+        return float(self._made["totals"]["time_s"])
+
+    @property
+    def flops(self) -> int:
+        return int(self._made["totals"]["flops"])
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of products alone."""
+        return int(self._made["totals"]["macs"])
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self._made["totals"]["peak_bytes"])
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What stands out: ``id``, ``text``, ``share``, ``of``, ``seconds``, ``place``, ``try`` of each."""
+        found: list[dict[str, Any]] = self._made["findings"]
+        return found
+
+    # ---- as a whole
+
     def show(self, by: str | None = None, top: int | None = None, depth: int | None = None,
              sort: str | None = None) -> str:  # fmt: skip
         """The report as text. Raises RuntimeError before the end of the block."""
-        if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
         for name, asked, choices in (("by", by, TABLES), ("sort", sort, SORT_KEYS)):
             if asked is not None and asked not in choices:
                 raise ValueError(f"[profile] expected {name}= to be one of {', '.join(choices)}, got {asked!r}")
-        report: dict[str, Any] = self.report()
-        return render_report(report, Canvas(terminal_width(), color=False), View(by, top, depth, sort), "", [])
+        return render_report(self._made, Canvas(terminal_width(), color=False), View(by, top, depth, sort), "", [])
 
     def __str__(self) -> str:
         return self.show() if self._ended else repr(self)
+
+    def html(self) -> str:
+        """The page that ``genie profile --html`` writes: a whole document."""
+        from mindtorch.profile.report.page import page
+
+        return page(self._made, self.recording())
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the same page, in a frame, as its style and its scripts are for a document of their own."""
+        if not self._ended:
+            return None
+        return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:44rem;border:0"></iframe>'
+
+    def to_pandas(self, table: str = "op") -> pandas.DataFrame:
+        """A table of the report as a DataFrame: "op", "module", "line", "phase", "finding" or "pattern".
+
+        Raises ImportError without pandas.
+        """
+        if table not in _FRAMES:
+            raise ValueError(f"[profile] expected one of the tables {', '.join(_FRAMES)}, got {table!r}")
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("[profile] to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self._made[_FRAMES[table]])
+
+    def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
+        """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
+        what `format` says ("json", "csv", "html", "trace", "flame"). What ends in .gz is packed, but for a page.
+
+        Raises UsageError where the name says no format, or where genie did not write the file that is there.
+        """
+        made = self._made
+        each = _format(os.fspath(path), format)
+        said: list[str | None] = []
+        write_anew(os.fspath(path), lambda name: said.append(each.write(made, self.recording, name)))
+        for words in filter(None, said):
+            warnings.warn(f"[profile] {os.fspath(path)} {words}", stacklevel=2)
+
+
+def _format(path: str, asked: str | None) -> Format:
+    """Of a file's name, where none is asked for: its ending, or of .json what is before that."""
+    name = asked
+    if name is None:
+        stem, ending = os.path.splitext(path.removesuffix(".gz"))
+        before = os.path.splitext(stem)[1][1:]
+        name = before if ending == ".json" and before in ("trace", "flame") else ending[1:]
+    if name not in _FORMATS or (asked is None and name in ("trace", "flame") and not path.endswith((".json", ".gz"))):
+        raise UsageError(f"[profile] expected a format of {', '.join(_FORMATS)}, got {os.path.basename(path)!r}"
+                         + (f" as {asked!r}" if asked else ""))  # fmt: skip
+    return _FORMATS[name]
+
+
+def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: int = 1, **options: Any) -> Profile:
+    """The profile of ``of(*inputs)``: see `mindtorch.profile`."""
+    if not callable(of):
+        raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
+    if warmup < 0 or steps < 1:
+        raise ValueError(f"[profile] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+    profile = Profile(whole=False, **options)
+    with profile:
+        for i in range(warmup + steps):
+            profile.stage("warmup" if i < warmup else "main")
+            of(*inputs)
+            values.flush("end of the call")  # nothing here reads what a recorded one gives
+        profile.stage("init")
+    return profile
+
+
+# ---- notebooks
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """IPython calls it for ``%load_ext mindtorch``: then there is the cell magic ``%%genie``, which profiles a cell.
+
+    --warmup N, --steps N, --lines, --hits, --shapes are options of `mindtorch.profile`; -o NAME keeps the profile.
+    """
+
+    def genie(line: str, cell: str) -> Profile | None:
+        """Profile the cell, and show the report.
+
+        %%genie [--warmup N] [--steps N] [--lines] [--hits] [--shapes] [-o NAME]
+        """
+        options, name = _options(line)
+        found = Profile(**options)
+        with found:
+            ran = shell.run_cell(cell)
+        if ran.error_before_exec is not None:  # the shell has shown it
+            return None
+        if name:
+            shell.user_ns[name] = found
+        return found
+
+    shell.register_magic_function(genie, "cell", "genie")
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """IPython calls it for ``%unload_ext mindtorch``."""
+    shell.magics_manager.magics["cell"].pop("genie", None)
+
+
+def _options(line: str) -> tuple[dict[str, Any], str]:
+    """(options of `mindtorch.profile`, a name to keep the profile under)."""
+    try:
+        given, rest = getopt.getopt(shlex.split(line), "o:", [*(f"{name}=" for name in _COUNTS), *_FLAGS])
+        if rest:
+            raise getopt.GetoptError(f"unexpected {rest[0]!r}")
+        found: dict[str, Any] = {}
+        for option, value in given:
+            if option != "-o":
+                found[option[2:]] = int(value) if option[2:] in _COUNTS else True
+    except ValueError as error:
+        raise UsageError(f"[%%genie] expected a number of iterations: {error}") from None
+    except getopt.GetoptError as error:
+        raise UsageError(f"[%%genie] {error.msg}; there are --warmup N, --steps N, --lines, --hits, --shapes, -o NAME"
+                         ) from None  # fmt: skip
+    return found, dict(given).get("-o", "")

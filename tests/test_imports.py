@@ -42,6 +42,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "networkx": {"graph"},
     "ray": {"cluster"},
+    "pandas": {"profiling"},
     "transformers": {"program"},
     "tomli": {"profile.cost"},
 }

@@ -1,12 +1,14 @@
 """Measure an unmodified program: `Profiler` records, `build_report` sums up, `write_csv` and `write_trace` export.
 
-The package itself can be called: ``with mindtorch.profile() as p: …`` and then ``print(p)``.
+The package itself can be called: ``with mindtorch.profile() as p: …`` and then ``print(p)``, or
+``mindtorch.profile(model, inputs)``. One name is both: as a module it has ``mindtorch.profile.callbacks``.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.flame import write_flame
     from mindtorch.profile.report.page import write_html
     from mindtorch.profile.report.trace import write_trace
+    from mindtorch.profiling import Profile
 
 # Where they are. Loaded when they are asked for: the command's options are in this package, and need no torch.
 _HOMES = {
@@ -45,10 +48,15 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    def __call__(self, **options: Any) -> Profiler:
-        """Options are those of `Profiler`."""
+    def __call__(self, of: Callable[..., object] | None = None, /, *inputs: Any, **options: Any) -> Profile:
+        """Without `of`, a profile to be made by a ``with`` block, with the options of `Profiler`.
+
+        With it, the profile of ``of(*inputs)``, a model or another function, as it is: its mode, gradients or none.
+        It is called ``warmup`` times (1) before, and ``steps`` times (1) that are reported.
+        """
         # By name, as what shows a report may use this package, not the other way round.
-        profile: Profiler = importlib.import_module("mindtorch.profiling").Profile(**options)
+        profiling = importlib.import_module("mindtorch.profiling")
+        profile: Profile = profiling.Profile(**options) if of is None else profiling.profiled(of, *inputs, **options)
         return profile
 
 

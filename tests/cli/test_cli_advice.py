@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mindtorch.cli import advice
@@ -116,6 +117,20 @@ def test_C4_what_if_is_what_its_author_would_have_written(name: str) -> None:
         assert found["totals"][key] == expected["totals"][key], key
     assert any(found["totals"][key] != before["totals"][key] for key in ("ops", "peak_bytes"))
     assert any(str(warning).startswith("what if: ") for warning in found["warnings"])
+
+
+def test_C4_what_if_tf32_takes_what_the_finding_says() -> None:
+    """It was set back before anybody looked."""
+    lines = ["import torch", "model = torch.nn.Linear(4096, 4096, device='cuda')", "with torch.no_grad():",
+             "    model(torch.ones(4096, 4096, device='cuda'))"]  # fmt: skip
+    Path("products.py").write_text("\n".join(lines))
+    before = torch.get_float32_matmul_precision()
+    plain, found = totals("products.py"), totals("--what-if", "tf32", "products.py")
+    assert torch.get_float32_matmul_precision() == before and found["roofline"]["tf32"]
+    (row,) = [row for row in plain["findings"] if row["id"] == "float32-products"]
+    assert row["seconds"] == pytest.approx(plain["totals"]["time_s"] - found["totals"]["time_s"], rel=1e-6) != 0
+    assert row["place"]["line"] == 4 and found["findings"] == []
+    assert "what if: products in float32 run in TF32" in found["warnings"]
 
 
 def test_C4_changes_of_a_configuration_and_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

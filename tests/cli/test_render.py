@@ -343,11 +343,29 @@ def test_C2_next_commands_answer_the_report():
     python = [{"name": "(python)", "self_s": 0.7}, {"name": "aten::mm", "self_s": 0.3}]
     command, what = following(ops=python)[0]
     assert command == "genie profile --by line --input 1x2 train.py 'a b'" and what.startswith("70 % of the time is Py")
-    assert "waits for data" in following(ops=python, waits={"data_s": 0.5})[0][1]
+    for told in ("data-wait", "python-line"):  # which say where
+        assert not any("Python" in what for _, what in following(ops=python, findings=[{"id": told}]))
     assert "is mm: which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
-    slow = {"count": 5, "warmup": 0, "time_s": {"min": 0.1, "median": 0.1, "max": 0.9}, "first_s": 0.9}
-    assert [line.split()[2] for line, _ in following(steps=slow)] == ["--warmup", "--by", "--trace"]
+    slow = [{"id": "first-iteration"}]
+    assert [line.split()[2] for line, _ in following(findings=slow)] == ["--warmup", "--by", "--trace"]
     assert [line.split()[2] for line, _ in following()] == ["--by", "--trace", "--json"]
     estimate = {"mode": "estimate", "memory": {"fits": False}}
     assert [line.split()[2] for line, _ in following(**estimate)][:2] == ["--advise", "--by"]
     assert not any("--trace" in line for line, _ in following(**estimate))
+
+
+@pytest.mark.parametrize("by", [None, "op"])
+@pytest.mark.parametrize("width", [60, 120])
+def test_C2_finding_is_shown_after_the_tables_and_said_once(by, width):
+    place = {"file": "/x/train.py", "line": 41, "function": "f", "source": "for x in data:", "module": ""}
+    row = {"id": "data-wait", "text": "31 % of the time the model waits for data (train.py:41)", "share": 0.31,
+           "of": "time", "seconds": 0.4, "place": place, "try": "num_workers"}  # fmt: skip
+    report = dict(make_report(), findings=[row], waits={"data_s": 0.4, "network_s": 0.4})
+    text = render(report, View(by=by), width)
+    assert max(map(cell_len, (line for line in text.splitlines() if not line.startswith("  genie ")))) <= width
+    before, _, after = text.partition("\nFindings\n")
+    flat = " ".join(after.partition("\nWarnings\n")[0].split())
+    assert flat == "· 31 % of the time the model waits for data (train.py:41) try num_workers"
+    assert "Ops" in before and "DataLoader" not in text and "waiting for the network" in " ".join(text.split())
+    assert "waiting for a DataLoader" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
+    assert "Findings" not in render(make_report())

@@ -66,8 +66,11 @@ def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_pa
     for name in ("op-table", "line-table", "phase-table"):
         assert units.amount(report["totals"]["flops"]) in last_row(document, name)
     titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
-    assert titles == ["Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes", "Memory", "Not counted",
-                      "The run"]  # fmt: skip
+    said = [row["text"] for row in report["findings"]]
+    shown_ = texts(document, r'<section id="findings".*?</section>')
+    assert all(text in shown_[0] for text in said) if said else shown_ == []
+    assert titles == [*["Findings"] * bool(said), "Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes",
+                      "Memory", "Not counted", "The run"]  # fmt: skip
 
 
 def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path):
@@ -145,3 +148,16 @@ def test_C2_page_writes_numbers_as_the_terminal_does(tmp_path):
     assert complaints == []
     (out,) = re.findall(r'<pre id="out">(.*?)</pre>', document)
     assert json.loads(html.unescape(out)) == wanted
+
+
+def test_C2_page_shows_each_finding_with_its_line_and_what_to_try(tmp_path):
+    with Estimator(target=targets.find("h100")) as estimator, torch.no_grad():
+        torch.nn.Linear(4096, 4096, device="cuda")(torch.ones(4096, 4096, device="cuda"))
+    report = estimator.report(command=["net.py"])
+    (row,) = report["findings"]
+    assert row["id"] == "float32-products"
+    write_html(report, estimator.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    (text,) = texts(document, r'<section id="findings".*?</section>')
+    assert complaints == []
+    assert text == f"Findings {row['text']} {row['place']['source']} try {row['try']}"

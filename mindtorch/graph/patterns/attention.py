@@ -29,6 +29,7 @@ _FUSED = frozenset(f"aten::{name}" for name in (
 _WHOLE = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
 _PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::mm", "aten::addmm"})
 _WITH_SINK = frozenset({"aten::cat", "aten::max", "aten::amax"})  # a column more, and its largest subtracted
+_ONE_CALL = "one call"
 _FAR = 48  # nodes of a walk
 _PROJECTIONS = 2  # one after the other, of queries or of keys
 _LOW = -1e4  # a score below that is masked
@@ -43,7 +44,8 @@ class Attention(Pattern):
             if op in _FUSED:
                 yield _fused(flow, node)
             elif op in _WHOLE:
-                yield Found(node, {node}, [s for s, _ in flow.inputs(node)[3:]], _by_name, op)
+                weights = [s for s, _ in flow.inputs(node)[3:]]
+                yield Found(node, {node}, weights, _by_name, op, attributes={"form": _ONE_CALL})
             elif op in _SOFTMAX:
                 try:
                     yield _written_out(flow, node)
@@ -52,7 +54,7 @@ class Attention(Pattern):
 
 
 def _by_name() -> Check:
-    return Check(False, {"form": "one call"})
+    return Check(False, {})
 
 
 # ---- as one call
@@ -65,7 +67,7 @@ def _fused(flow: Flow, node: int) -> Found:
     arguments = _named(flow, node)
     shapes = [flow.shape(source) for source in (q, k, v)]
     about = _about(flow, q, k, shapes)
-    about["causal"] = bool(arguments.get("is_causal"))
+    about |= {"form": _ONE_CALL, "causal": bool(arguments.get("is_causal"))}
     scale = arguments.get("scale")
     before = _scaled_before(flow, q) * _scaled_before(flow, k)
     about["scale"] = _scale((1 / math.sqrt(shapes[0][-1]) if scale is None else scale) * before, shapes[0][-1])
@@ -145,7 +147,10 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, scaled)
     if any(flow.is_leaf(side[0]) for side in (q, k)):  # learned queries; or scores that are no products of two tokens
         check = partial(_only_if_run, check)
-    return Found(node, everything, weights, check, (form_of(flow, nodes), scaled), attributes=about)
+    form = form_of(flow, nodes), scaled
+    if flow.ops[softmax] == "aten::_safe_softmax":  # which only torch's own function calls, where no kernel fits
+        return Found(node, everything, weights, check, form, attributes={**about, "form": _ONE_CALL})
+    return Found(node, everything, weights, check, form, attributes={**about, "form": "written out"}, core=nodes)
 
 
 def _on_the_way(flow: Flow, node: int) -> bool:

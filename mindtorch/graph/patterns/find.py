@@ -35,6 +35,7 @@ class Instance:
     place: equal for instances at one place of the model, in whichever graph.
     verified: whether its nodes were run beside the pattern's own function and agreed. What disagreed is no instance:
         `refused` says why.
+    core: as that of `Found`.
     """
 
     pattern: str
@@ -44,6 +45,7 @@ class Instance:
     verified: bool
     attributes: dict[str, Any]
     refused: str = ""
+    core: frozenset[int] = frozenset()
 
 
 @cache
@@ -131,7 +133,7 @@ def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[i
             place = joined.setdefault(candidate.joins, place)
         drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
         yield Instance(pattern.name, candidate.anchor, frozenset((candidate.nodes | drawn) - taken), place, verified,
-                       candidate.attributes | attributes, refused)  # fmt: skip
+                       candidate.attributes | attributes, refused, frozenset(candidate.core))  # fmt: skip
 
 
 def _checked(candidate: Found) -> tuple[bool, dict[str, Any], str]:

@@ -132,6 +132,7 @@ class Found:
     nodes: all that is part of it.
     weights: ids of nodes: what tells its place in the model from others.
     form: equal for instances that compute the same: one of them is checked.
+    core: those of the nodes that stand for what one call of torch does; empty where none does.
     joins: the node that adds what it gives to what it got; instances that share one are one place. -1: none.
     """
 
@@ -142,6 +143,7 @@ class Found:
     form: Any = None
     joins: int = -1
     attributes: dict[str, Any] = field(default_factory=dict)
+    core: set[int] = field(default_factory=set)
 
 
 class Pattern:

@@ -23,7 +23,7 @@ from mindtorch.engine.semantics import modules
 __all__ = ["AROUND", "changed"]
 
 #: Those that are to be there before and after the estimate; all others within it, which replaces some functions itself.
-AROUND = ("expandable-segments",)
+AROUND = ("expandable-segments", "tf32")
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first one that is set counts
 
 

@@ -280,7 +280,7 @@ class Estimator(Run):
         if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made))
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=self._host_time.reads[stage])
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]

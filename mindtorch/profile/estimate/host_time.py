@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from types import TracebackType
 from typing import Any
 
@@ -18,16 +18,19 @@ from mindtorch._ext.looking import HostLook
 from mindtorch._ext.sampler import Sampler
 from mindtorch.base import sourceline
 from mindtorch.engine.semantics import skipped_prefixes
+from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
 _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
 
 
 class HostTime:
-    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named."""
+    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named; reads:
+    how often it waited for a value of the device."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Counter[int]] = {}
+        self.reads: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     def __enter__(self) -> HostTime:
         self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident())
@@ -47,6 +50,7 @@ class HostTime:
         """What was seen since the last call belongs to that stage."""
         self.stages.setdefault(stage, Counter()).update(self._look.ns)
         self._look.ns.clear()
+        self.reads[stage] += kernel_limits.take_reads()
 
     def facts(self, stage: str) -> dict[str, Any]:
         """Seconds, and the lines that took most of them."""

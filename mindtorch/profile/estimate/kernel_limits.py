@@ -6,25 +6,30 @@ The words are those of torch's CUDA library. Asked once per distinct call, under
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...devices.lazy_device import on_cuda
+from ..._ext import context
+from ...devices.lazy_device import device_of, on_cuda
 from ..cost.driver import is_amd
 
-__all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "waits", "within_capture"]
+__all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "take_reads",
+           "waits", "within_capture"]  # fmt: skip
 
 _name, _capability = "", (9, 0)
 _amd = False
+_reads: Counter[int] = Counter()
 
 
 def of_accelerator(accelerator: Any) -> None:
     """Whose kernels they are from now on: those of an `Accelerator`."""
     global _name, _capability, _amd, _captures
     _name, _capability, _amd, _captures = accelerator.name, accelerator.capability, is_amd(accelerator.capability), 0
+    _reads.clear()
 
 
 # ---- sizes and capability --------------------------------------------------------------------------------------------
@@ -175,3 +180,12 @@ def waits(t: Any) -> None:
     """A value of ``t`` is read, or copied to the host: the host waits for it."""
     if _captures and on_cuda(t):
         captured()
+    if device_of(t).type != "cpu":
+        _reads[context.get_location()] += 1
+
+
+def take_reads() -> Counter[int]:
+    """How often that was since the last call, by location."""
+    found = _reads.copy()
+    _reads.clear()
+    return found

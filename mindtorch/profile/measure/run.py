@@ -35,6 +35,7 @@ class Run:
         self.lines = LineWatch(lines, hits)
         self.generated = generation.Generated()
         self.sampling = Sampling()
+        self.optimizers: set[type] = set()  # their classes
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -82,6 +83,7 @@ class Run:
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizers.add(type(optimizer))
         self._take(peak.of_optimizer(optimizer))
 
     def _saw_what_is_there(self) -> None:
@@ -99,7 +101,8 @@ class Run:
     def _noted(self) -> dict[str, Any]:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
-                "samples": self.sampling.samples}  # fmt: skip
+                "samples": self.sampling.samples, "with_gradients": self.sampling.with_gradients,
+                "optimizers": tuple(self.optimizers)}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -22,9 +22,10 @@ from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.detail import detail
 from mindtorch.profile.report.export import SCHEMA_VERSION
+from mindtorch.profile.report.findings import findings
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
-from mindtorch.profile.report.made_of import pattern_rows
+from mindtorch.profile.report.made_of import Labels, pattern_rows
 from mindtorch.profile.report.recording import Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
@@ -63,7 +64,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     time_ns = sum(row.ns for row in rows)
     spent = time_ns + stage.overhead_ns
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
-    patterns, failed = pattern_rows(seen, map(Row._make, every.tolist()), forecast)
+    placed, made_of = list(map(Row._make, every.tolist())), Labels(seen.samples, seen.names)
+    patterns, failed = pattern_rows(seen, placed, made_of, forecast)
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
@@ -136,6 +138,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
         report["totals"].update(forecast.totals(by_phase))
         report["roofline"] = forecast.summary(rows)
+    report["findings"] = findings(seen, report, placed, forecast, made_of)
     report.update(facts)
     return report
 

@@ -85,11 +85,22 @@ class Forecast:
             work = self._works[sig]
             found = NOTHING
             if work is not None and sig not in self.on_host:
-                found = estimate(work, self.target, self._footprint, self._allowed, self._among)
+                found = self.of(work)
                 if sig in self.fused and found.family == "stream":
                     found = replace(found, least=0.0)
             self._costs[sig] = found
         return found
+
+    def of(self, work: Work) -> Cost:
+        """One call that the program does not make."""
+        return estimate(work, self.target, self._footprint, self._allowed, self._among)
+
+    def allowing(self, precision: Precision) -> Forecast:
+        """The same, of a program that allows other products."""
+        return Forecast(
+            self.target, self._works, self._footprint, precision,
+            estimated=self.estimated, fused=self.fused, on_host=self.on_host,
+        )  # fmt: skip
 
     def about(self, row: Row) -> float:
         """Seconds of a row."""

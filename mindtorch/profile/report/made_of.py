@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
-__all__ = ["pattern_rows"]
+__all__ = ["Labels", "pattern_rows"]
 
 _BACKWARD = context.PHASES.index("backward")
 _GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
@@ -38,12 +38,13 @@ class _Label(NamedTuple):
     place: int
 
 
-class _Labels:
+class Labels:
     """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample], names: Names) -> None:
         self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
+        self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
         self.of: dict[Key, _Label] = {}
         self.at_line: dict[tuple[int, Any], _Label | None] = {}
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
@@ -52,7 +53,7 @@ class _Labels:
         self.places: dict[_Label, set[str]] = defaultdict(set)
         mixed: set[Key] = set()
         known: dict[Any, Any] = {}
-        patterns, self.failed = loaded()
+        patterns, self.failed = loaded() if samples else ((), {})
         with torch.no_grad(), torch._C.DisableTorchFunction():
             every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
         found = [
@@ -69,6 +70,7 @@ class _Labels:
                 self.attributes[instance.pattern].append(instance.attributes)
                 self.verified[instance.pattern].append(instance.verified)
                 self.places[label].add(_around(graph, instance, keys_of, names))
+            cores = {node for instance in instances for node in instance.core}
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             for node, keys in keys_of.items():
                 label_ = labels.get(node)
@@ -82,6 +84,8 @@ class _Labels:
                 self.alike.update(keys)
                 if node in anchors:
                     self.anchors[_main(keys)] += 1
+                if node in cores:
+                    self.cores.update(keys)
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
 
     def label(self, row: Row, op: str) -> _Label | None:
@@ -157,7 +161,7 @@ def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
 
 
 def pattern_rows(
-    seen: Recording, rows: Iterable[Row], forecast: Forecast | None
+    seen: Recording, rows: Iterable[Row], labels: Labels, forecast: Forecast | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(What the program is made of: a row per pattern that was found, longest first; which failed, a line each.)
 
@@ -166,9 +170,6 @@ def pattern_rows(
     part of them, backward included where it is known whose it is. bound_s: on the target, the seconds that computing,
     memory and launches bound.
     """
-    if not seen.samples:
-        return [], []
-    labels = _Labels(seen.samples, seen.names)
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
     for row in rows:
@@ -207,7 +208,7 @@ def pattern_rows(
     return found_rows, failed
 
 
-def _folded(labels: _Labels, name: str, places: set[int]) -> list[str]:
+def _folded(labels: Labels, name: str, places: set[int]) -> list[str]:
     """Their modules, numbers in a path as ``*``."""
     paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)])]
     return list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths))

@@ -38,6 +38,13 @@ _VIEWER = Path(__file__).with_name("viewer")
 
 def write_html(report: dict[str, Any], seen: Recording, path: str | os.PathLike[str]) -> None:
     """One HTML file. Raises OSError if it can't be written."""
+    text = page(report, seen)
+    with atomic(path) as file:
+        file.write(text)
+
+
+def page(report: dict[str, Any], seen: Recording) -> str:
+    """The whole of it, as text."""
     style = (_VIEWER / "page.css").read_text(encoding="utf-8")
     script = "".join((_VIEWER / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
@@ -52,9 +59,7 @@ def write_html(report: dict[str, Any], seen: Recording, path: str | os.PathLike[
         "data": data.replace("<", "\\u003c"),
     }
     frame = (_VIEWER / "page.html").read_text(encoding="utf-8")
-    text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)  # once: nothing within the parts is replaced
-    with atomic(path) as file:
-        file.write(text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)  # once: nothing within the parts is replaced
 
 
 def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:

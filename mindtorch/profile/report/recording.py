@@ -88,6 +88,8 @@ class Stage:
     labels: dict[str, Label] = field(default_factory=dict)
     # ns of its rows between ops, by what was waited for, and the line
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
+    # of an estimate: how often the host waited for a value of the device, by location
+    reads: Counter[int] = field(default_factory=Counter)
 
 
 class Parameters(NamedTuple):
@@ -165,6 +167,8 @@ class Recording:
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
+    with_gradients: int = 0  # outermost calls of models with gradients
+    optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.

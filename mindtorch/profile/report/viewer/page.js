@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report, totals = report.totals;
 const sized = report.mode === "estimate", timed = totals.time_s > 0;
-const ops = objects(data.ops);
+const ops = objects(data.ops), findings = report.findings || [];
 const kinds = Object.fromEntries(ops.map((row) => [row.name, row.category]));
 
 const SAID = {
@@ -46,7 +46,7 @@ function sentence(parts) {
   if (line && line.self_s > 0.05 * totals.time_s) also.push(`${share(line.self_s, totals.time_s)} on one line, ${base(line.file)}:${line.line}`);
   const waits = report.waits || {};
   for (const [key, what] of Object.entries(WAITED)) {
-    if (timed && waits[key] > 0.05 * totals.time_s) also.unshift(`${share(waits[key], totals.time_s)} ${what}`);
+    if (timed && waits[key] > 0.05 * totals.time_s && !(key === "data_s" && findings.some((row) => row.id === "data-wait"))) also.unshift(`${share(waits[key], totals.time_s)} ${what}`);
   }
   const start = text[0].toUpperCase() + text.slice(1);
   return also.length ? `${start} ${also.join("; ").replace(/^./, (c) => c.toUpperCase())}.` : start;
@@ -146,6 +146,12 @@ function bullets(lines) {
   return el("ul", { class: "plain" }, ...lines.map((line) => el("li", {}, line)));
 }
 
+function findingsSection() {
+  if (!findings.length) return null;
+  return section("findings", "Findings", ...findings.map((row) => el("p", {}, row.text,
+    row.place.source ? el("span", { class: "more code" }, row.place.source) : null, el("span", { class: "more" }, `try ${row.try}`))));
+}
+
 function uncountedSection() {
   const parts = [];
   const uncounted = report.uncounted || [];
@@ -223,6 +229,7 @@ function build() {
   const rootText = (metric) => `all: ${metric === "ns" ? seconds(whole) : work(totals.flops, "FLOP")}`;
   const chosen = (rows) => rows.filter(Boolean);
   const sections = chosen([
+    findingsSection(),
     data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false })),
     metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph(data.flames, metrics, rootText)),
     section("modules", "Modules", ...moduleTree(data.modules, whole)),

@@ -1,0 +1,108 @@
+"""A report and what it was made from, as those look at it that say what stands out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mindtorch._ext import context
+from mindtorch.base import sourceline
+from mindtorch.profile.report.lines import package_of
+from mindtorch.profile.report.rows import Row
+
+if TYPE_CHECKING:
+    from mindtorch.profile.report.forecast import Forecast
+    from mindtorch.profile.report.made_of import Labels
+    from mindtorch.profile.report.recording import Recording
+
+__all__ = ["BACKWARD", "DATA", "OPTIMIZER", "Looked", "Said", "percent"]
+
+BACKWARD, OPTIMIZER, DATA = map(context.PHASES.index, ("backward", "optimizer", "data"))
+
+
+class Said(NamedTuple):
+    """text: the sentence, without the place. place: file, line, function, source, module. of: what `share` is of."""
+
+    text: str
+    share: float
+    place: dict[str, Any]
+    to_try: str
+    of: str = "time"
+
+
+class Looked:
+    """A report and what it was made from."""
+
+    def __init__(
+        self, seen: Recording, report: Mapping[str, Any], rows: Iterable[Row], forecast: Forecast | None, labels: Labels
+    ) -> None:
+        self.seen, self.report, self.labels = seen, report, labels
+        self.rows = list(rows)
+        self.forecast = forecast if seen.mode == "estimate" else None
+        self.time_s: float = report["totals"]["time_s"]
+        self.memory: Mapping[str, Any] = report["memory"] or {}
+        self.peak: int = self.memory.get("peak_bytes") or 0
+        self.kinds: Mapping[str, int] = self.memory.get("categories") or {}
+
+    def part(self, seconds: float) -> float:
+        return seconds / self.time_s if self.time_s else 0.0
+
+    def op(self, row: Row) -> str:
+        return self.seen.op_name(row.sig)
+
+    def key(self, row: Row) -> tuple[int, Any, str]:
+        """As a graph knows it."""
+        return row.module, context.location(row.location), self.op(row)
+
+    def steps(self) -> int:
+        steps = self.report["steps"]
+        return max(steps["count"] - steps["warmup"], 1)
+
+    def heaviest(self, rows: Iterable[Row], weight: Callable[[Row], float] = lambda row: row.ns) -> dict[str, Any]:
+        """The place where most of them is: a line of the program's own before one of a library."""
+        found: Counter[tuple[int, int]] = Counter()
+        for row in rows:
+            found[row.location, row.module] += weight(row)  # type: ignore[assignment]
+        lines: Counter[int] = Counter()
+        for (location, _), much in found.items():
+            lines[location] += much
+
+        def own(location: int) -> bool:
+            where = context.location(location)
+            return where is not None and not package_of(where[0])
+
+        line = max(lines, key=lambda location: (own(location), lines[location]), default=0)
+        modules = {module: much for (location, module), much in found.items() if location == line}
+        return self.place(line, max(modules, key=modules.__getitem__, default=0))
+
+    def forward(self, rows: Iterable[Row]) -> list[Row]:
+        """Those that are not of a backward pass, whose line says nothing; all, if there are no others."""
+        rows = list(rows)
+        return [row for row in rows if row.phase != BACKWARD] or rows
+
+    def place(self, location: int, module: int = 0) -> dict[str, Any]:
+        return {**sourceline.facts(context.location(location)), "module": self.seen.names[module] if module else ""}
+
+    def saved(self, device: Mapping[int, float], calls: Mapping[int, float] | None = None) -> float:
+        """Seconds that an estimate is shorter by, if its phases took so much less of the device, and of the host: a
+        phase takes the longer of the two."""
+        assert self.forecast is not None
+        whole: Counter[int] = Counter()
+        busy: Counter[int] = Counter()
+        host: dict[int, float] = {}
+        for row in self.rows:
+            whole[row.phase] += row.ns
+            busy[row.phase] += row.ns if row.sig else 0
+            if row.sig:
+                host[row.phase] = host.get(row.phase, 0.0) + row.calls * self.forecast.host(row.sig, row.phase)
+        found = 0.0
+        for phase, less in device.items():
+            now = whole[phase] / 1e9
+            launched = min(host.get(phase, 0.0), now) - (calls or {}).get(phase, 0.0)
+            found += max(now - max(busy[phase] / 1e9 - less, launched, 0.0), 0.0)
+        return found
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"

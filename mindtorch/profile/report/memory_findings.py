@@ -1,0 +1,59 @@
+"""Findings about memory: what the peak is made of, and need not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindtorch.base.words import counted
+from mindtorch.profile.report.looked import BACKWARD, Looked, Said, percent
+
+__all__ = ["activations", "gradients", "no_grad"]
+
+_FULL = 0.8  # of a device's memory
+
+
+def activations(of: Looked) -> Said | None:
+    """Where a card is nearly full, and most of it is kept for backward."""
+    capacity = of.memory.get("capacity_bytes")
+    held = of.memory.get("peak_device_bytes") or of.peak
+    share = of.kinds.get("activations", 0) / of.peak if of.peak else 0.0
+    if not capacity or held < _FULL * capacity or share < 0.5 or not any(row.phase == BACKWARD for row in of.rows):
+        return None
+    fits = "does not fit" if of.memory.get("fits") is False else f"takes {percent(held / capacity)} of the memory"
+    text = f"the program {fits}: {percent(share)} of the peak is activations kept for the backward pass"
+    to_try = (
+        "checkpointing of the repeated layers (--what-if checkpointing), bfloat16 (--what-if bf16), smaller batches"
+    )
+    return Said(text, share, _largest(of, "activations"), to_try, "peak")
+
+
+def _largest(of: Looked, kind: str) -> dict[str, Any]:
+    row = next((row for row in of.memory.get("largest") or () if row["category"] == kind), None)
+    return of.place(0) if row is None else {key: row[key] for key in ("file", "line", "function", "source", "module")}
+
+
+def gradients(of: Looked) -> Said | None:
+    """Gradients of the iteration before that are there while the forward pass has its peak: of no use, where each
+    iteration has one backward pass. What the peak would be lower by is bounded by the other phases' peaks."""
+    at = of.memory.get("at") or {}
+    roots = [row["calls"] for row in of.report["modules"] if row["path"] and not row["depth"]]
+    if at.get("phase") != "forward" or of.steps() < 2 or not roots or max(roots) > of.steps():
+        return None
+    others = max((row["peak_bytes"] for row in of.report["phases"] if row["name"] != "forward"), default=0)
+    less = min(of.kinds.get("gradients", 0), of.peak - others)
+    share = less / of.peak if of.peak else 0.0
+    text = f"{percent(share)} of the peak is gradients of the iteration before, which the forward pass does not need"
+    to_try = "optimizer.zero_grad() before the forward pass, not after it; without set_to_none=False"
+    return Said(text, share, _largest(of, "gradients"), to_try, "peak")
+
+
+def no_grad(of: Looked) -> Said | None:
+    trains = any((row[3] == BACKWARD) for stage in of.seen.stages.values() for row in stage.rows)
+    trainable = of.report["totals"]["trainable_params"]
+    if trains or not of.seen.with_gradients or not trainable or not of.peak:
+        return None
+    share = of.kinds.get("activations", 0) / of.peak
+    calls = counted(of.seen.with_gradients, "call")
+    text = f"{calls} kept what a backward pass needs, and none came: activations are {percent(share)} of the peak"
+    to_try = "with torch.no_grad(): or torch.inference_mode(): around what is not learned from"
+    return Said(text, share, _largest(of, "activations"), to_try, "peak")

@@ -1,0 +1,247 @@
+"""Findings about time: what a report shows of waiting, of launching, and of what torch has a faster call for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from mindtorch._ext import context
+from mindtorch.base.words import counted
+from mindtorch.profile.cost import about
+from mindtorch.profile.cost.about import Precision
+from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
+from mindtorch.profile.cost.families import itemsize
+from mindtorch.profile.cost.work import Work
+from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
+from mindtorch.profile.report.rows import Row
+
+__all__ = ["attention", "data", "first", "float32", "host", "optimizer", "python", "reads"]
+
+_IDLE = 0.2  # of the time: so much waiting for launches, or Python at one line, is more than every program has
+_BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")  # those of projections are mm
+_SOFTMAX = ("aten::_softmax", "aten::softmax")
+#: What an attention that is written out runs backward on its scores, beside products.
+_ON_SCORES = frozenset(f"aten::{name}" for name in (
+    "_softmax_backward_data", "mul", "mul_", "div", "div_", "add", "masked_fill", "masked_fill_", "where", "clone",
+    "native_dropout_backward", "tanh_backward", "_to_copy",
+))  # fmt: skip
+_FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
+_FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
+
+
+def data(of: Looked) -> Said | None:
+    mine = [row for row in of.rows if row.phase == DATA]
+    share = of.part(sum(row.ns for row in mine) / 1e9)
+    text = f"{percent(share)} of the time the model waits for data"
+    to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
+    return Said(text, share, of.heaviest(mine), to_try) if of.seen.mode == "measured" else None
+
+
+def python(of: Looked) -> Said | None:
+    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody."""
+    if of.seen.mode != "measured":
+        return None
+    lines: Counter[Any] = Counter()
+    rows: dict[Any, list[Row]] = {}
+    for row in of.rows:
+        where = context.location(row.location)
+        if row.sig:
+            lines[where] -= row.calls * _CALLING
+        elif row.phase != DATA:
+            lines[where] += row.ns
+            rows.setdefault(where, []).append(row)
+    for (_, location), ns in of.seen.stages[of.seen.reached].waits.items():
+        lines[context.location(location)] -= ns
+    where, ns = max(lines.items(), key=lambda item: item[1], default=(None, 0))
+    share = of.part(ns / 1e9)
+    if where is None or share < _IDLE or where not in rows:
+        return None
+    text = f"{percent(share)} of the time is Python at one line, between operations"
+    to_try = "the same on whole tensors, or once before the loop; genie profile --hits says how often the line runs"
+    return Said(text, share, of.heaviest(rows[where]), to_try)
+
+
+def first(of: Looked) -> Said | None:
+    """Of a measured run: a first iteration that takes longer than the others together suggest."""
+    steps = of.report["steps"]
+    spread, first = steps["time_s"], steps["first_s"] or 0.0
+    if of.seen.mode != "measured" or steps["warmup"] or not spread or first <= 2 * spread["median"]:
+        return None
+    share = of.part(first - spread["median"])
+    text = (
+        f"the first of {steps['count']:,} iterations takes {first / spread['median']:.1f} × the usual: {percent(share)}"
+    )
+    roots = [row["path"] for row in of.report["modules"] if row["path"] and not row["depth"]]
+    place = {**of.place(0), "module": roots[0] if roots else ""}
+    return Said(f"{text} of the time is what it takes longer", share, place, "--warmup 1 leaves it out of the report")
+
+
+def host(of: Looked) -> Said | None:
+    mine = [row for row in of.rows if not row.sig]
+    share = of.part(sum(row.ns for row in mine) / 1e9)
+    if of.forecast is None or share < _IDLE:
+        return None
+    calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
+    text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
+    to_try = "torch.compile(model, mode='reduce-overhead'), larger batches, or fewer small operations"
+    return Said(text, share, of.heaviest(of.forward(mine)), to_try)
+
+
+def reads(of: Looked) -> Said | None:
+    """Each is at least what the host takes to launch the next kernel: until then the device has nothing to do."""
+    if of.forecast is None or of.forecast.target.model is not None:
+        return None
+    reads = of.seen.stages[of.seen.reached].reads
+    count = sum(reads.values())
+    share = of.part(count * about.HOST_KERNEL * of.forecast.target.launch_s)
+    text = (
+        f"the device is waited for {count / of.steps():,.0f} × an iteration, to read a value: about {percent(share)} "
+        "of the time, as each time it runs empty until the next launch"
+    )
+    to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
+    return Said(text, share, of.place(max(reads, key=reads.__getitem__, default=0)), to_try)
+
+
+def attention(of: Looked) -> Said | None:
+    """Measured: what runs on the scores between the two products. Estimated: what a fused kernel of the same sizes
+    saves."""
+    cores, alike = of.labels.cores, of.labels.alike
+    forward = {row: cores[key] / alike[key] for row in of.rows
+               if row.sig and row.phase != BACKWARD and cores[key := of.key(row)]}  # fmt: skip
+    softmax = [row for row in forward if of.op(row) in _SOFTMAX]
+    if not softmax:
+        return None
+    least: dict[int, float] = {}  # bytes of scores, by module
+    for row in softmax:
+        least[row.module] = min(row.nbytes / row.calls, least.get(row.module, row.nbytes / row.calls))
+    backward = [
+        row for row in of.rows
+        if row.sig and row.phase == BACKWARD and row.module in least and _is_attention(of, row)
+        and (of.op(row) in _BATCHED or (of.op(row) in _ON_SCORES and row.nbytes / row.calls >= least[row.module]))
+    ]  # fmt: skip
+    parts = forward | dict.fromkeys(backward, 1.0)
+    seems = all(row["verified"] for row in of.report["patterns"] if row["name"] == "attention")
+    start = f"attention {'is' if seems else 'seems to be'} written out"
+    to_try = "torch.nn.functional.scaled_dot_product_attention; with nn.MultiheadAttention, need_weights=False"
+    place = of.heaviest(softmax)
+    if of.forecast is None:
+        between = sum(row.ns * part for row, part in parts.items() if of.op(row) not in (*_BATCHED, "aten::mm"))
+        text = f"{start}: {percent(of.part(between / 1e9))} of the time goes into its scores, beside its two products"
+        return Said(text, of.part(between / 1e9), place, to_try)
+    device: dict[int, float] = {}
+    host: dict[int, float] = {}
+    for row, part in parts.items():
+        device[row.phase] = device.get(row.phase, 0.0) + part * row.ns / 1e9
+        host[row.phase] = host.get(row.phase, 0.0) + part * row.calls * of.forecast.host(row.sig, row.phase)
+    for row, calls in _weighted(of, forward, softmax).items():
+        for phase in {row.phase, BACKWARD if backward else row.phase}:
+            fused = _fused_attention(of.seen.works[row.sig], phase == BACKWARD)
+            device[phase] -= calls * of.forecast.of(fused).seconds
+            host[phase] -= calls * about.host_seconds(fused, of.forecast.target, phase == BACKWARD)
+    share = of.part(of.saved(device, host))
+    text = f"{start}; scaled_dot_product_attention would save about {percent(share)} of the time, by the cost model"
+    return Said(text, share, place, to_try)
+
+
+def _weighted(of: Looked, forward: Iterable[Row], softmax: Iterable[Row]) -> dict[Row, float]:
+    """Products of probabilities and values, and how many of their calls are: as many as there are softmaxes of as many
+    numbers. The other product, of queries and keys, may be on the same line."""
+    wanted: Counter[tuple[int, int, int]] = Counter()
+    for row in softmax:
+        work = of.seen.works[row.sig]
+        size = row.nbytes // row.calls // int(itemsize(work.dtype if work is not None else "float32"))
+        wanted[row.module, row.phase, size] += row.calls
+    found: dict[Row, tuple[int, int, int]] = {}
+    for row in forward:
+        work = of.seen.works[row.sig]
+        if work is not None and work.product is not None:
+            heads, queries, _, keys = work.product
+            if wanted[size_key := (row.module, row.phase, heads * queries * keys)]:
+                found[row] = size_key
+    calls: Counter[tuple[int, int, int]] = Counter()
+    for row, key in found.items():
+        calls[key] += row.calls
+    return {row: row.calls * min(wanted[key] / calls[key], 1.0) for row, key in found.items()}
+
+
+def _is_attention(of: Looked, row: Row) -> bool:
+    label = of.labels.label(row, of.op(row))
+    return label is not None and label.pattern == "attention"
+
+
+def _fused_attention(product: Any, backward: bool) -> Work:
+    """One call of a fused kernel, from the work of the product of probabilities and values."""
+    heads, queries, size, keys = product.product
+    nbytes = int(itemsize(product.dtype)) * heads * size * (queries + keys)
+    flops = 4 * heads * queries * keys * size
+    name = "aten::_scaled_dot_product_flash_attention"
+    if backward:
+        flops, nbytes, name = int(MORE_BACKWARD * flops), 2 * nbytes, f"{name}_backward"
+    return Work(
+        flops, flops // 2, nbytes, nbytes, product.dtype, "attention", name, product=(heads, queries, keys, size)
+    )
+
+
+def float32(of: Looked) -> Said | None:
+    if of.forecast is None or of.seen.precision is None or of.seen.precision.tf32:
+        return None
+    other = of.forecast.allowing(Precision(True, of.seen.precision.tf32_conv))
+    less: dict[int, float] = {}
+    weights: dict[Row, float] = {}
+    for row in of.rows:
+        if row.sig and (gain := of.forecast.cost(row.sig).seconds - other.cost(row.sig).seconds) > 0:
+            weights[row] = row.calls * gain
+            less[row.phase] = less.get(row.phase, 0.0) + weights[row]
+    share = of.part(of.saved(less))
+    text = (
+        f"products run in float32 without TF32, which would save about {percent(share)} of the time, by the cost model "
+        "of the same products"
+    )
+    to_try = "torch.set_float32_matmul_precision('high'); torch.autocast in bfloat16 (--what-if bf16) saves more"
+    return Said(text, share, of.heaviest(of.forward(weights), weights.__getitem__), to_try)
+
+
+def optimizer(of: Looked) -> Said | None:
+    mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
+    ran = [row for row in mine if row.sig and not of.seen.ops[row.sig].is_free]  # type: ignore[union-attr]
+    names = {of.op(row) for row in ran}
+    calls = sum(row.calls for row in ran) / of.steps()
+    fusable = set(of.seen.optimizers) and set(of.seen.optimizers) <= set(_FUSABLE)
+    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW:
+        return None
+    named = ", ".join(sorted(kind.__name__ for kind in of.seen.optimizers))
+    to_try = f"fused=True for {named}"
+    whole = sum(row.ns for row in mine) / 1e9
+    if of.forecast is None:
+        if any("_foreach_" in name for name in names):
+            return None
+        text = f"{percent(of.part(whole))} of the time is {named}: {calls:,.0f} operations an iteration, one by one"
+        return Said(text, of.part(whole), of.heaviest(mine), to_try)
+    parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
+    work = Work(None, 0, 2 * parameters + state, parameters + state, "float32", "optimizer", "aten::_fused_adamw_")
+    device = of.steps() * of.forecast.of(work).seconds
+    host = of.steps() * about.host_seconds(work, of.forecast.target, False)
+    busy = sum(row.ns for row in mine if row.sig) / 1e9
+    launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
+    share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
+    text = (
+        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; one fused "
+        f"kernel would save about {percent(share)}, by the bytes that it moves"
+    )
+    return Said(text, share, of.heaviest(mine), to_try)
+
+
+def _makes(of: Looked, row: Row) -> bool:
+    """Its first step makes the state, fused or not."""
+    op = of.seen.ops[row.sig]
+    return op is not None and op.category == "creation"
+
+
+def _trained_bytes(of: Looked) -> int:
+    totals, models = of.report["totals"], of.report["models"]
+    whole = sum(model.get("param_bytes") or 0 for model in models)
+    return int(whole * totals["trainable_params"] / totals["params"]) if totals["params"] else 0

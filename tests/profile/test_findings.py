@@ -1,0 +1,407 @@
+"""C2: what stands out in a report is said in a sentence, with its place and a number; what does not, is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import about, targets
+from mindtorch.profile.estimate.estimator import Estimator
+
+Report = dict[str, Any]
+_LINES = Path(__file__).read_text().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def line_of(text: str) -> int:
+    """The only line of this file that ends so."""
+    (found,) = [number for number, line in enumerate(_LINES, 1) if line.endswith(f"  # {text}")]
+    return found
+
+
+def measured(program: Callable[..., object], *args: Any, **options: Any) -> Report:
+    with Profiler(**options) as seen:
+        program(*args)
+    return seen.report()
+
+
+def estimated(program: Callable[..., object], *args: Any, target: str = "h100", **options: Any) -> Report:
+    with Estimator(target=targets.find(target), **options) as seen:
+        program("cuda", *args)
+    return seen.report()
+
+
+def the(report: Report, which: str, text: str = "", module: str | None = None) -> Report:
+    """That finding, whose place is the line that ends with `text`."""
+    found = {row["id"]: row for row in report["findings"]}
+    assert which in found, list(found)
+    row = found[which]
+    assert list(row) == ["id", "text", "share", "of", "seconds", "place", "try"]
+    assert 0.05 <= row["share"] <= 1 and row["try"]
+    if row["of"] == "time":
+        assert row["seconds"] == pytest.approx(row["share"] * report["totals"]["time_s"])
+    else:
+        assert row["of"] == "peak" and row["seconds"] is None
+    if text:
+        assert Path(row["place"]["file"]) == Path(__file__) and row["place"]["line"] == line_of(text)
+        assert row["text"].endswith(f" (test_findings.py:{line_of(text)})")
+    assert module is None or row["place"]["module"] == module
+    return row
+
+
+def ids(report: Report) -> set[str]:
+    return {row["id"] for row in report["findings"]}
+
+
+def rows_of(report: Report, **wanted: Any) -> float:
+    """Seconds of the report's rows by module, op, phase and line of which this holds."""
+    names = report["detail"]["columns"]
+    rows = [dict(zip(names, row, strict=True)) for row in report["detail"]["rows"]]
+    return sum(row["self_s"] for row in rows if all(test(row[key]) for key, test in wanted.items()))
+
+
+# ---- one program for each, and the same without its cause
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)  # slow data
+        return torch.ones(1024)
+
+
+@torch.no_grad()
+def load(seconds: float) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+    for batch in DataLoader(Slow(seconds), batch_size=3):
+        model(batch.repeat(100, 1))
+
+
+def test_C2_finding_data_wait() -> None:
+    report = measured(load, 0.3)
+    row = the(report, "data-wait", "slow data")
+    assert row["seconds"] == pytest.approx(rows_of(report, phase=lambda phase: phase == "data")) and row["share"] > 0.5
+    assert row["seconds"] >= 6 * 0.3 * 0.9
+    assert "data-wait" not in ids(measured(load, 0.0))
+
+
+@torch.no_grad()
+def crunch(n: int) -> None:
+    model = nn.Linear(1024, 1024)
+    for _ in range(4):
+        model(torch.ones(1024, 1024))
+        sum(i * i for i in range(n))  # Python at work
+
+
+def test_C2_finding_python_line() -> None:
+    report = measured(crunch, 3_000_000, warmup=1)
+    row = the(report, "python-line", "Python at work")
+    (line,) = [each for each in report["lines"] if each["line"] == row["place"]["line"]]
+    assert 0.2 <= row["share"] and row["seconds"] == pytest.approx(line["python_s"], rel=0.01)
+    assert "python-line" not in ids(measured(crunch, 0, warmup=1))
+
+
+@torch.no_grad()
+def begin(seconds: float) -> None:
+    model = nn.Linear(512, 512)
+    for step in range(4):
+        model(torch.ones(512, 512))
+        time.sleep(seconds if not step else 0.05)
+
+
+def test_C2_finding_first_iteration() -> None:
+    report = measured(begin, 1.0)
+    row, steps = the(report, "first-iteration", module="Linear"), report["steps"]
+    assert row["seconds"] == pytest.approx(steps["first_s"] - steps["time_s"]["median"])
+    assert row["seconds"] >= 0.5 and f"{steps['first_s'] / steps['time_s']['median']:.1f} ×" in row["text"]
+    assert "first-iteration" not in ids(measured(begin, 0.05))
+    assert "first-iteration" not in ids(measured(begin, 1.0, warmup=1))
+
+
+@torch.no_grad()
+def many(device: str, size: int) -> None:
+    model = nn.Identity()
+    x = torch.ones(size, device=device)
+    for _ in range(3):
+        for _ in range(50):
+            x = model(x) + 1  # tiny
+
+
+def test_C2_finding_host_bound() -> None:
+    report = estimated(many, 16)
+    row = the(report, "host-bound", "tiny")
+    launches = sum(each["self_s"] for each in report["ops"] if each["name"] == "(launch)")
+    assert row["seconds"] == pytest.approx(launches) and row["share"] > 0.2 and "launch 15" in row["text"]
+    assert "host-bound" not in ids(estimated(many, 1 << 26))
+
+
+def ask(device: str, reads: bool) -> None:
+    model = nn.Linear(4096, 4096, device=device, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(4):
+            y = model(torch.ones(2048, 4096, device=device, dtype=torch.bfloat16))
+            total = 0.0
+            for _ in range(16):
+                total += float(y[0, 0]) if reads else 0.0  # asks
+
+
+def test_C2_finding_device_reads() -> None:
+    report = estimated(ask, True)
+    row = the(report, "device-reads", "asks")
+    target = targets.find("h100")
+    assert row["seconds"] == pytest.approx(4 * 16 * about.HOST_KERNEL * target.launch_s)
+    assert "waited for 16 × an iteration" in row["text"]
+    assert "device-reads" not in ids(estimated(ask, False))
+
+
+class Attention(nn.Module):
+    def __init__(self, fused: bool | None, size: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.fused, self.heads = fused, size // 64
+        self.qkv = nn.Linear(size, 3 * size, device=device, dtype=dtype)
+        self.out = nn.Linear(size, size, device=device, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v)
+        elif self.fused is None:
+            y = (q @ k.transpose(-1, -2) / 8).softmax(-1) @ v  # on one line
+        else:
+            scores = q @ k.transpose(-1, -2) / 8
+            y = scores.softmax(-1) @ v  # written out
+        return self.out(y.transpose(1, 2).reshape(b, t, d))
+
+
+def attend(device: str, fused: bool | None, learns: bool, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    model = Attention(fused, shape[-1], device, dtype)
+    for _ in range(3):
+        with torch.set_grad_enabled(learns):
+            y = model(torch.ones(shape, device=device, dtype=dtype))
+        if learns:
+            y.sum().backward()
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("fused", "place"), [(False, "written out"), (None, "on one line")])
+def test_C2_finding_attention_written_out_saves_what_the_fused_one_is_faster(
+    fused: bool | None, place: str, learns: bool, dtype: torch.dtype
+) -> None:
+    torch.set_float32_matmul_precision("high")
+    shape = (8, 2048, 1024)
+    report, other = (estimated(attend, which, learns, shape, dtype) for which in (fused, True))
+    row = the(report, "attention-written-out", place, module="Attention")
+    gain = report["totals"]["time_s"] - other["totals"]["time_s"]
+    assert row["seconds"] == pytest.approx(gain, rel=0.25)
+    assert f"about {100 * row['share']:.0f} %" in row["text"]
+    assert "attention-written-out" not in ids(other)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_C2_finding_attention_written_out_where_it_was_measured(learns: bool) -> None:
+    shape = (4, 1024, 128)
+    report = measured(attend, "cpu", False, learns, shape, torch.float32)
+    row = the(report, "attention-written-out", "written out", module="Attention")
+    softmax = rows_of(report, op=lambda op: "softmax" in op)
+    products = rows_of(report, op=lambda op: op in ("aten::bmm", "aten::mm", "aten::addmm"))
+    assert softmax <= row["seconds"] <= report["totals"]["time_s"] - products
+    other = measured(attend, "cpu", True, learns, shape, torch.float32)
+    assert "attention-written-out" not in ids(other)
+    (pattern,) = [each for each in other["patterns"] if each["name"] == "attention"]
+    assert pattern["attributes"]["form"] == "one call"
+
+
+def multiply(device: str, dtype: torch.dtype) -> None:
+    model = nn.Sequential(*(nn.Linear(2048, 2048, device=device, dtype=dtype) for _ in range(4)))
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(2048, 2048, device=device, dtype=dtype))  # multiplies
+
+
+def test_C2_finding_float32_products_says_what_tf32_saves() -> None:
+    report = estimated(multiply, torch.float32)
+    row = the(report, "float32-products", "multiplies")
+    torch.set_float32_matmul_precision("high")
+    other = estimated(multiply, torch.float32)
+    assert row["seconds"] == pytest.approx(report["totals"]["time_s"] - other["totals"]["time_s"], rel=1e-3)
+    assert "float32-products" not in ids(other)
+    torch.set_float32_matmul_precision("highest")
+    assert "float32-products" not in ids(estimated(multiply, torch.bfloat16))
+    assert "float32-products" not in ids(estimated(multiply, torch.float32, target="v100"))  # it has no TF32
+
+
+def learn(device: str, kind: type[torch.optim.Optimizer], size: int, **options: Any) -> None:
+    model = nn.Sequential(*(nn.Linear(size, size, device=device) for _ in range(12)))
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(64, size, device=device)).sum().backward()
+        optimizer.step()  # learns
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_C2_finding_optimizer_unfused_says_what_a_fused_one_saves(kind: type[torch.optim.Optimizer]) -> None:
+    torch.set_float32_matmul_precision("high")
+    report, other = (estimated(learn, kind, 2048, warmup=1),
+                     estimated(lambda *args: learn(*args, fused=True), kind, 2048, warmup=1))  # fmt: skip
+    row = the(report, "optimizer-unfused", "learns")
+    assert row["seconds"] == pytest.approx(report["totals"]["time_s"] - other["totals"]["time_s"], rel=0.15)
+    assert row["try"] == f"fused=True for {kind.__name__}"
+    assert "optimizer-unfused" not in ids(other)
+    assert "optimizer-unfused" not in ids(estimated(learn, torch.optim.Rprop, 2048)), "torch has no fused one"
+
+
+def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
+    report = measured(learn, "cpu", torch.optim.Adam, 1024, warmup=1)
+    row = the(report, "optimizer-unfused", "learns")
+    spent = rows_of(report, phase=lambda phase: phase == "optimizer")
+    assert row["seconds"] == pytest.approx(spent, rel=0.01)
+    fused = measured(lambda: learn("cpu", torch.optim.Adam, 1024, fused=True), warmup=1)
+    assert "optimizer-unfused" not in ids(fused)
+
+
+class Deep(nn.Module):
+    def __init__(self, device: str, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.layers = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(1024, 1024, device=device), nn.GELU()) * 4) for _ in range(16)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)  # a layer
+        return x
+
+
+def fill(device: str, again: bool) -> None:
+    model = Deep(device, again)
+    model(torch.ones(50_000, 1024, device=device)).sum().backward()
+
+
+def test_C2_finding_activations_where_the_card_is_full() -> None:
+    report = estimated(fill, False, target="l4")
+    row = the(report, "activations", "a layer")
+    memory = report["memory"]
+    assert row["share"] == memory["categories"]["activations"] / memory["peak_bytes"] > 0.5
+    assert row["text"].startswith("the program does not fit") and memory["fits"] is False
+    assert "activations" not in ids(estimated(fill, True, target="l4"))
+    assert "activations" not in ids(estimated(fill, False, target="h100"))
+
+
+def clear(late: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    for _ in range(3):
+        if not late:
+            optimizer.zero_grad()
+        loss = model(torch.ones(2048, 512)).relu().sum()
+        if late:
+            optimizer.zero_grad()
+        loss.backward()  # makes gradients
+        optimizer.step()
+
+
+def test_C2_finding_kept_gradients_says_what_the_peak_is_lower_without() -> None:
+    report, other = measured(clear, True), measured(clear, False)
+    row = the(report, "kept-gradients", "makes gradients")
+    peaks = [each["totals"]["peak_bytes"] for each in (report, other)]
+    assert row["share"] * peaks[0] == pytest.approx(peaks[0] - peaks[1], rel=0.1)
+    assert "kept-gradients" not in ids(other)
+
+
+def evaluate(learns: bool) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    for _ in range(2):
+        with torch.set_grad_enabled(learns):
+            model(torch.ones(4096, 256))  # evaluates
+
+
+def test_C2_finding_no_grad() -> None:
+    report, other = measured(evaluate, True), measured(evaluate, False)
+    row = the(report, "no-grad", "evaluates")
+    memory = report["memory"]
+    assert row["share"] == memory["categories"]["activations"] / memory["peak_bytes"]
+    assert row["text"].startswith("2 calls kept") and other["totals"]["peak_bytes"] < report["totals"]["peak_bytes"]
+    assert "no-grad" not in ids(other)
+
+
+# ---- those that deserve none
+
+
+def _trained(device: str, dtype: torch.dtype = torch.float32, steps: int = 4) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024, device=device, dtype=dtype) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(8192 if device == "cuda" else 512, 1024, device=device, dtype=dtype)).sum().backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def _products(device: str) -> None:
+    for _ in range(4):
+        nn.Linear(2048, 2048)(torch.ones(256, 2048, device=device))
+
+
+@torch.no_grad()
+def _convolved(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    for _ in range(3):
+        model(torch.ones(2, 3, 96, 96, device=device))
+
+
+@torch.inference_mode()
+def _looked_up(device: str) -> None:
+    model = nn.Embedding(1000, 512)
+    for _ in range(3):
+        model(torch.zeros(64, 256, dtype=torch.long, device=device))
+
+
+@torch.no_grad()
+def _loaded(device: str) -> None:
+    load(0.0)
+
+
+NONE = {
+    "a trained model": lambda: measured(_trained, "cpu", warmup=1),
+    "products": lambda: measured(_products, "cpu", warmup=1),
+    "convolutions": lambda: measured(_convolved, "cpu", warmup=1),
+    "an embedding": lambda: measured(_looked_up, "cpu", warmup=1),
+    "a loader": lambda: measured(_loaded, "cpu", warmup=1),
+    "fused attention": lambda: measured(attend, "cpu", True, False, (2, 512, 256), torch.float32, warmup=1),
+    "estimated training": lambda: estimated(_trained, torch.bfloat16, warmup=1),
+    "estimated attention": lambda: estimated(attend, True, False, (8, 2048, 1024), torch.bfloat16),
+    "estimated products": lambda: estimated(multiply, torch.bfloat16),
+    "large element-wise": lambda: estimated(many, 1 << 26),
+}
+
+
+@pytest.mark.parametrize("which", NONE)
+def test_C2_finding_none_where_there_is_none(which: str) -> None:
+    report = NONE[which]()
+    assert report["totals"]["ops"] > 0 and report["findings"] == []
