@@ -60,7 +60,15 @@ FORMS: dict[str, tuple[Callable[[], list[tuple[Instance, list[str]]]], list[str]
         ["convolution", "native_batch_norm"], {"normalization": "batch"},
     ),
     "a slope": (lambda: called(nn.Conv2d(6, 4, 3), nn.LeakyReLU(0.3)), ["convolution", "leaky_relu"],
-                {"activation": "leaky_relu"}),
+                {"activation": "leaky relu"}),
+    "relu6 after a norm, training": (
+        lambda: called(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.ReLU6()),
+        ["convolution", "native_batch_norm", "hardtanh"], {"normalization": "batch", "activation": "relu6"},
+    ),
+    "between bounds, after a norm, training": (
+        lambda: called(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.Hardtanh(0, 20)),
+        ["convolution", "native_batch_norm", "hardtanh"], {"normalization": "batch", "activation": "hardtanh"},
+    ),
     "relu6": (lambda: called(nn.Conv2d(6, 4, 3), nn.ReLU6()), ["convolution", "hardtanh"], {"activation": "relu6"}),
     "one dimension": (lambda: called(nn.Conv1d(6, 4, 3), nn.Tanh(), x=(2, 6, 9)), ["convolution", "tanh"],
                       {"kind": "1d", "kernel": "3", "activation": "tanh"}),

@@ -70,6 +70,8 @@ def interleaved(b: Block, x: Tensor) -> Tensor:
 
 
 ARE: dict[str, tuple[Form, str, bool]] = {
+    "relu6": (plain(F.relu6), "relu6", False),
+    "gated relu6": (gated(F.relu6), "relu6", True),
     "relu": (plain(F.relu), "relu", False),
     "gelu": (plain(F.gelu), "gelu", False),
     "gelu (tanh)": (plain(lambda x: F.gelu(x, approximate="tanh")), "gelu (tanh)", False),
@@ -93,6 +95,7 @@ ARE: dict[str, tuple[Form, str, bool]] = {
 ARE_NONE: dict[str, Form] = {
     "two linear maps": lambda b, x: x + b.down(b.up(b.norm(x))),
     "an unknown function": plain(torch.sin),
+    "a relu that ends at 20": plain(lambda x: F.hardtanh(x, 0.0, 20.0)),
     "a scaled activation": plain(lambda x: 1.3 * F.gelu(x)),
     "a shifted activation": plain(lambda x: F.relu(x - 0.5)),
     "no residual": lambda b, x: b.down(F.relu(b.up(b.norm(x)))),

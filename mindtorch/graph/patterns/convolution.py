@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from ..graph import Node
-from .feed_forward import ACTIVATIONS
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
 from .rerun import Source
@@ -101,24 +100,25 @@ def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> C
         if not agree(found, expected):
             raise Refused("it is no convolution")
         return Check(True, {**attributes, "activation": "none"})
-    own = flow.ops[activation].removeprefix("aten::").rstrip("_")
-    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        **ACTIVATIONS, own: partial(_called, flow[activation], own),
-    }  # fmt: skip
-    agreeing = [
-        (float((found - value).abs().max()), name)
-        for name, function in functions.items()
-        if agree(found, value := function(expected))
-    ]
-    if not agreeing:
-        raise Refused(f"what follows the convolution is not {own}")
-    return Check(True, {**attributes, "activation": min(agreeing, key=lambda each: each[0])[1]})
+    name = _name(flow[activation])
+    if not agree(found, _called(flow[activation], expected)):
+        raise Refused(f"what follows the convolution is not {name}")
+    return Check(True, {**attributes, "activation": name})
 
 
-def _called(node: Node, name: str, x: torch.Tensor) -> torch.Tensor:
+def _name(node: Node) -> str:
+    own = node.op.removeprefix("aten::").rstrip("_")
+    if own == "hardtanh" and [*node.args[1:]] == [0, 6]:
+        return "relu6"
+    if own == "gelu" and node.kwargs.get("approximate") == "tanh":
+        return "gelu (tanh)"
+    return own.replace("_", " ")
+
+
+def _called(node: Node, x: torch.Tensor) -> torch.Tensor:
     """With the numbers that the program gives it: of leaky relu, the slope."""
-    function: Callable[..., torch.Tensor] = getattr(F, name)
-    return function(x, *node.args[1:])
+    function: Callable[..., torch.Tensor] = getattr(F, node.op.removeprefix("aten::").rstrip("_"))
+    return function(x, *node.args[1:], **node.kwargs)
 
 
 class _AllBut:

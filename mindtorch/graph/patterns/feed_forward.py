@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from .rerun import CannotRun, Source
 __all__ = ["FeedForward"]
 
 _FAR = 40  # nodes of a walk
+_WIDE = 8.0  # times as large as normal ones are numbers that reach the bounds of a relu6
 _SPLITS = frozenset({"aten::split", "aten::chunk", "aten::split_with_sizes", "aten::slice", "aten::glu"})
 _NORMS = frozenset(f"aten::{name}" for name in (
     "native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm", "native_batch_norm", "native_group_norm",
@@ -43,6 +45,7 @@ ACTIVATIONS: dict[str, _Function] = {
     "leaky relu": F.leaky_relu,
     "relu6": F.relu6,
     "hardswish": F.hardswish,
+    "hardtanh": F.hardtanh,
     "softplus": F.softplus,
     "softsign": F.softsign,
 }
@@ -174,23 +177,30 @@ def _check(flow: Flow, nodes: set[int], given: list[Source], hidden: Source) -> 
         trial = Trial(flow, nodes)
     except CannotRun:  # too large: with fewer rows, unless the calls name sizes
         trial = Trial(flow, nodes, shapes={each: fewer(flow.shape(each), 1) for each in given})
-    (found,) = trial.run(hidden)
-    halves = []
-    for source in given:
-        try:
-            halves.append(trial.given(source))
-        except KeyError:  # a view of it is what the nodes read
-            raise Refused("its projection is read otherwise than it was given") from None
-    found = found.reshape(-1)
-    agreeing = [
-        (float((found - flat).abs().max()), name, attributes)
-        for name, attributes, expected in _functions(halves)
-        if expected.numel() == found.numel() and agree(found, flat := expected.reshape(-1))
-    ]
+    agreeing = _agreeing(trial, given, hidden, 1.0)
+    if len(agreeing) > 1:  # some are nearly the same, or the same between bounds
+        agreeing = {key: far for key, far in _agreeing(trial, given, hidden, _WIDE).items() if key in agreeing}
     if not agreeing:
         raise Refused("what is between its projections is no activation that is known")
-    _, name, attributes = min(agreeing, key=lambda each: each[0])  # some are nearly the same
-    return Check(True, {"activation": name, **attributes})
+    name, gated = min(agreeing, key=agreeing.__getitem__)
+    return Check(True, {"activation": name, "gated": gated})
+
+
+def _agreeing(trial: Trial, given: list[Source], hidden: Source, factor: float) -> dict[tuple[str, bool], float]:
+    """The functions that give what the nodes do, of numbers that are so many times as large; how far off each is."""
+    try:
+        halves = {source: trial.given(source) * factor for source in given}
+    except KeyError:  # a view of it is what the nodes read
+        raise Refused("its projection is read otherwise than it was given") from None
+    (found,) = trial.run(hidden, given=halves)
+    found = found.reshape(-1)
+    agreeing: dict[tuple[str, bool], float] = {}
+    for name, attributes, expected in _functions(list(halves.values())):
+        flat = expected.reshape(-1)
+        if flat.numel() == found.numel() and agree(found, flat):
+            key = name, attributes["gated"]
+            agreeing[key] = min(agreeing.get(key, math.inf), float((found - flat).abs().max()))
+    return agreeing
 
 
 def _functions(given: list[torch.Tensor]) -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
