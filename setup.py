@@ -151,6 +151,8 @@ setup(
     package_dir={"mindtorch": "mindtorch", "mindtorch._ext": "_ext", "mindtorch.cli": "cli"},
     package_data={  # the sources of _ext are in the sdist alone
         "": ["py.typed", "*.pyi", "*.toml"],
+        "mindtorch.base": ["viewer/*"],
+        "mindtorch.graph": ["viewer/*"],
         "mindtorch.profile.report": ["viewer/*"],
     },
     include_package_data=False,

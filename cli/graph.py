@@ -1,9 +1,9 @@
-"""``genie graph``: the operations a program records, as text, JSON or DOT (SPEC C6)."""
+"""``genie graph``: the operations a program records, as text, JSON, DOT, SVG or a page (SPEC C6)."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -41,19 +41,46 @@ class _Pattern(click.ParamType):
 
 _PATTERN = _Pattern()
 
+
+class _View(NamedTuple):
+    """What of a graph is wanted, in which the formats differ. title: what ran."""
+
+    title: str
+    depth: int | None
+    focus: str
+    init: bool
+
+    def of_picture(self) -> dict[str, Any]:
+        return {"init": self.init, "depth": self.depth, "focus": self.focus}
+
+
+_PICTURES = ("svg", "html")  # which close modules themselves
+
 #: What ``genie graph`` can write; `write` gives the text of a graph.
 FORMATS = (
     Format(
         "json",
         "Write nodes and edges as JSON; - for stdout.",
         rb'\{\s*"schema_version":\s*\d+,\s*"counts":\s*\{\s*"nodes"',
-        lambda graph: graph.to_json(),
+        lambda graph, view: graph.to_json(),
     ),
     Format(
         "dot",
         "Write Graphviz DOT; - for stdout.",
         rb'digraph computation \{\s*rankdir=TB; compound=true; fontname="Helvetica";',
-        lambda graph: graph.to_dot(),
+        lambda graph, view: graph.to_dot(view.init),
+    ),
+    Format(
+        "svg",
+        "Write a picture: modules as boxes, equal ones once, patterns by name.",
+        rb"<svg [^>]*>\s*<!-- genie graph -->",
+        lambda graph, view: graph.to_svg(**view.of_picture()),
+    ),
+    Format(
+        "html",
+        "Write a page to look at in a browser, in one file: the picture, its boxes to open and to search.",
+        rb"<!doctype html>\s<!-- genie graph: ",
+        lambda graph, view: graph.to_html(title=view.title, **view.of_picture()),
     ),
 )
 
@@ -61,6 +88,8 @@ _EPILOG = """\b
 Examples:
   genie graph model.py:build --input 1x3x224x224
   genie graph --dot graph.dot train.py --epochs 1
+  genie graph --html graph.html train.py
+  genie graph --svg attn.svg --focus h.0.attn model.py:build --input 1x128:int64
   genie graph --json - model.py:build --input 1x128:int64
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
@@ -86,6 +115,13 @@ Examples:
     "counts from them.",
 )
 @click.option(
+    "--focus",
+    type=_PATTERN,
+    metavar="PATTERN",
+    help="In --svg and --html: only modules of this path, and what they read from and give to.",
+)
+@click.option("--init", is_flag=True, help="Show the operations that make parameters, which else are one line.")
+@click.option(
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
@@ -102,34 +138,39 @@ def command(
     inputs: tuple[str, ...],
     depth: int | None,
     modules: tuple[str, ...],
+    focus: str | None,
+    init: bool,
     steps: int | None,
     device: str | None,
     **files: OutputFile | None,
 ) -> int:
     """Run PROGRAM unmodified and print the graph of every operation it made.
 
-    Text goes to stdout, after what the program prints itself; with --json or --dot the graph goes there instead. What
-    --depth, --module and --steps leave out is told in each of them.
+    Text goes to stdout, after what the program prints itself; with --json, --dot, --svg or --html the graph goes there
+    instead. What --depth, --module and --steps leave out is told in each of them.
     """
     rank = Rank.of_process()
     if rank is not None:  # each its own file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
+    if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
+        raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
     if device is not None:
         writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
         outcome, graph = _record(program, steps, device)
         if outcome.error is not None and program.is_model:
             return outcome.exit_code
-    if modules or depth is not None:
-        graph = graph.reduced(modules, depth)
+    view = _View(" ".join((argument, *script_args)), depth, focus or "", init)
+    part = graph.reduced(modules) if modules else graph
+    closed = graph.reduced(modules, depth) if depth is not None else part
     for each, file in wanted:
-        file.write_text(each.write(graph) or "")
+        file.write_text(each.write(part if each.name in _PICTURES else closed, view) or "")
     if not wanted:
         from .render import printable, terminal_width
 
-        click.echo(printable(graph.to_text(terminal_width()).rstrip("\n")))
+        click.echo(printable(closed.to_text(terminal_width(), init).rstrip("\n")))
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)

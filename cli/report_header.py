@@ -126,7 +126,7 @@ def _patterns(report: dict[str, Any], time_s: float) -> str:
     return "; ".join(
         f"{clean(row['name'])} {count(row['instances'])} ×"
         + (f", {100 * row['time_s'] / time_s:.0f} %" if time_s else "")
-        + _bound(row.get("bound_s") or {})
+        + _bound(row.get("bound_by_s") or {})
         + ("" if row["verified"] else " (not run to check)")
         for row in report.get("patterns") or []
         if not time_s or row["time_s"] > _SHOWN * time_s

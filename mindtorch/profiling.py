@@ -116,11 +116,12 @@ class Profile(Profiler):
         """
         if table not in _FRAMES:
             raise ValueError(f"[profile] expected one of the tables {', '.join(_FRAMES)}, got {table!r}")
+        rows = self._made[_FRAMES[table]]
         try:
             import pandas
         except ImportError as error:
             raise ImportError("[profile] to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(self._made[_FRAMES[table]])
+        return pandas.DataFrame(rows)
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .fold import Folded, Item, fold
+from .fold import Folded, Item, fold, initialization, initialized
 from .graph import SOURCES, ComputationGraph, Node
 from .text import element_type, left_out, ops_inside, sizes, title
 
@@ -26,6 +26,7 @@ _STYLE = {
     "module": ", shape=component, style=filled, fillcolor=lightblue",
 }
 
+INIT = -1  # in place of a node: the initialization, as a whole
 MOST_PARALLEL = 4  # edges between the same two nodes; more are one
 
 Numbers = dict[Item, int]  # which repetition (from 0) of each stretch a node is in; those of the first are not told
@@ -37,9 +38,9 @@ def quote(text: str) -> str:
     return f'"{text}"'
 
 
-def to_dot(graph: ComputationGraph) -> str:
+def to_dot(graph: ComputationGraph, init: bool = False) -> str:
     """A node per op, input and parameter, a cluster per phase and module, an edge per tensor read."""
-    drawing = Drawing(graph)
+    drawing = Drawing(graph, init)
     missing = left_out(graph)
     label = f"  label={quote(missing)};\n" if missing else ""
     return "".join([_HEAD, label, *drawing.clusters(), *drawing.lines(), "}\n"])
@@ -64,9 +65,11 @@ class Read(NamedTuple):
 class Drawing:
     """What of a graph is drawn, and where."""
 
-    def __init__(self, graph: ComputationGraph) -> None:
+    def __init__(self, graph: ComputationGraph, init: bool = False) -> None:
         self.graph = graph
-        self.sections, self.folded = fold(graph)
+        #: What is not drawn, unless asked for by `init`: what it makes is drawn as parameters are.
+        self.hidden = set() if init else initialization(graph)
+        self.sections, self.folded = fold(graph, self.hidden)
         self.parents: dict[Item, Item] = {}
         #: Of a shown node: the stretches around it that repeat, outermost first.
         self.stretches: dict[int, tuple[Item, ...]] = {}
@@ -90,9 +93,11 @@ class Drawing:
                 todo.append((child, around))
 
     def shown(self, node: int) -> tuple[int, Numbers]:
-        """The node that is drawn for this one, and in which repetitions this one is."""
+        """The node that is drawn for this one (`INIT` for what is hidden), and in which repetitions this one is."""
         if node in self.same:
             return self.same[node]
+        if node in self.hidden and node not in self.stretches:
+            return INIT, {}
         return unfolded(node, self.folded)
 
     # ---- parameters --------------------------------------------------------------------------------------------------
@@ -102,12 +107,12 @@ class Drawing:
         reader: dict[int, int] = {}  # of a parameter that is drawn: the shown op that reads it first
         shared: dict[int, int] = {}  # … how many of the stretches around that op have one each, if not all
         for node in graph.nodes:
-            if graph._kind[node.id] in SOURCES:
+            if graph._kind[node.id] in SOURCES or node.id in self.hidden:
                 continue
             like, numbers = unfolded(node.id, self.folded)
             twins = graph.nodes[like].inputs
             for place, (source, _) in enumerate(node.inputs):
-                if graph._kind[source] not in SOURCES or source not in names:
+                if source not in names or (graph._kind[source] not in SOURCES and source not in self.hidden):
                     continue
                 twin = twins[place][0] if place < len(twins) else source
                 if source in self.same:
@@ -144,6 +149,8 @@ class Drawing:
     # ---- nodes -------------------------------------------------------------------------------------------------------
     def clusters(self) -> Iterator[str]:
         number = 0
+        if self.hidden:
+            yield f'  init [label={quote(initialized(self.graph, self.hidden))}, style="rounded,dashed"];\n'
         phases = len(self.sections) > 1
         stack: list[tuple[Item | None, int, str]] = [(root, 1, phase) for phase, root in reversed(self.sections)]
         while stack:
@@ -165,7 +172,8 @@ class Drawing:
             stack.extend((child, depth + 1, _label(child)) for child in reversed(item.children))
 
     def _node(self, node: Node, item: Item | None = None) -> str:
-        label = item.label if item is not None and item.label else title(node)
+        made = node.id in self.hidden
+        label = item.label if item is not None and item.label else node.name if made else title(node)
         around = self.stretches.get(node.id, ())
         if around and around[-1].node is not None:  # an op that repeats, or a parameter of such
             label += f" ×{around[-1].repeated}"
@@ -176,13 +184,16 @@ class Drawing:
         else:
             label += "".join(f"\n{sizes(o)} {element_type(o)}" for o in node.outputs[:2])
             label += f"\n… {len(node.outputs)} outputs" if len(node.outputs) > 2 else ""
-        return f"n{node.id} [label={quote(label)}{_STYLE[node.kind]}];"
+        return f"n{node.id} [label={quote(label)}{_STYLE['parameter' if made else node.kind]}];"
 
     # ---- edges -------------------------------------------------------------------------------------------------------
     def edges(self) -> dict[Drawn, list[Read]]:
         """Every read of the graph, by what is drawn for it."""
         found: dict[Drawn, list[Read]] = {}
         for edge in self.graph.edges:
+            if edge.target in self.hidden:
+                found.setdefault(Drawn(INIT, INIT, False), []).append(Read(edge.output, {}, {}))
+                continue
             source, of = self.shown(edge.source)
             target, to = self.shown(edge.target)
             common = _common(self.stretches.get(source, ()), self.stretches.get(target, ()))
@@ -192,6 +203,8 @@ class Drawing:
 
     def lines(self) -> Iterator[str]:
         for edge, reads in self.edges().items():
+            if edge.target == INIT:
+                continue
             outputs: dict[int, list[Read]] = {}
             for read in reads:
                 outputs.setdefault(read.output, []).append(read)

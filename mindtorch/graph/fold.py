@@ -10,9 +10,11 @@ of those it is like.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 from .. import ops
+from ..base.words import counted
 from .graph import CLOSED, SOURCES, ComputationGraph, Node
 
 MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
@@ -48,8 +50,40 @@ class Item:
         self.ids: list[int] = [] if node is None else [node.id]
 
 
-def grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
-    """(phase, root) per stretch of one phase; below, modules in the order they ran."""
+def initialization(graph: ComputationGraph) -> set[int]:
+    """What makes parameters and buffers, and nothing else: ops outside of modules, before the last of those has a name.
+
+    They are made of each other alone. Whoever reads one of them from elsewhere knows it by a name.
+    """
+    kind, names = graph._kind, graph._names
+    alone = bytearray(len(graph))
+    for node in graph.nodes:
+        own = not kind[node.id] and not graph._module[node.id] and node.phase == _BETWEEN
+        alone[node.id] = kind[node.id] in SOURCES or (own and all(alone[source] for source, _ in node.inputs))
+    last = max((node for node in names if alone[node] and not kind[node]), default=-1)
+    found: set[int] = set()
+    elsewhere = {node for node, _ in graph.outputs}  # read there
+    within: set[int] = set()
+    for node in reversed(graph.nodes):
+        op = kind[node.id] not in SOURCES
+        only_within = node.id not in elsewhere and (node.id in within or (op and _is_upkeep(node)))
+        if alone[node.id] and node.id <= last and (only_within or (op and node.id in names)):
+            found.add(node.id)
+            within.update(of for of, _ in node.inputs)
+        else:
+            elsewhere.update(of for of, _ in node.inputs)
+    return found
+
+
+def initialized(graph: ComputationGraph, nodes: Set[int]) -> str:
+    """In words; empty where there is nothing."""
+    made = sum(node in graph._names for node in nodes)
+    count = sum(not graph._kind[node] for node in nodes)
+    return f"initialization: {counted(made, 'parameter')}, {counted(count, 'op')}" if nodes else ""
+
+
+def grow(graph: ComputationGraph, without: Set[int] = frozenset()) -> list[tuple[str, Item]]:
+    """(phase, root) per stretch of one phase; below, modules in the order they ran. without: nodes to leave out."""
     sections: list[tuple[str, Item]] = []
     trail: list[Item] = []
     names: tuple[str, ...] = ()
@@ -57,9 +91,11 @@ def grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
     waiting: list[Node] = []
     last = (-1, -1)  # phase and module of the op before
     for node in graph.nodes:
+        if node.id in without:
+            continue
         if kind[node.id] in SOURCES:
             if node.id not in graph._names:  # readers of the others show the name
-                waiting.append(node)  # belongs where it is first used
+                waiting.append(node)  # belongs before the model that uses it first
             continue
         if phase[node.id] != last[0]:
             root = Item()
@@ -78,19 +114,16 @@ def grow(graph: ComputationGraph) -> list[tuple[str, Item]]:
                 trail.append(child)
             names = where.names
             last = (phase[node.id], module[node.id])
-        read = [Item(node=item) for item in waiting]
+        end = len(trail[0].children) - (len(trail) > 1)
+        trail[0].children[end:end] = [Item(node=item) for item in waiting]
         waiting.clear()
         if kind[node.id] == CLOSED:  # the module itself, in place of what is in it
             place = trail.pop()
             place.node, place.ids = node, [node.id]
-            above = len(trail) - 1
-            while above and place.label.isdigit():  # before the list of layers: see `_hoist`
-                place, above = trail[above], above - 1
-            trail[above].children[-1:-1] = read
             names = where.names[:-1]
             last = (phase[node.id], -1)
             continue
-        trail[-1].children += [*read, Item(node=node)]
+        trail[-1].children.append(Item(node=node))
     if waiting:
         sections.append(("other", Item()))
         sections[-1][1].children.extend(Item(node=node) for node in waiting)
@@ -238,7 +271,7 @@ def _is_upkeep(node: Node) -> bool:
     return node.phase == "optimizer" or (not node.module and (node.op.endswith("_") or not node.inputs))
 
 
-def fold(graph: ComputationGraph) -> tuple[list[tuple[str, Item]], Folded]:
+def fold(graph: ComputationGraph, without: Set[int] = frozenset()) -> tuple[list[tuple[str, Item]], Folded]:
     """`grow`, with what repeats folded; and the twins of all nodes that are not shown.
 
     What repeats across phases are the iterations of a loop: one section, with the phases of the first one within it.
@@ -246,7 +279,7 @@ def fold(graph: ComputationGraph) -> tuple[list[tuple[str, Item]], Folded]:
     folder = Folder()
     items: list[Item] = []
     phases: set[Item] = set()  # those that stay one item
-    for phase, root in grow(graph):
+    for phase, root in grow(graph, without):
         folder.fold(root, phase)
         if phase == _BETWEEN:  # a loop may begin or end within it
             items += root.children

@@ -407,14 +407,29 @@ class ComputationGraph:
 
         return to_json(self)
 
-    def to_dot(self) -> str:
-        """Graphviz source: a cluster per module, parameters dashed."""
+    def to_dot(self, init: bool = False) -> str:
+        """Graphviz source: a cluster per module, parameters dashed. init: with the ops that make parameters."""
         from .dot import to_dot
 
-        return to_dot(self)
+        return to_dot(self, init)
 
-    def to_text(self, width: int = 80) -> str:
-        """A tree by phase and module, at most ``width`` columns wide; what repeats is shown once."""
+    def to_svg(self, *, init: bool = False, depth: int | None = None, focus: str = "") -> str:
+        """A picture, see `mindtorch.graph.boxes.boxes` for what is drawn."""
+        from .svg import to_svg
+
+        return to_svg(self, init=init, depth=depth, focus=focus)
+
+    def to_html(self, *, title: str = "", init: bool = False, depth: int | None = None, focus: str = "") -> str:
+        """The picture as a page for a browser, in which boxes open; title: what ran."""
+        from .html import to_html
+
+        return to_html(self, title=title, init=init, depth=depth, focus=focus)
+
+    def to_text(self, width: int = 80, init: bool = False) -> str:
+        """A tree by phase and module, at most ``width`` columns wide; what repeats is shown once.
+
+        init: with the ops that make parameters, which else are one line.
+        """
         from .text import to_text
 
-        return to_text(self, width)
+        return to_text(self, width, init)

@@ -26,7 +26,7 @@ def reduced(graph: ComputationGraph, modules: Sequence[str], depth: int | None, 
         raise ValueError(f"[reduced] expected depth >= 0, got {depth}")
     cuts = [_cut(module, modules, depth) for module in graph._modules]
     if modules and all(cut < 0 for cut in cuts):
-        raise UsageError(f"no module matches {' or '.join(map(repr, modules))}{_there_are(graph)}")
+        raise UsageError(f"no module matches {' or '.join(map(repr, modules))}{there_are(graph)}")
     part = _Part(graph, cuts, len(graph) if until is None else until)
     part.build()
     made = part.made
@@ -47,7 +47,7 @@ def _cut(module: Module, patterns: Sequence[str], depth: int | None) -> int:
     names = module.names
     first = 1
     if patterns:
-        first = next((n for n in range(1, len(names) + 1) if _matches(names[:n], patterns)), 0)
+        first = next((n for n in range(1, len(names) + 1) if matches(names[:n], patterns)), 0)
         if not first:
             return -1
     if depth is None:
@@ -56,13 +56,20 @@ def _cut(module: Module, patterns: Sequence[str], depth: int | None) -> int:
     return levels[depth] if depth < len(levels) else 0
 
 
-def _matches(names: tuple[str, ...], patterns: Sequence[str]) -> bool:
+def matches(names: tuple[str, ...], patterns: Sequence[str]) -> bool:
+    """Whether a module's path matches one of them, with or without the outermost name."""
     return any(fnmatch.fnmatchcase(".".join(path), pattern) for pattern in patterns for path in (names, names[1:]))
 
 
-def _there_are(graph: ComputationGraph) -> str:
+def module_paths(graph: ComputationGraph) -> list[tuple[str, ...]]:
+    """Of all modules that ran or hold one that did, the outermost first."""
     found = dict.fromkeys(module.names[:n] for module in graph._modules for n in range(1, len(module.names) + 1))
-    paths = [".".join(names) for names in sorted(found, key=len)]
+    return sorted(found, key=len)
+
+
+def there_are(graph: ComputationGraph) -> str:
+    """The end of a sentence about a module that is not there."""
+    paths = [".".join(names) for names in module_paths(graph)]
     more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
     return f"; there are {', '.join(paths[:_LISTED])}{more}" if paths else "; no module was called"
 

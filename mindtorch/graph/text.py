@@ -9,13 +9,13 @@ is ``%12@3``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
 
 from ..base.words import counted
-from .fold import Folded, Item, fold
+from .fold import Folded, Item, fold, initialization, initialized
 from .graph import DATA, ComputationGraph, Node
 from .parts import Hole, Opaque, Output
 
@@ -58,7 +58,8 @@ def _result(node: Node) -> str:
     return f"{sizes(first)} {element_type(first)}{more}"
 
 
-def _arguments(node: Node, folded: Folded) -> str:
+def arguments(node: Node, folded: Folded) -> str:
+    """Of an op, as written in a line."""
     inputs = node.inputs
     words = [_shown(a, node, inputs, folded) for a in node.args]
     if node.kind == "op":
@@ -93,18 +94,19 @@ def _name(node: int, folded: Folded) -> str:
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
-def to_text(graph: ComputationGraph, width: int = 80) -> str:
+def to_text(graph: ComputationGraph, width: int = 80, init: bool = False) -> str:
     """The tree, at most ``width`` columns wide (at least 40)."""
     width = max(width, 40)
-    lines = list(_summary(graph, width))
-    sections, folded = fold(graph)
+    hidden = set() if init else initialization(graph)
+    lines = list(_summary(graph, width, hidden))
+    sections, folded = fold(graph, hidden)
     for phase, root in sections:
         lines += ["", f"── {phase} " + "─" * (width - len(phase) - 4)]
         lines += _tree(root, width, folded)
     return "\n".join(lines)
 
 
-def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
+def _summary(graph: ComputationGraph, width: int, hidden: Set[int]) -> Iterator[str]:
     segments = graph.segments
     counts = (
         (graph.count("op"), "op"),
@@ -115,7 +117,9 @@ def _summary(graph: ComputationGraph, width: int) -> Iterator[str]:
     yield _cut(", ".join(counted(n, word) for n, word in counts), width)
     if graph.left_out:
         yield _cut(left_out(graph), width)
-    made = sum(1 for node in graph._names if not graph._kind[node])
+    if hidden:
+        yield _cut(initialized(graph, hidden), width)
+    made = sum(1 for node in graph._names if not graph._kind[node] and node not in hidden)
     if made:
         yield _cut(f"{made:,} more parameters and buffers are made by the program's own ops", width)
     readers = Counter(s.read_by.removeprefix("aten::") for s in segments if s.read_by)
@@ -163,10 +167,10 @@ def _line(item: Item, head: str, width: int, folded: Folded) -> str:
         times += f"  {item.cls} ▸{ops_inside(node)}"
     if node.kind not in ("input", "parameter"):
         room = width - len(left) - len(times) - len(right) - 3
-        arguments = _clean(_arguments(node, folded))
-        if len(arguments) > room:
-            arguments = arguments[: max(room - 1, 0)] + "…" if room > 0 else ""
-        left += f"({arguments})" if arguments else ""
+        given = _clean(arguments(node, folded))
+        if len(given) > room:
+            given = given[: max(room - 1, 0)] + "…" if room > 0 else ""
+        left += f"({given})" if given else ""
     left = _cut(_clean(left) + times, width - len(right) - 1)
     return left + " " * (width - len(left) - len(right)) + right
 

@@ -1,10 +1,11 @@
-"""SPEC C6: ``genie graph`` as text, JSON and DOT."""
+"""SPEC C6: ``genie graph`` as text, JSON, DOT, SVG and a page."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -90,6 +91,41 @@ def test_C6_dot_to_a_file_and_json_beside_it(here):
     assert result.stdout == "said\n"
 
 
+@pytest.mark.parametrize("device", [(), ("--device", "meta")])
+def test_C6_svg_and_html_of_a_training_script(here, device):
+    result = genie("--svg", "g.svg", "--html", "g.html", "--json", "g.json", *device, "loop.py")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "done\n" and "wrote g.svg" in result.stderr and "wrote g.html" in result.stderr
+    root = ElementTree.parse(here / "g.svg").getroot()
+    words = [text.text or "" for text in root.iter() if text.tag.endswith("}text")]
+    graph = json.loads((here / "g.json").read_text())
+    assert words[0] == f"{graph['counts']['ops']:,} ops: feed-forward 16 ×"
+    assert "initialization: 64 parameters, 128 ops" in words or device
+    assert any("h.0 … h.15  16 × Block" in word for word in words) and "iterations" in words
+    page = (here / "g.html").read_text()
+    assert page.startswith("<!doctype html>\n<!-- genie graph: ") and "<title>genie graph loop.py</title>" in page
+    for name in ("g.svg", "g.html"):  # ours: written anew
+        assert genie("--svg", "g.svg", "--html", "g.html", "--depth", "0", "loop.py").exit_code == 0, name
+    assert "16 × Block" not in (here / "g.svg").read_text()
+
+
+def test_C6_focus_and_module_in_svg(here):
+    deep = ("--input", "3x4", "deep.py:Deep")
+    assert genie("--svg", "g.svg", "--focus", "h.7.up", *deep).exit_code == 0
+    words = re.findall(r'<text class="name"[^>]*>([^<]*)', (here / "g.svg").read_text())
+    assert words[0] == "forward, Deep.h.0 … h.15  16 × Block" and "up  Linear" in words and "down  Linear" not in words
+    assert genie("--svg", "-", "--module", "h.7", *deep).stdout.count("left out: ") == 1
+
+
+def test_C6_init_shows_what_makes_parameters(here):
+    assert "\ninitialization: 64 parameters, 128 ops\n" in genie("loop.py").stdout
+    result = genie("--init", "--dot", "g.dot", "--svg", "g.svg", "loop.py")
+    assert result.exit_code == 0, result.output
+    assert all("uniform_" in (here / name).read_text() for name in ("g.dot", "g.svg"))
+    text = genie("--init", "loop.py").stdout
+    assert "uniform_(" in text and "initialization" not in text
+
+
 def test_C6_script_prints_before_the_graph(here):
     result = genie("use.py")
     assert result.exit_code == 0, result.output
@@ -102,6 +138,8 @@ def test_C6_script_prints_before_the_graph(here):
      (["net.py:Net", "--input", "x"], "[NAME=]SHAPE"), (["--depth", "-1", "use.py"], "x>=0"),
      (["--steps", "0", "use.py"], "x>=1"), (["--module", "h..0", "use.py"], "no path of a module"),
      (["--module", "", "use.py"], "no path of a module"), (["--device", "cuda", "use.py"], "meta"),
+     (["--focus", "h", "use.py"], "--focus is for --svg and --html"), (["--focus", "", "use.py"], "no path"),
+     (["--focus", "layr", "--svg", "x.svg", "net.py:Net", "--input", "3x4"], "'layr'; nearest: Net.layer"),
      (["--module", "nope", "net.py:Net", "--input", "3x4"], "no module matches 'nope'; there are Net, Net.layer")],
 )  # fmt: skip
 def test_C8_bad_requests(here, args, word):

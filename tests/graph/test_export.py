@@ -184,7 +184,7 @@ def test_C6_dot_is_well_formed_and_complete(odd):
     for each in (odd, graph):
         modules = {node.module_info.names[: i + 1] for node in each.nodes if node.kind == "op"
                    for i in range(len(node.module_info.names))}  # fmt: skip
-        nodes, edges, clusters = check_dot(each.to_dot())
+        nodes, edges, clusters = check_dot(each.to_dot(init=True))
         assert (nodes, edges) == (len(each), len(each.edges)) and clusters >= len(modules - {("Model", "h")})
 
 
@@ -298,7 +298,8 @@ def test_C6_text_fits_the_width(graph, odd, width):
     )
     with capture() as made:
         Model(1)(torch.ones(3, 8)).sum().item()
-    assert "4 more parameters" in made.to_text()
+    assert "4 more parameters" in made.to_text(init=True)
+    assert "initialization: 4 parameters, 8 ops" in made.to_text()
     for each in (graph, odd, deep, made):
         assert max(map(len, each.to_text(width).splitlines())) <= width
 

@@ -131,10 +131,10 @@ def test_L13_the_flops_of_a_block_are_its_products_forward_and_backward(how):
 def test_L13_an_estimate_says_what_bounds_each_block():
     _, patterns = report("estimated", train)
     for row in patterns.values():
-        assert sum(row["bound_s"].values()) == pytest.approx(row["time_s"])
-        assert set(row["bound_s"]) == {"compute", "memory", "launch"}
-    assert patterns["attention"]["bound_s"]["launch"] > patterns["attention"]["bound_s"]["memory"]  # tiny
-    assert {row["bound_s"] for row in report("measured", train)[1].values()} == {None}
+        assert sum(row["bound_by_s"].values()) == pytest.approx(row["time_s"])
+        assert set(row["bound_by_s"]) == {"compute", "memory", "launch"}
+    assert patterns["attention"]["bound_by_s"]["launch"] > patterns["attention"]["bound_by_s"]["memory"]  # tiny
+    assert {row["bound_by_s"] for row in report("measured", train)[1].values()} == {None}
 
 
 def test_L13_measured_and_estimated_programs_are_made_of_the_same():

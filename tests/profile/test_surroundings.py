@@ -12,8 +12,12 @@ import types
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
+import pandas
 import pytest
 import torch
+from IPython.core import interactiveshell as shells
 from torch import nn
 
 import mindtorch
@@ -110,7 +114,6 @@ def test_C2_to_pandas_gives_the_tables(profiled: Profile, monkeypatch: pytest.Mo
 
 
 def test_C2_to_pandas_with_pandas_itself(profiled: Profile) -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = profiled.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["self_s"].sum() == pytest.approx(profiled.time_s)
@@ -193,7 +196,6 @@ def test_C2_a_cell_is_profiled_by_its_magic() -> None:
 
 
 def test_C2_a_cell_is_profiled_in_ipython() -> None:
-    shells = pytest.importorskip("IPython.core.interactiveshell", reason="IPython is not installed")
     shell = shells.InteractiveShell.instance()
     try:
         shell.run_line_magic("load_ext", "mindtorch")
@@ -206,9 +208,6 @@ def test_C2_a_cell_is_profiled_in_ipython() -> None:
 
 
 def test_C2_a_notebook_shows_the_page() -> None:
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     cells = ["%load_ext mindtorch\nimport torch, mindtorch", f"%%genie -o p\n{CELL}", "p.macs",
              "mindtorch.profile(torch.nn.Linear(4, 2), torch.ones(3, 4))"]  # fmt: skip
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

@@ -167,8 +167,8 @@ def pattern_rows(
 
     rows: by signature, module, line and phase. instances: places in the model; calls: of those. verified: whether all
     were run beside the pattern's own function and agreed; what disagreed is in no row. time_s, flops: of all that is
-    part of them, backward included where it is known whose it is. bound_s: on the target, the seconds that computing,
-    memory and launches bound.
+    part of them, backward included where it is known whose it is. bound_by_s: seconds on the target, by
+    what bounds them: computing, memory, launches, communication.
     """
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
@@ -181,7 +181,8 @@ def pattern_rows(
         entry["ns"] += row.ns
         entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
         if forecast is not None:
-            entry["bound"][forecast.cost(row.sig).bound] += forecast.about(row)
+            bound = forecast.cost(row.sig).bound
+            entry["bound"][bound] = entry["bound"].get(bound, 0.0) + forecast.about(row)
         key = row.module, context.location(row.location), op
         if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
@@ -193,7 +194,7 @@ def pattern_rows(
             "calls": round(entry["calls"]),
             "time_s": entry["ns"] / 1e9,
             "flops": entry["flops"],
-            "bound_s": None if forecast is None else entry["bound"],
+            "bound_by_s": None if forecast is None else entry["bound"],
             "verified": all(labels.verified[name]),
             "modules": _folded(labels, name, where[name]),
             "attributes": _common(labels.attributes[name]),

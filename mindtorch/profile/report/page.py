@@ -1,24 +1,18 @@
 """A profile as one page for a browser, which asks nobody for anything: the figures and what shows them are in the file.
 
-The viewer is in the folder `viewer` beside this file: a frame, a style sheet and scripts, put together as they are.
-What comes from the program is in the page twice: in its title, escaped, and as JSON, in which no tag can begin. The
-scripts make text of it, never markup, and the page's policy lets no other script run.
+How pages are made: `mindtorch.base.document`. The scripts of this kind are in the folder `viewer` beside this file.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import math
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindtorch.base.document import document
 from mindtorch.base.formats import atomic
 from mindtorch.profile.report import columns, folding, stacks
 from mindtorch.profile.report.recording import Recording
@@ -31,7 +25,7 @@ ROWS = {"op": 1000, "line": 1500, "shape": 1500}
 LISTED = 500  # of any other list
 _TEXT = 240  # characters of a line of code, of a name
 _LARGE = ("modules", "ops", "lines", "shapes")  # of the report, what has a table of its own here
-_SCRIPTS = ("text", "dom", "table", "modules", "flame", "charts", "page")  # in this order: each uses those before it
+_SCRIPTS = ("text", "dom", "table", "modules", "flame", "charts", "search", "page")  # each uses those before it
 _NODE = ("depth", "label", "class", "repeated", "path")  # what a row of the tree of modules begins with
 _VIEWER = Path(__file__).with_name("viewer")
 
@@ -45,21 +39,15 @@ def write_html(report: dict[str, Any], seen: Recording, path: str | os.PathLike[
 
 def page(report: dict[str, Any], seen: Recording) -> str:
     """The whole of it, as text."""
-    style = (_VIEWER / "page.css").read_text(encoding="utf-8")
-    script = "".join((_VIEWER / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{script}}})();\n'
-    data = json.dumps(contents(report, seen), separators=(",", ":"), allow_nan=False)
-    title = html.escape(_short(" ".join(["genie profile", *map(str, report["command"])])))
-    parts = {
-        "title": title.encode("ascii", "xmlcharrefreplace").decode(),
-        "style": style,
-        "style_hash": _hash(style),
-        "script": script,
-        "script_hash": _hash(script),
-        "data": data.replace("<", "\\u003c"),
-    }
-    frame = (_VIEWER / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)  # once: nothing within the parts is replaced
+    return document(
+        _short(" ".join(["genie profile", *map(str, report["command"])])),
+        contents(report, seen),
+        _VIEWER,
+        [f"{name}.js" for name in _SCRIPTS],
+        tool="genie profile",
+        noun="report",
+        searched="modules, operations and lines",
+    )
 
 
 def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
@@ -96,11 +84,6 @@ def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
             "line": _flame(stacks.by_line(seen)),
         },
     }
-
-
-def _hash(text: str) -> str:
-    """As a content security policy names what may be in a page."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,362 @@
+"""The graph as boxes within boxes, to look at: phases, modules, ops; what repeats is one box, and so is what a pattern
+names.
+
+Each node lies in one box, those of repetitions that are not shown included. Between the boxes within one box are edges,
+one for all tensors that go the same way; what comes from outside of it, or goes there, does so by `IN` and `OUT`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from ..base.words import counted
+from .dot import INIT, Drawing, Drawn, Read
+from .fold import Item, initialized
+from .graph import PHASES, ComputationGraph, Node
+from .parts import Output
+from .text import arguments, element_type, sizes, title
+
+IN, OUT = -1, -2  # in place of a box's number: all that is around
+MOST_CHILDREN = 120  # more are boxes of so many each
+MOST_SHOWN = 60  # boxes of a phase that are there by themselves
+_MOST = 60  # characters of a line
+_PREFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+class Pattern(NamedTuple):
+    """What a box computes, how many of it there are in the model, and whether all were run beside it."""
+
+    name: str
+    times: int
+    verified: bool
+    attributes: dict[str, Any]
+
+    def label(self) -> str:
+        """``attention 12 ×``."""
+        return f"{self.name} {self.times} ×" if self.times > 1 else self.name
+
+
+class Box:
+    """kind: ``all``, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, or ``these``: some in a row."""
+
+    def __init__(
+        self, name: str, cls: str = "", kind: str = "module", times: int = 1, node: Node | None = None
+    ) -> None:
+        self.name, self.cls, self.kind, self.times, self.node = name, cls, kind, times, node
+        self.path = ""  # of the module, in the first repetition
+        self.parent: Box | None = None
+        self.children: list[Box] = []
+        self.shown: set[int] = set()  # nodes of the first repetition
+        self.nodes: list[int] = []  # all
+        self.parameters: list[int] = []  # that are read here first
+        self.ops = self.elements = 0
+        self.pattern: Pattern | None = None
+        self.result: Output | None = None
+        #: {(number of a child or IN, of another or OUT): how many tensors}
+        self.edges: Counter[tuple[int, int]] = Counter()
+        self.reads = ""  # of a phase: from which others
+        self.about = ""
+        self.varies = False  # stands for results of other sizes, too
+        self.open = self.found = False  # found: asked for
+
+    def add(self, box: Box) -> Box:
+        """Within this one, as its last."""
+        box.parent = self
+        self.children.append(box)
+        return box
+
+    def gather(self, first: int, last: int, box: Box) -> None:
+        """In place of its children from first to last (excluded), one that has them."""
+        for child in self.children[first:last]:
+            box.add(child)
+            box.shown |= child.shown
+        box.parent, box.path = self, self.path
+        self.children[first:last] = [box]
+
+    def above(self) -> Iterator[Box]:
+        """What it is in, from the inside out."""
+        box = self.parent
+        while box is not None:
+            yield box
+            box = box.parent
+
+    def lines(self) -> list[str]:
+        """What is written on it: a name, what it computes, how much that is."""
+        times = f"{self.times} ×" if self.times > 1 else ""
+        cls = self.cls if self.cls not in (self.name, f"({self.name})") else ""
+        what = " ".join(filter(None, (times, cls)))
+        found = [
+            f"{times} {self.name}" if self.kind == "these" and times else "  ".join(filter(None, (self.name, what)))
+        ]
+        if self.pattern is not None and self.kind != "pattern":
+            found.append(self.pattern.label())
+        facts = [counted(self.ops, "op")] if self.children and self.ops else []
+        facts += [f"{_amount(self.elements)} parameters"] if self.elements and self.children else []
+        if self.varies:
+            facts.append("sizes differ")
+        elif self.result is not None and self.kind != "phase":
+            facts.append(f"{sizes(self.result)} {element_type(self.result)}")
+        return [_short(line) for line in [*found, " · ".join(facts), self.reads] if line]
+
+
+def inside(root: Box) -> list[Box]:
+    """It and all within, each before what is in it."""
+    order: list[Box] = []
+    todo = [root]
+    while todo:
+        order.append(todo.pop())
+        todo += reversed(order[-1].children)
+    return order
+
+
+def boxes(graph: ComputationGraph, *, init: bool = False, depth: int | None = None, focus: str = "") -> Box:
+    """The whole, its children the phases in program order.
+
+    init: with the ops that make parameters, which else are one box. depth: how many levels of modules are open; without
+    it, as many as can be looked at. focus: only modules of that path, and what they read from and give to. Raises
+    UsageError where there is none.
+    """
+    root = _Boxes(graph, init).root
+    if focus:
+        from .focus import focused  # which needs the names here
+
+        root = focused(graph, root, focus)
+    _open(root, depth)
+    return root
+
+
+class _Boxes:
+    def __init__(self, graph: ComputationGraph, init: bool) -> None:
+        self.graph, self.drawing = graph, Drawing(graph, init)
+        self.root = Box("", kind="all")
+        self.of: dict[int, Box] = {}  # by node that is shown
+        self.made: dict[Item, Box] = {}
+        self._grow()
+        self._name_patterns()
+        for box in inside(self.root):
+            _split(box)
+        self._connect()
+        self._count()
+
+    def _grow(self) -> None:
+        drawing = self.drawing
+        if drawing.hidden:
+            words = initialized(self.graph, drawing.hidden)
+            self.of[INIT] = self.root.add(Box(words, kind="initialization"))
+        todo: list[tuple[Item, Box, str]] = [(section, self.root, phase) for phase, section in drawing.sections]
+        for item, parent, phase in todo:  # grows while it is read
+            inner = not parent.path and item.label in PHASES and not item.cls  # of an iteration
+            kind = "phase" if phase or inner else "module" if item.label else "op" if item.node else "these"
+            name = item.label or phase or (title(item.node) if item.node else f"these {len(item.children)}")
+            box = self.made[item] = parent.add(Box(name, item.cls, kind, item.repeated, item.node))
+            box.varies = item.varies
+            if kind == "module":
+                first = item.words[0] if item.words and item.words[0][0] not in "#@" else item.label
+                box.path = ".".join(filter(None, (parent.path, first)))
+            else:
+                box.path = parent.path
+            todo += [(child, box, "") for child in item.children]
+        self.of |= {node: self.made[item] for node, item in drawing.items.items()}
+        for node, box in self.of.items():
+            box.shown |= {node} if node != INIT else set()
+        for box in reversed(self.made.values()):
+            if box.parent is not None:
+                box.parent.shown |= box.shown
+
+    # ---- patterns ----------------------------------------------------------------------------------------------------
+    def _name_patterns(self) -> None:
+        """A box that holds one, and no product besides, has its name; ops in a row that are one become a box."""
+        from .patterns import Instance, find_patterns
+
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            found = [each for each in find_patterns(self.graph) if not each.refused]
+        alike: dict[tuple[str, frozenset[int]], list[Instance]] = {}
+        for each in found:
+            there = self.root.shown.intersection(self.drawing.shown(node)[0] for node in each.nodes)
+            alike.setdefault((each.pattern, frozenset(there)), []).append(each)
+        modules = [self.graph.nodes[each.anchor].module for each in found]
+        known = [all(isinstance(name, str) for name in each.place) for each in found]  # by its weights' names
+        sure = {(each.pattern, module) for each, module, by_name in zip(found, modules, known) if by_name}
+        places = Counter(pattern for pattern, _ in {
+            (each.pattern, each.place) for each, module, by_name in zip(found, modules, known)
+            if by_name or (each.pattern, module) not in sure
+        })  # fmt: skip
+        self.root.name = "; ".join(f"{name} {n} ×" for name, n in places.most_common())
+        part_of = {node: key for key in alike for node in key[1]}
+        for key, instances in alike.items():
+            (name, shown), first = key, instances[0]
+            pattern = Pattern(name, len(instances), all(one.verified for one in instances), first.attributes)
+            holder = self.of[min(shown)] if shown else self.root
+            while holder.parent is not None and not shown <= holder.shown:
+                holder = holder.parent
+            if holder is self.root:
+                continue  # in no phase alone
+            if holder.kind in ("module", "op") and self._is_all(holder, shown):
+                around = holder.parent
+                if holder.kind == "op" and around and around.kind == "module" and len(around.children) == 1:
+                    holder = around  # a module that is this op alone
+                holder.pattern = pattern
+                continue
+            parts = [i for i, child in enumerate(holder.children) if child.shown & shown]
+            row = range(parts[0], parts[-1] + 1)
+            others = any(part_of.get(node, key) != key for i in row for node in holder.children[i].shown)
+            if not others and len(row) <= 2 * len(parts):
+                box = Box(pattern.label(), kind="pattern")
+                box.pattern = pattern
+                holder.gather(row.start, row.stop, box)
+
+    def _is_all(self, holder: Box, shown: frozenset[int]) -> bool:
+        """Whether these nodes are what a box computes: all its products, or all it does, where there are none."""
+        from .patterns.flow import MOVES, PRODUCTS
+
+        names = {node: self.graph.nodes[node].op for node in holder.shown}
+        products = {node for node, op in names.items() if op in PRODUCTS}
+        return products <= shown if products & shown else {n for n, op in names.items() if op not in MOVES} <= shown
+
+    # ---- edges -------------------------------------------------------------------------------------------------------
+    def _connect(self) -> None:
+        numbers = {child: i for box in inside(self.root) for i, child in enumerate(box.children)}
+        gives: dict[Box, int] = {}  # the last of its nodes that is read elsewhere
+        for edge, reads in self.drawing.edges().items():
+            if edge.source not in self.drawing.items or edge.target not in self.drawing.items:
+                continue  # a parameter's
+            tensors: dict[Box | None, set[int]] = {}
+            for read in reads:
+                tensors.setdefault(self._crossed(edge.source, read), set()).add(read.output)
+            for crossed, outputs in tensors.items():
+                before = [self.of[edge.source], *self.of[edge.source].above()]
+                after = [self.of[edge.target], *self.of[edge.target].above()]
+                while before[-2] is after[-2] is not crossed and before[-2].children:
+                    before.pop()
+                    after.pop()
+                if not self._is_kept(edge):
+                    for child, box in pairwise(before[:-1]):
+                        box.edges[numbers[child], OUT] += len(outputs)
+                    for child, box in pairwise(after[:-1]):
+                        box.edges[IN, numbers[child]] += len(outputs)
+                if before[-2] is not after[-2]:
+                    before[-1].edges[numbers[before[-2]], numbers[after[-2]]] += len(outputs)
+                for box in before[:-1]:
+                    gives[box] = max(gives.get(box, -1), edge.source)
+        for box in reversed(inside(self.root)):
+            node = gives.get(box, box.node.id if box.node else -1)
+            box.result = next(iter(self.graph.nodes[node].outputs), None) if node >= 0 else None
+            if node < 0 and box.children:
+                box.result = box.children[-1].result
+        for i, box in enumerate(self.root.children):
+            names: Counter[str] = Counter()
+            for (source, target), n in self.root.edges.items():
+                names[self.root.children[source].name] += n if target == i else 0
+            words = ", ".join(f"{n} of {name}" for name, n in names.items() if n)
+            box.reads = f"reads {words}" if words else ""
+
+    def _is_kept(self, edge: Drawn) -> bool:
+        """For backward, or a gradient: one of so many that only their number between phases is shown."""
+        source, target = self.graph.nodes[edge.source], self.graph.nodes[edge.target]
+        return source.phase != target.phase and target.phase in ("backward", "optimizer")
+
+    def _crossed(self, source: int, read: Read) -> Box | None:
+        """What this read leaves for another repetition of it."""
+        for stretch in self.drawing.stretches[source]:
+            if read.source.get(stretch) != read.target.get(stretch) and stretch in read.target | read.source:
+                return self.made[stretch]
+        return None
+
+    # ---- counts ------------------------------------------------------------------------------------------------------
+    def _count(self) -> None:
+        hidden = self.drawing.hidden
+        homes: dict[int, Box] = {}
+        for node in reversed(self.graph.nodes):  # readers first
+            shown, _ = self.drawing.shown(node.id)
+            first = homes.get(node.id, self.root)  # what reads it first
+            home = self.of[INIT] if node.id in hidden else self.of.get(shown, first)
+            home.nodes.append(node.id)
+            home.ops += node.kwargs["ops"] if node.kind == "module" else node.kind == "op"
+            if node.kind == "parameter" or (node.id in hidden and node.name):
+                first.parameters.append(node.id)
+                first.elements += torch.Size(node.outputs[0].shape).numel()
+            if node.id not in hidden:
+                around = home.parent if home.kind == "op" and home.parent is not None else home
+                homes |= {source: around for source, _ in node.inputs}
+        for box in reversed(inside(self.root)):
+            box.about = self._about(box)
+            if box.parent is not None:
+                box.parent.nodes += box.nodes
+                box.parent.parameters += box.parameters
+                box.parent.ops += box.ops
+                box.parent.elements += box.elements
+
+    def _about(self, box: Box) -> str:
+        """What there is no room for on it."""
+        found = [box.path] if box.path else []
+        node = box.node
+        if node is not None and box.kind == "op":
+            found.append(f"%{node.id} {title(node)}({arguments(node, self.drawing.folded)})")
+            found += [f"gives {sizes(out)} {element_type(out)}" for out in node.outputs]
+            found += [node.source] if node.source else []
+        if box.pattern is not None:
+            facts = ", ".join(f"{key}: {value}" for key, value in box.pattern.attributes.items())
+            proof = "proven by running it" if box.pattern.verified else "not run by itself"
+            found.append(f"{box.pattern.name}, {proof}{'; ' * bool(facts)}{facts}")
+        if box.children:
+            found.append(f"{counted(box.ops, 'op')}, {counted(len(box.parameters), 'parameter')} read here first")
+        return "\n".join(found)
+
+
+def _split(box: Box) -> None:
+    """Where too many lie side by side: boxes of so many each, until a box has few."""
+    while len(box.children) > MOST_CHILDREN:
+        total, size = len(box.children), MOST_CHILDREN
+        parts = -(-total // size)
+        for part in range(parts):
+            these = Box(f"part {part + 1} of {parts}", kind="these")
+            box.gather(part, part + min(size, total - part * size), these)
+
+
+def _open(root: Box, depth: int | None) -> None:
+    """Which boxes show what is in them: so many levels of modules, or as many boxes as can be looked at."""
+    level = {root: 0}
+    everything = inside(root)
+    small = len(everything) <= MOST_SHOWN and not any(box.found for box in everything)
+    shown: Counter[Box] = Counter()  # by phase
+    phase: dict[Box, Box] = {root: root}
+    todo = [root]
+    for box in todo:  # grows while it is read
+        here = phase[box]
+        folds = box.kind in ("module", "pattern") and not box.found
+        if depth is not None:
+            box.open = not folds or level[box] < depth
+        elif box.found or box.kind in ("all", "phase"):
+            box.open = True
+        elif small:
+            box.open = box.pattern is None
+        else:
+            deep = box.kind == "these" or any(child.children for child in box.children)
+            box.open = deep and box.pattern is None and shown[here] + len(box.children) <= MOST_SHOWN
+        box.open = box.open and bool(box.children)
+        if box.open:
+            shown[here] += len(box.children)
+            phase |= {child: child if box is root else here for child in box.children}
+            level |= dict.fromkeys(box.children, level[box] + folds)
+            todo += box.children
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+def starred(path: str) -> str:
+    """With ``*`` for the numbers of layers."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def _amount(n: int) -> str:
+    return next((f"{n / size:.3g} {prefix}" for size, prefix in _PREFIXES if n >= size), str(n))
+
+
+def _short(line: str) -> str:
+    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    return line if len(line) <= _MOST else line[: _MOST - 1] + "…"

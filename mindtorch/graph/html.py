@@ -1,0 +1,49 @@
+"""The graph as a page for a browser: the boxes of `boxes`, to open and close, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..base.document import document
+from .boxes import Box, boxes, inside, starred
+from .graph import ComputationGraph
+from .svg import grid_of, summary
+
+_VIEWER = Path(__file__).with_name("viewer")
+_FILES = ("graph.css", "dom.js", "search.js", "graph.js")
+
+
+def to_html(
+    graph: ComputationGraph, *, title: str = "", init: bool = False, depth: int | None = None, focus: str = ""
+) -> str:
+    """See `mindtorch.graph.boxes.boxes` for what is there, and open at first. title: what ran."""
+    root = boxes(graph, init=init, depth=depth, focus=focus)
+    return document(
+        f"genie graph {title}".strip(), contents(graph, root, title), _VIEWER, _FILES, tool="genie graph", noun="graph",
+        searched="modules and operations",
+    )  # fmt: skip
+
+
+def contents(graph: ComputationGraph, root: Box, title: str) -> dict[str, Any]:
+    """What the page shows: all boxes, each before those in it, and where those lie."""
+    order = inside(root)
+    number = {box: i for i, box in enumerate(order)}
+    return {"title": title, "summary": summary(graph, root), "boxes": [_box(box, number) for box in order]}
+
+
+def _box(box: Box, number: dict[Box, int]) -> dict[str, Any]:
+    lines = box.lines() if box.kind != "all" else []
+    found: dict[str, Any] = {"kind": box.kind, "lines": lines, "about": box.about, "path": starred(box.path)}
+    if box.pattern is not None:
+        found["pattern"] = 0 if box.kind == "pattern" else 1  # which of the lines
+    if box.children:
+        grid, edges = grid_of(box)
+        found["open"] = box.open
+        found["children"] = [number[child] for child in box.children]
+        found["cells"] = [[n, row, grid.columns[n]] for n, row in grid.rows.items()]  # 0: from outside, the last: to it
+        found["lanes"] = [list(lane) for lane in grid.lanes]
+        found["edges"] = [list(edge) for edge in edges]
+    if box.found:
+        found["found"] = True
+    return found
