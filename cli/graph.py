@@ -93,6 +93,7 @@ Examples:
   genie graph --json - model.py:build --input 1x128:int64
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
+  genie graph --why attention train.py where it is, how that is known, and why not elsewhere
   genie graph --steps 1 train.py       until the loop's first iteration ends
   genie graph --device meta train.py   nothing is computed
 """
@@ -120,6 +121,14 @@ Examples:
     metavar="PATTERN",
     help="In --svg and --html: only modules of this path, and what they read from and give to.",
 )
+@click.option(
+    "--why",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Print, in place of the graph, where it has this pattern (attention, feed-forward …), how that is known, and "
+    "why what looks like it is not named so; may be given again.",
+)
 @click.option("--init", is_flag=True, help="Show the operations that make parameters, which else are one line.")
 @click.option(
     "--steps",
@@ -139,6 +148,7 @@ def command(
     depth: int | None,
     modules: tuple[str, ...],
     focus: str | None,
+    patterns: tuple[str, ...],
     init: bool,
     steps: int | None,
     device: str | None,
@@ -156,6 +166,10 @@ def command(
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
     if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
         raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
+    if patterns and any(file.is_stdout for _, file in wanted):
+        raise click.UsageError("--why prints to stdout; give the graph a file")
+    if patterns:
+        _check(patterns, device)
     if device is not None:
         writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
@@ -167,10 +181,16 @@ def command(
     closed = graph.reduced(modules, depth) if depth is not None else part
     for each, file in wanted:
         file.write_text(each.write(part if each.name in _PICTURES else closed, view) or "")
-    if not wanted:
+    if patterns or not wanted:
         from .render import printable, terminal_width
 
-        click.echo(printable(closed.to_text(terminal_width(), init).rstrip("\n")))
+        if patterns:
+            from mindtorch.graph.patterns import explain
+
+            text = "\n".join(explain(part, name) for name in patterns)
+        else:
+            text = closed.to_text(terminal_width(), init)
+        click.echo(printable(text.rstrip("\n")))
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
@@ -180,6 +200,17 @@ def command(
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         hint_torch_npu(outcome.error)
     return outcome.exit_code
+
+
+def _check(patterns: tuple[str, ...], device: str | None) -> None:
+    """Before the program runs: UsageError where no pattern has such a name."""
+    import mindtorch
+
+    mindtorch._bootstrap(wait=device is None)
+    from mindtorch.graph.patterns.explain import known
+
+    for name in patterns:
+        known(name)
 
 
 def _record(program: Program, steps: int | None, device: str | None) -> tuple[Outcome, ComputationGraph]:

@@ -24,7 +24,6 @@ from .text import arguments, element_type, sizes, title
 
 IN, OUT = -1, -2  # in place of a box's number: all that is around
 MOST_CHILDREN = 120  # more are boxes of so many each
-MOST_SHOWN = 60  # boxes of a phase that are there by themselves
 _MOST = 60  # characters of a line
 _PREFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -115,20 +114,11 @@ def inside(root: Box) -> list[Box]:
     return order
 
 
-def boxes(graph: ComputationGraph, *, init: bool = False, depth: int | None = None, focus: str = "") -> Box:
-    """The whole, its children the phases in program order.
-
-    init: with the ops that make parameters, which else are one box. depth: how many levels of modules are open; without
-    it, as many as can be looked at. focus: only modules of that path, and what they read from and give to. Raises
-    UsageError where there is none.
+def boxed(graph: ComputationGraph, init: bool = False) -> Box:
+    """The whole, its children the phases in program order. init: with the ops that make parameters, which else are one
+    box.
     """
-    root = _Boxes(graph, init).root
-    if focus:
-        from .focus import focused  # which needs the names here
-
-        root = focused(graph, root, focus)
-    _open(root, depth)
-    return root
+    return _Boxes(graph, init).root
 
 
 class _Boxes:
@@ -317,34 +307,6 @@ def _split(box: Box) -> None:
         for part in range(parts):
             these = Box(f"part {part + 1} of {parts}", kind="these")
             box.gather(part, part + min(size, total - part * size), these)
-
-
-def _open(root: Box, depth: int | None) -> None:
-    """Which boxes show what is in them: so many levels of modules, or as many boxes as can be looked at."""
-    level = {root: 0}
-    everything = inside(root)
-    small = len(everything) <= MOST_SHOWN and not any(box.found for box in everything)
-    shown: Counter[Box] = Counter()  # by phase
-    phase: dict[Box, Box] = {root: root}
-    todo = [root]
-    for box in todo:  # grows while it is read
-        here = phase[box]
-        folds = box.kind in ("module", "pattern") and not box.found
-        if depth is not None:
-            box.open = not folds or level[box] < depth
-        elif box.found or box.kind in ("all", "phase"):
-            box.open = True
-        elif small:
-            box.open = box.pattern is None
-        else:
-            deep = box.kind == "these" or any(child.children for child in box.children)
-            box.open = deep and box.pattern is None and shown[here] + len(box.children) <= MOST_SHOWN
-        box.open = box.open and bool(box.children)
-        if box.open:
-            shown[here] += len(box.children)
-            phase |= {child: child if box is root else here for child in box.children}
-            level |= dict.fromkeys(box.children, level[box] + folds)
-            todo += box.children
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -414,7 +414,7 @@ class ComputationGraph:
         return to_dot(self, init)
 
     def to_svg(self, *, init: bool = False, depth: int | None = None, focus: str = "") -> str:
-        """A picture, see `mindtorch.graph.boxes.boxes` for what is drawn."""
+        """A picture, see `mindtorch.graph.picture.boxes` for what is drawn."""
         from .svg import to_svg
 
         return to_svg(self, init=init, depth=depth, focus=focus)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.document import document
-from .boxes import Box, boxes, inside, starred
+from .boxes import Box, inside, starred
 from .graph import ComputationGraph
+from .picture import boxes
 from .svg import grid_of, summary
 
 _VIEWER = Path(__file__).with_name("viewer")
@@ -17,7 +18,7 @@ _FILES = ("graph.css", "dom.js", "search.js", "graph.js")
 def to_html(
     graph: ComputationGraph, *, title: str = "", init: bool = False, depth: int | None = None, focus: str = ""
 ) -> str:
-    """See `mindtorch.graph.boxes.boxes` for what is there, and open at first. title: what ran."""
+    """See `mindtorch.graph.picture.boxes` for what is there, and open at first. title: what ran."""
     root = boxes(graph, init=init, depth=depth, focus=focus)
     return document(
         f"genie graph {title}".strip(), contents(graph, root, title), _VIEWER, _FILES, tool="genie graph", noun="graph",

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..base.words import counted
-from .boxes import IN, OUT, Box, boxes, inside
+from .boxes import IN, OUT, Box, inside
 from .graph import ComputationGraph
 from .layered import Grid, layered
+from .picture import boxes
 from .text import left_out
 
 _CHARACTER, _LINE = 6.7, 15  # of the font, at most
@@ -66,7 +67,7 @@ def summary(graph: ComputationGraph, root: Box) -> list[str]:
 
 
 def to_svg(graph: ComputationGraph, *, init: bool = False, depth: int | None = None, focus: str = "") -> str:
-    """See `mindtorch.graph.boxes.boxes` for what is drawn."""
+    """See `mindtorch.graph.picture.boxes` for what is drawn."""
     root = boxes(graph, init=init, depth=depth, focus=focus)
     picture = _Picture(root)
     width, height = picture.sizes[root]

@@ -230,3 +230,39 @@ def test_C3_raw_threads_are_in_the_graph(here):
     )
     result = genie("raw.py")
     assert result.exit_code == 0 and " exp(" in result.stdout
+
+
+@pytest.mark.parametrize("device", [[], ["--device", "meta"]])
+def test_L13_why_says_where_a_pattern_is_and_why_not_elsewhere(here, device):
+    (here / "why.py").write_text(DEEP + "Deep()(torch.ones(3, 4))\nprint('ran')\n")
+    result = CliRunner().invoke(cli, ["graph", *device, "--why", "feed-forward", "--why", "attention", "why.py"])
+    assert result.exit_code == 0, result.output
+    said = result.stdout.splitlines()
+    assert said[0] == "ran" and re.fullmatch(r"feed-forward: \d\d candidates", said[1])
+    assert said[2] == "  16 × run beside the pattern's own function, and agreed (activation relu, gated False)"
+    assert "aten::addmm, Deep.h.0.down, " in said[3] and said[5:7] == [said[5], "      and 13 more"]
+    assert "  13 × not named so: it mixes more than two projections" in said  # a sum of residuals, and the next layer
+    assert said[-1] == "attention: nothing looks like it"
+
+
+def test_L13_why_takes_part_of_a_graph_beside_a_file(here):
+    (here / "why.py").write_text(DEEP + "Deep()(torch.ones(3, 4))\n")
+    result = CliRunner().invoke(
+        cli, ["graph", "--why", "feed-forward", "--module", "h.3", "--json", "g.json", "why.py"]
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("feed-forward: 1 candidate\n") and (here / "g.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--why", "atention"], "got 'atention'; did you mean 'attention'?"),
+        (["--why", "attention", "--json", "-"], "--why prints to stdout; give the graph a file"),
+    ],
+)
+def test_L13_why_refuses_before_the_program_runs(here, options, words):
+    (here / "why.py").write_text("open('ran', 'w')\n")
+    result = CliRunner().invoke(cli, ["graph", *options, "why.py"])
+    assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
+    assert not (here / "ran").exists()

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, boxes, inside
+from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, inside
+from mindtorch.graph.picture import boxes
 
 
 class Attention(nn.Module):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from test_boxes import transformer
 
-from mindtorch.graph.boxes import boxes, inside
+from mindtorch.graph.boxes import inside
+from mindtorch.graph.picture import boxes
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 OFFLINE = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run",

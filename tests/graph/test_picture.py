@@ -14,7 +14,8 @@ from test_boxes import PROGRAMS, transformer, unequal
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.boxes import boxes, inside
+from mindtorch.graph.boxes import inside
+from mindtorch.graph.picture import boxes
 
 SVG = "{http://www.w3.org/2000/svg}"
 Rect = tuple[float, float, float, float]  # left, top, right, bottom

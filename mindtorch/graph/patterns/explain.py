@@ -10,9 +10,18 @@ from ...base.words import counted
 from ..graph import ComputationGraph
 from .find import find_patterns, library
 
-__all__ = ["explain"]
+__all__ = ["explain", "known"]
 
 _OFTEN = 3  # places named of each reason
+
+
+def known(name: str) -> None:
+    """Raises UsageError where no pattern has that name."""
+    names = [pattern.name for pattern in library()]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1, 0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"[patterns] expected a pattern ({', '.join(names)}), got {name!r}{hint}")
 
 
 def explain(graph: ComputationGraph, name: str) -> str:
@@ -20,11 +29,7 @@ def explain(graph: ComputationGraph, name: str) -> str:
 
     Raises UsageError where no pattern has that name.
     """
-    names = [pattern.name for pattern in library()]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"[patterns] expected a pattern ({', '.join(names)}), got {name!r}{hint}")
+    known(name)
     found = [each for each in find_patterns(graph) if each.pattern == name]
     said: Counter[str] = Counter()
     where: dict[str, list[str]] = {}
