@@ -93,7 +93,7 @@ Examples:
   genie graph --json - model.py:build --input 1x128:int64
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
-  genie graph --why attention train.py where it is, how that is known, and why not elsewhere
+  genie graph --why attention train.py     where it is, and how that is known
   genie graph --steps 1 train.py       until the loop's first iteration ends
   genie graph --device meta train.py   nothing is computed
 """

@@ -28,6 +28,7 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
+from .progress import Progress
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:
@@ -306,13 +307,14 @@ def _measure(
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
+        profiler.on_iteration = Progress(None if steps is None else steps + (warmup or 0))
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(begun_ns=begun, target=target, **options)
-        # No moving progress line here: whatever draws it would be measured too.
+        profiler.on_iteration = Progress(before + calls)
         _note(f"building and running {program.argument} ...")
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins

@@ -15,6 +15,7 @@ from mindtorch.base.ranks import local_ranks
 from .apart import numbers_marked
 from .last_words import say_whose
 from .program import torch_npu_for
+from .progress import Progress
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target
@@ -80,6 +81,8 @@ def runner(
             target=target, devices=local_ranks() if place is None else place.local_size,
             warmup=0 if told else before, steps=steps, cluster=place, **options,
         )  # fmt: skip
+        which = "" if place is None else f"rank {rank} of {place.size}"
+        estimator.on_iteration = Progress(None if steps is None else steps + before, which)
         with contextlib.ExitStack() as stack:
             if place is not None:
                 stack.enter_context(others.at_hand(run))

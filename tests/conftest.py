@@ -105,6 +105,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*executors, reason): skipped with another --executor")
+    config.addinivalue_line(
+        "markers", "long: takes minutes, and so is begun first: the other process has work until it ends"
+    )
     if config.getoption("--executor") != "local":
         os.environ["GENIE_EXECUTOR"] = config.getoption("--executor")
 
@@ -123,6 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = sorted({item.path for item in items})
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -196,8 +196,8 @@ def peak_of(kind):
 peaks = {}
 for kind in ("ddp", "tp", "fsdp"):
     seen = []
-    # Now and then gloo's threads let go of a tensor late: the least is the program's own, once it was seen three times.
-    while len(seen) < 30 and seen.count(min(seen, default=0)) < 3:
+    # Now and then gloo's threads let go of a tensor late: the least is the program's own, once it was seen often.
+    while len(seen) < 40 and seen.count(min(seen, default=0)) < 6:
         seen.append(peak_of(kind))
     peaks[kind] = min(seen)
 if dist.get_rank() == 0:

@@ -480,6 +480,7 @@ def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in
     assert other == "[2.0, 2.0]" and len(failed) == 8 and {line.split()[0] for line in failed} == {"507015"}
 
 
+@pytest.mark.long
 def test_N7_the_npu_tests_pass_where_the_library_is_unkind(pytestconfig, unkind, tmp_path):
     """In a process of its own: how the library behaves is decided when it is loaded, and a process has one."""
     if unkind:

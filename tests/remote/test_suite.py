@@ -34,6 +34,7 @@ SLICES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", SLICES)
 def test_R1_tests_of_lazy_tensors_pass_behind_messages(
     executor: str, pytestconfig: pytest.Config, tmp_path: Path

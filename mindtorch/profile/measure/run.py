@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Run:
         self.exit_code = 0
         self.book = ModelBook()
         self.iterations = Iterations()
+        self.on_iteration: Callable[[int], None] | None = None  # told how many have ended, as one does
         self.marks = self.iterations.ends
         self.registered = peak.Registered()
         self.stages: dict[str, Stage] = {}
@@ -60,6 +62,7 @@ class Run:
         if self._stage in ("warmup", "main"):
             self.marks.append(at)
             self.warmup += self._stage == "warmup"
+            self._tell()
         if self._stage == "main":
             self._told.append((self._last, at))
         self._last = at
@@ -159,7 +162,12 @@ class Run:
         elif kind == "step" and loop.step_ends(which, at):
             self._iteration_ended(at)
 
+    def _tell(self) -> None:
+        if self.on_iteration is not None:
+            self.on_iteration(len(self.marks))
+
     def _iteration_ended(self, at: int) -> None:
+        self._tell()
         self._before = ""
         stage, ended = self._stage, len(self.marks)
         if stage == "warmup" and ended >= self.warmup:
