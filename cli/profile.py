@@ -18,6 +18,7 @@ from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
 from .apart import writes_nothing
+from .how_far import HowFar
 from .last_words import last_words, worth_showing
 from .merging import merge_ranks
 from .output import OutputFile, output_options
@@ -28,7 +29,6 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
-from .progress import Progress
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:
@@ -307,14 +307,14 @@ def _measure(
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
-        profiler.on_iteration = Progress(None if steps is None else steps + (warmup or 0))
+        profiler.on_iteration = HowFar(None if steps is None else steps + (warmup or 0))
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(begun_ns=begun, target=target, **options)
-        profiler.on_iteration = Progress(before + calls)
+        profiler.on_iteration = HowFar(before + calls)
         _note(f"building and running {program.argument} ...")
         with profiler, torch_npu_for(estimate=False):
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins

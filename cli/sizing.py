@@ -13,9 +13,9 @@ from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
 from .apart import numbers_marked
+from .how_far import HowFar
 from .last_words import say_whose
 from .program import torch_npu_for
-from .progress import Progress
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target
@@ -82,7 +82,7 @@ def runner(
             warmup=0 if told else before, steps=steps, cluster=place, **options,
         )  # fmt: skip
         which = "" if place is None else f"rank {rank} of {place.size}"
-        estimator.on_iteration = Progress(None if steps is None else steps + before, which)
+        estimator.on_iteration = HowFar(None if steps is None else steps + before, which)
         with contextlib.ExitStack() as stack:
             if place is not None:
                 stack.enter_context(others.at_hand(run))

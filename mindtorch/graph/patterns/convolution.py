@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..graph import Node
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 from .rerun import Source
 
 __all__ = ["Convolution"]
@@ -57,17 +57,12 @@ def _only_reader(flow: Flow, node: int, wanted: Any) -> int | None:
     return readers[0][0] if len(readers) == 1 and readers[0][1] == 0 and wanted(readers[0][0]) else None
 
 
-def _arguments(flow: Flow, node: int, names: tuple[str, ...]) -> dict[str, Any]:
-    view = flow[node]
-    return {**dict.fromkeys(names), **dict(zip(names, view.args, strict=False)), **view.kwargs}
-
-
 def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> Check:
     """On a small picture: what is computed of each place is the same at all sizes."""
     inputs = flow.inputs(node)
     names = ["input", "weight", "bias", "stride", "padding", "dilation"]
     names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
-    given = _arguments(flow, node, tuple(names))
+    given = arguments(flow[node], *names)
     kernel = flow.shape(inputs[1])[2:]
     sides = len(kernel)
     if not 1 <= sides <= 3:
@@ -140,7 +135,7 @@ def _norms(flow: Flow, norm: int | None) -> tuple[dict[str, Any], Source | None]
     """(its arguments by name, where the variance comes from)"""
     if norm is None:
         return {}, None
-    given = _arguments(flow, norm, _NORMS[flow.ops[norm]])
+    given = arguments(flow[norm], *_NORMS[flow.ops[norm]])
     return given, None if given["variance"] is None else flow.inputs(norm)[given["variance"].index]
 
 

@@ -16,16 +16,18 @@ from .convolution import Convolution
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
+from .loss import Loss
 from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
+from .routing import Routing
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
 #: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), FeedForward(), Convolution(), Normalization(), Embedding())
+_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss())
 
 
 @dataclass(frozen=True)

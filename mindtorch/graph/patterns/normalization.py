@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 
 __all__ = ["Normalization"]
 
@@ -47,16 +47,12 @@ class Normalization(Pattern):
 def _check(
     flow: Flow, nodes: set[int], last: int, reference: Callable[[Trial, Any], torch.Tensor], about: dict[str, Any]
 ) -> Check:
-    x, whole = flow.inputs(last)[0], _arguments(flow[last], "input", "normalized_shape")["normalized_shape"]
+    x, whole = flow.inputs(last)[0], arguments(flow[last], "input", "normalized_shape")["normalized_shape"]
     trial = Trial(flow, nodes, shapes={x: fewer(flow.shape(x), len(whole))} if isinstance(whole, (list, tuple)) else {})
     (found,) = trial.run((last, 0))
     if not agree(found, reference(trial, flow[last])):
         raise Refused(f"it is no {about['kind']}")
     return Check(True, about)
-
-
-def _given(trial: Trial, node: Any, argument: Any) -> torch.Tensor | None:
-    return None if argument is None else trial.given(node.inputs[argument.index])
 
 
 def _scaled(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
@@ -70,36 +66,31 @@ def _standard(x: torch.Tensor, axes: tuple[int, ...], eps: float) -> torch.Tenso
 
 
 def _layer_norm(trial: Trial, node: Any) -> torch.Tensor:
-    given = _arguments(node, "input", "normalized_shape", "weight", "bias", "eps")
+    given = arguments(node, "input", "normalized_shape", "weight", "bias", "eps")
     axes = tuple(range(-len(given["normalized_shape"]), 0))
     found = _standard(trial.given(node.inputs[given["input"].index]), axes, given["eps"] or 1e-5)
-    return _scaled(found, _given(trial, node, given["weight"]), _given(trial, node, given["bias"]))
+    return _scaled(found, trial.argument(node, given["weight"]), trial.argument(node, given["bias"]))
 
 
 def _rms_norm(trial: Trial, node: Any) -> torch.Tensor:
-    given = _arguments(node, "input", "normalized_shape", "weight", "eps")
+    given = arguments(node, "input", "normalized_shape", "weight", "eps")
     x = trial.given(node.inputs[given["input"].index])
     eps = torch.finfo(x.dtype).eps if given["eps"] is None else given["eps"]
     axes = tuple(range(-len(given["normalized_shape"]), 0))
     found = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
-    return _scaled(found, _given(trial, node, given["weight"]), None)
+    return _scaled(found, trial.argument(node, given["weight"]), None)
 
 
 def _group_norm(trial: Trial, node: Any) -> torch.Tensor:
     if node.op == "aten::group_norm":
-        given = _arguments(node, "input", "num_groups", "weight", "bias", "eps")
+        given = arguments(node, "input", "num_groups", "weight", "bias", "eps")
     else:
-        given = _arguments(node, "input", "weight", "bias", "n", "channels", "area", "num_groups", "eps")
+        given = arguments(node, "input", "weight", "bias", "n", "channels", "area", "num_groups", "eps")
     x = trial.given(node.inputs[given["input"].index])
     found = _standard(x.reshape(x.shape[0], given["num_groups"], -1), (-1,), given["eps"] or 1e-5).reshape(x.shape)
     shape = (x.shape[1], *[1] * (x.dim() - 2))
-    weight, bias = (_given(trial, node, given[name]) for name in ("weight", "bias"))
+    weight, bias = (trial.argument(node, given[name]) for name in ("weight", "bias"))
     return _scaled(found, *(None if t is None else t.reshape(shape) for t in (weight, bias)))
-
-
-def _arguments(node: Any, *names: str) -> dict[str, Any]:
-    """By name, as the call has them; None where it has none."""
-    return {**dict.fromkeys(names), **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 _Reference = Callable[[Trial, Any], torch.Tensor]
@@ -138,7 +129,7 @@ def _root_mean_square(flow: Flow, rsqrt: int) -> Found | None:
 
 def _unit_length(flow: Flow, norm: int) -> Found | None:
     """Around a vector's length: the quotient by it, times the root of how many numbers the vector has."""
-    given = _arguments(flow[norm], "self", "ord", "dim", "keepdim")
+    given = arguments(flow[norm], "self", "ord", "dim", "keepdim")
     axes = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
     if given["ord"] not in (None, 2) or len(axes) != 1 or axes[0] is None or not given["keepdim"]:
         return None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..graph import Node
 from .flow import Flow
 from .rerun import CannotRun, Source, plain_dtype, random_like, run
 
@@ -68,6 +69,10 @@ class Trial:
         """What the nodes are run on there."""
         return self._given[source]
 
+    def argument(self, node: Node, argument: Any) -> torch.Tensor | None:
+        """What a node is given as one of its `arguments`; None for none."""
+        return None if argument is None else self.given(node.inputs[argument.index])
+
     def run(self, *wanted: Source, **others: Any) -> list[torch.Tensor]:
         """What the nodes give there. others: `given`, {source: numbers in place of those made up}."""
         values = {key: t.clone() for key, t in (self._given | others.get("given", {})).items()}
@@ -103,6 +108,11 @@ def _count(shape: tuple[int, ...]) -> int:
     for n in shape:
         found *= n
     return found
+
+
+def arguments(node: Node, *names: str) -> dict[str, Any]:
+    """By name, as the call has them; None where it has none. Of a tensor: which of the inputs it is, as ``index``."""
+    return {**dict.fromkeys(names), **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def fewer(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ import time
 
 from .units import counted
 
-__all__ = ["Progress"]
+__all__ = ["HowFar"]
 
 _FIRST = 5.0  # seconds after which it is said
 _LATER = 1.5  # times as long until it is said again
 
 
-class Progress:
+class HowFar:
     """Whole lines on standard error, if that is a terminal: few, as the program may write there, too.
 
     wanted: how many iterations there will be, if that is known. of: what the run is, "rank 3 of 8".

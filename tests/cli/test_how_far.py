@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mindtorch.cli import progress
+from mindtorch.cli import how_far
+from mindtorch.cli.how_far import HowFar
 from mindtorch.cli.main import cli
-from mindtorch.cli.progress import Progress
 
 LOOP = """
 import torch
@@ -33,14 +33,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(progress, "time", found)
-    monkeypatch.setattr(progress, "_terminal", lambda: True)
+    monkeypatch.setattr(how_far, "time", found)
+    monkeypatch.setattr(how_far, "_terminal", lambda: True)
     return found
 
 
 def test_C8_a_long_run_says_where_it_is_more_and_more_seldom(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
-    tell = Progress(20)
+    tell = HowFar(20)
     for second in range(61):
         clock.now = 100.0 + second
         tell(second)
@@ -51,7 +51,7 @@ def test_C8_a_long_run_says_where_it_is_more_and_more_seldom(clock: Clock, capsy
 
 
 def test_C8_a_rank_is_named(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    tell = Progress(None, "rank 3 of 8")
+    tell = HowFar(None, "rank 3 of 8")
     clock.now += 5
     tell(1)
     assert capsys.readouterr().err == "genie: rank 3 of 8, 1 iteration after 5 s\n"
@@ -60,8 +60,8 @@ def test_C8_a_rank_is_named(clock: Clock, capsys: pytest.CaptureFixture[str]) ->
 def test_C8_nothing_is_said_where_nobody_looks(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_terminal", lambda: False)
-    tell = Progress(20)
+    monkeypatch.setattr(how_far, "_terminal", lambda: False)
+    tell = HowFar(20)
     clock.now += 100
     tell(1)
     assert capsys.readouterr().err == ""
@@ -73,7 +73,7 @@ def test_C8_profiles_and_estimates_say_where_they_are(
     program: str, mode: list[str], clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "_FIRST", 0.0)
+    monkeypatch.setattr(how_far, "_FIRST", 0.0)
     Path("loop.py").write_text(LOOP)
     Path("model.py").write_text(BUILD)
     options = ["--input", "3x4"] if ":" in program else []

@@ -1,0 +1,125 @@
+"""Losses that a model computes itself: cross-entropy, and those of torch's in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from .flow import Flow
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, form_of
+
+__all__ = ["Loss"]
+
+_LIKELIHOODS = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::nll_loss", "aten::nll_loss2d"})
+_LOGARITHMS = frozenset({"aten::_log_softmax", "aten::log_softmax"})
+_FEW = 4  # rows, and places of a picture, of a trial
+
+
+class _Call(NamedTuple):
+    """kind: its name. arguments: those after input and target. terms: each place's, before they are put together."""
+
+    kind: str
+    arguments: tuple[str, ...]
+    terms: Callable[..., torch.Tensor]
+
+
+def _huber(x: torch.Tensor, y: torch.Tensor, delta: float | None) -> torch.Tensor:
+    off, delta = (x - y).abs(), 1.0 if delta is None else delta
+    return torch.where(off < delta, 0.5 * off * off, delta * (off - 0.5 * delta))
+
+
+def _smooth(x: torch.Tensor, y: torch.Tensor, beta: float | None) -> torch.Tensor:
+    off, beta = (x - y).abs(), 1.0 if beta is None else beta
+    return torch.where(off < beta, 0.5 * off * off / beta, off - 0.5 * beta) if beta else off
+
+
+def _binary(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, positive: torch.Tensor | None
+) -> torch.Tensor:
+    likely = torch.sigmoid(x.double())
+    found = -(y * likely.log() * (1 if positive is None else positive) + (1 - y) * (1 - likely).log())
+    return (found if weight is None else found * weight).to(x.dtype)
+
+
+_CALLS = {
+    "aten::mse_loss": _Call("mean squared error", ("reduction",), lambda x, y: (x - y) ** 2),
+    "aten::huber_loss": _Call("huber", ("reduction", "delta"), _huber),
+    "aten::smooth_l1_loss": _Call("smooth l1", ("reduction", "beta"), _smooth),
+    "aten::binary_cross_entropy_with_logits": _Call(
+        "binary cross-entropy", ("weight", "positive", "reduction"), _binary
+    ),
+}
+
+
+class Loss(Pattern):
+    """How far what was computed is from what was wanted, at each place, put together by a mean or a sum."""
+
+    name = "loss"
+
+    def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
+        for node in flow.nodes:
+            op = flow.ops[node]
+            if op in _CALLS:
+                yield Found(node, {node}, [], partial(_check_call, flow, node), form_of(flow, {node}))
+            elif op in _LIKELIHOODS:
+                before, moves = flow.behind(flow.inputs(node)[0])
+                entropy = flow.is_op(before[0]) and flow.ops[before[0]] in _LOGARITHMS
+                nodes = {node, *moves, before[0]} if entropy else {node}
+                check = partial(_check_likelihood, flow, node, before[0] if entropy else None, nodes)
+                yield Found(node, nodes, [], check, form_of(flow, nodes))
+
+
+def _together(terms: torch.Tensor, reduction: Any, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """torch's reductions: 0 none, 1 or unsaid the mean (by weight), 2 the sum."""
+    if reduction == 0:
+        return terms
+    return terms.sum() if reduction == 2 else terms.sum() / (terms.numel() if weights is None else weights.sum())
+
+
+def _check_call(flow: Flow, node: int) -> Check:
+    call, view = _CALLS[flow.ops[node]], flow[node]
+    trial = Trial(flow, {node})
+    x, y, *others = arguments(view, "input", "target", *call.arguments).items()
+    rest = {name: trial.argument(view, value) if name in ("weight", "positive") else value for name, value in others}
+    reduction = rest.pop("reduction")
+    terms = call.terms(*(trial.argument(view, value) for _, value in (x, y)), *rest.values())
+    (found,) = trial.run((node, 0))
+    if not agree(found, _together(terms, reduction)):
+        raise Refused(f"it is no {call.kind}")
+    return Check(True, {"kind": call.kind})
+
+
+def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[int]) -> Check:
+    """Of a few rows, their classes one after the other, the last of them one that does not count."""
+    kind = "negative log-likelihood" if logarithm is None else "cross-entropy"
+    source = flow.inputs(node)[0] if logarithm is None else flow.inputs(logarithm)[0]
+    target = flow.inputs(node)[1]
+    shape, whole = flow.shape(source), flow.shape(target)
+    images = len(flow.shape(flow.inputs(node)[0])) == 4
+    axis = 1 if images else -1
+    if images and len(shape) not in (3, 4):
+        raise Refused("its classes lie along another axis than where they were made likely")
+    small, wanted = shape, whole
+    if not any(flow.moves(n) for n in nodes):  # else views name sizes
+        small = (min(shape[0], _FEW), shape[1], *(min(n, _FEW) for n in shape[2:])) if len(shape) > 1 else shape
+        wanted = tuple(min(n, _FEW) for n in whole)
+    trial = Trial(flow, nodes, shapes={} if small == shape else {source: small, target: wanted})
+    given = arguments(flow[node], "input", "target", "weight", "reduction", "ignored")
+    weight, ignored = trial.argument(flow[node], given["weight"]), given["ignored"]
+    classes = torch.arange(int(torch.Size(wanted).numel()), device="cpu") % small[axis]
+    if classes.numel() > 1:
+        classes[-1] = ignored
+    (found,) = trial.run((node, 0), given={target: classes.reshape(wanted)})
+    x = trial.given(source)
+    if logarithm is not None:
+        x = x - x.exp().sum(axis, keepdim=True).log()
+    rows = x.movedim(axis, -1).reshape(-1, small[axis])
+    weights = torch.ones(small[axis], device="cpu") if weight is None else weight
+    counts = torch.where(classes == ignored, torch.zeros((), device="cpu"), weights[classes.clamp(min=0)])
+    terms = -rows[torch.arange(len(rows), device="cpu"), classes.clamp(min=0)] * counts
+    if not agree(found, _together(terms, given["reduction"], counts).reshape(found.shape)):
+        raise Refused(f"it is no {kind}")
+    return Check(True, {"kind": kind})

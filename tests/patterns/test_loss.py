@@ -1,0 +1,88 @@
+"""L13: losses, each in the forms that torch has of it; and what is only near one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mindtorch.graph import capture
+from mindtorch.graph.patterns import Instance, find_patterns
+
+
+def likely(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def classes(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def losses(program: Callable[[], object]) -> list[Instance]:
+    with capture() as graph:
+        program()
+    return [each for each in find_patterns(graph) if each.pattern == "loss"]
+
+
+A, B, WEIGHT = likely(5, 7), torch.rand(5, 7), torch.rand(7)
+#: Name → (program, kind, how many operations).
+FORMS: dict[str, tuple[Callable[[], Tensor], str, int]] = {
+    "mean": (lambda: F.cross_entropy(A, classes(5)), "cross-entropy", 2),
+    "some do not count": (lambda: F.cross_entropy(A, classes(5), ignore_index=3), "cross-entropy", 2),
+    "weighted mean": (lambda: F.cross_entropy(A, classes(5), WEIGHT), "cross-entropy", 2),
+    "weighted sum": (lambda: F.cross_entropy(A, classes(5), WEIGHT, reduction="sum"), "cross-entropy", 2),
+    "each": (lambda: F.cross_entropy(A, classes(5), reduction="none"), "cross-entropy", 2),
+    "of one": (lambda: F.cross_entropy(likely(7), torch.tensor(1)), "cross-entropy", 2),
+    "of one row": (lambda: F.cross_entropy(likely(1, 7), classes(1)), "cross-entropy", 2),
+    "of many rows": (lambda: F.cross_entropy(likely(5000, 5000), classes(5000)), "cross-entropy", 2),
+    "of an image": (lambda: F.cross_entropy(likely(2, 7, 9, 9), classes(2, 9, 9)), "cross-entropy", 2),
+    "of each of an image": (
+        lambda: F.cross_entropy(likely(2, 7, 9, 9), classes(2, 9, 9), reduction="none"), "cross-entropy", 2,
+    ),
+    "of a sequence, classes second": (lambda: F.cross_entropy(likely(2, 7, 9), classes(2, 9)), "cross-entropy", 3),
+    "of a sequence, classes last": (
+        lambda: F.nll_loss(F.log_softmax(likely(2, 5, 7), -1).view(-1, 7), classes(10)), "cross-entropy", 3,
+    ),
+    "of probabilities": (lambda: F.nll_loss(A, classes(5)), "negative log-likelihood", 1),
+    "squares": (lambda: F.mse_loss(A, B), "mean squared error", 1),
+    "sum of squares": (lambda: F.mse_loss(A, B, reduction="sum"), "mean squared error", 1),
+    "each square": (lambda: F.mse_loss(A, B, reduction="none"), "mean squared error", 1),
+    "huber": (lambda: F.huber_loss(A, B, delta=0.5), "huber", 1),
+    "smooth": (lambda: F.smooth_l1_loss(A, B, beta=0.5), "smooth l1", 1),
+    "binary": (lambda: F.binary_cross_entropy_with_logits(A, B), "binary cross-entropy", 1),
+    "weighted binary": (
+        lambda: F.binary_cross_entropy_with_logits(A, B, WEIGHT, pos_weight=2 * WEIGHT, reduction="sum"),
+        "binary cross-entropy", 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_L13_losses_are_found_and_proven(name: str) -> None:
+    program, kind, ops = FORMS[name]
+    (found,) = losses(program)
+    assert (found.attributes, found.verified, len(found.nodes), found.refused) == ({"kind": kind}, True, ops, "")
+
+
+def test_L13_a_loss_too_large_to_try_is_not_said_to_be_proven() -> None:
+    (found,) = losses(lambda: F.nll_loss(F.log_softmax(likely(1, 4100, 4100), -1)[0], classes(4100)))
+    assert not found.verified and not found.refused
+
+
+NEAR: dict[str, Callable[[], object]] = {
+    "another axis": lambda: F.nll_loss(F.log_softmax(likely(7, 7), 0), classes(7)),
+    "an image's other axis": lambda: F.nll_loss(F.log_softmax(likely(2, 7, 7, 9), 2), classes(2, 7, 9)),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_L13_what_only_looks_like_a_loss_is_none(name: str) -> None:
+    (found,) = losses(NEAR[name])
+    assert found.refused == "it is no cross-entropy"
+
+
+def test_L13_logarithms_of_probabilities_that_nobody_takes_a_loss_of_are_none() -> None:
+    assert losses(lambda: F.log_softmax(A, -1).sum()) == []
