@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getopt
 import html
+import inspect
 import os
 import shlex
 import warnings
@@ -29,6 +30,12 @@ __all__ = ["Profile", "load_ipython_extension", "profiled", "unload_ipython_exte
 _FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
 _FRAMES = {**{name: f"{name}s" for name in TABLES}, "finding": "findings", "pattern": "patterns"}
 
+_OPTIONS = [name for name in inspect.signature(Profiler).parameters if name not in ("whole", "begun_ns")]
+#: Columns of tables that may have no row.
+_COLUMNS = {
+    "finding": ("id", "text", "share", "of", "seconds", "place", "try"),
+    "pattern": ("name", "instances", "calls", "time_s", "flops", "bound_by_s", "verified", "modules", "attributes"),
+}
 #: Of the magic.
 _COUNTS, _FLAGS = ("warmup", "steps"), ("lines", "hits", "shapes")
 
@@ -43,6 +50,12 @@ class Profile(Profiler):
     _ended = False
 
     def __init__(self, *, whole: bool = True, **options: Any) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(
+                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; what a model gets by name "
+                    f"goes into a function: mindtorch.profile(lambda: model(x, {name}=...))"
+                )
         super().__init__(whole=whole, **options)
 
     def __exit__(
@@ -121,7 +134,7 @@ class Profile(Profiler):
             import pandas
         except ImportError as error:
             raise ImportError("[profile] to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(rows)
+        return pandas.DataFrame(rows, columns=None if rows else _COLUMNS.get(table))
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
@@ -154,6 +167,8 @@ def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: in
     """The profile of ``of(*inputs)``: see `mindtorch.profile`."""
     if not callable(of):
         raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
+    if not isinstance(warmup, int) or not isinstance(steps, int):
+        raise TypeError(f"[profile] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
     if warmup < 0 or steps < 1:
         raise ValueError(f"[profile] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
     profile = Profile(whole=False, **options)
@@ -185,9 +200,12 @@ def load_ipython_extension(shell: Any) -> None:
         with found:
             ran = shell.run_cell(cell)
         if ran.error_before_exec is not None:  # the shell has shown it
-            return None
+            raise ran.error_before_exec
         if name:
             shell.user_ns[name] = found
+        if ran.error_in_exec is not None:  # as without the magic, the cell fails, and those after it do not run
+            print(found)  # noqa: T201 - what ran until then
+            raise ran.error_in_exec
         return found
 
     shell.register_magic_function(genie, "cell", "genie")

@@ -96,7 +96,7 @@ class Box:
         if self.pattern is not None and self.kind != "pattern":
             found.append(self.pattern.label())
         facts = [counted(self.ops, "op")] if self.children and self.ops else []
-        facts += [f"{_amount(self.elements)} parameters"] if self.elements and self.children else []
+        facts += [f"{_amount(self.elements)} parameters and buffers"] if self.elements and self.children else []
         if self.varies:
             facts.append("sizes differ")
         elif self.result is not None and self.kind != "phase":
@@ -295,7 +295,7 @@ class _Boxes:
             proof = "proven by running it" if box.pattern.verified else "not run by itself"
             found.append(f"{box.pattern.name}, {proof}{'; ' * bool(facts)}{facts}")
         if box.children:
-            found.append(f"{counted(box.ops, 'op')}, {counted(len(box.parameters), 'parameter')} read here first")
+            found.append(f"{counted(box.ops, 'op')}, parameters and buffers read here first: {len(box.parameters):,}")
         return "\n".join(found)
 
 

@@ -30,6 +30,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "callbacks":
+        return importlib.import_module(f"{__name__}.callbacks")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -27,6 +27,9 @@ class _Steps:
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
+        if not isinstance(steps, int) or not isinstance(warmup, int):
+            name = type(self).__name__
+            raise TypeError(f"[{name}] expected whole numbers for steps and warmup, got {steps!r} and {warmup!r}")
         if steps < 1 or warmup < 0:
             raise ValueError(f"[{type(self).__name__}] expected steps >= 1 and warmup >= 0, got {steps} and {warmup}")
         self._steps, self._warmup, self._save, self._show, self._options = steps, warmup, save, show, options

@@ -255,3 +255,15 @@ def test_L13_graph_attention_of_any_size_is_none(monkeypatch: pytest.MonkeyPatch
     with capture() as graph, torch.no_grad():
         Graph()(torch.randn(7, 5), torch.rand(7, 7) > 0.5)
     assert [each.refused != "" for each in find_patterns(graph) if each.pattern == "attention"] == [True]
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_L13_attention_whose_probabilities_are_given_too_is_attention(averaged: bool) -> None:
+    """As torch's own module gives them unless it is told not to; a mean that something else computes with, or not."""
+    module = nn.MultiheadAttention(64, 4, batch_first=True)
+    with capture() as graph:
+        x = torch.randn(8, 16, 64)
+        module(x, x, x, average_attn_weights=averaged)[0].sum()
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+    assert not found.refused and found.verified and found.attributes["form"] == "written out"
+    assert ("aten::mean" in {graph.nodes[n].op for n in range(len(graph))}) == averaged

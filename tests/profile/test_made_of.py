@@ -14,6 +14,7 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure import sampling
+from mindtorch.profile.report import made_of
 
 LAYERS, D, TOKENS, BATCH = 3, 16, 6, 2
 
@@ -283,3 +284,9 @@ def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatc
     (said,) = [line for line in found["warnings"] if "pattern" in line]
     why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
     assert said == f"the pattern failing was not looked for: {why}"
+
+
+def test_L13_an_attribute_of_some_places_is_not_said_of_all() -> None:
+    assert made_of._common([{"heads": 4, "kind": "multi-head"}, {"kind": "multi-head"}]) == {
+        "heads": [4, None], "kind": "multi-head"
+    }  # fmt: skip

@@ -123,8 +123,10 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     context = [(n, place) for n, place in readers if flow.ops[n] in _PRODUCTS]
     if len(context) != 1:
         raise Refused("its probabilities lead to no product" if not context else "two products read its probabilities")
-    if len(readers) > 1:
-        raise Refused(f"{flow.ops[next(n for n, _ in readers if n != context[0][0])]} reads its probabilities, too")
+    # Their mean over the heads is for whoever looks at them (nn.MultiheadAttention gives it unless told not to).
+    others = [n for n, _ in readers if n != context[0][0] and flow.ops[n] != "aten::mean"]
+    if others:
+        raise Refused(f"{flow.ops[others[0]]} reads its probabilities, too")
     node, place = context[0]
     sides = flow.sides(node)
     assert sides is not None
@@ -132,10 +134,12 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     values = sides[1] if inputs[place] == sides[0] else sides[0]
     if flow.is_leaf(values[0]) and not flow.is_op(values[0]):
         raise Refused("its values are data from outside")
-    nodes = _between(flow, scores, {softmax, *before, *after, node})
+    _, way = flow.behind(inputs[place])
+    aside = {n for n, _ in readers if n != node} | (after - {*way})  # of the mean
+    nodes = _between(flow, scores, {softmax, *before, *way, node})
     if any(flow.drops(n) for n in nodes & set(before)):
         raise Refused("it drops scores")
-    others = [n for n in nodes - {node} for reader, _ in flow.readers[n] if reader not in nodes]
+    others = [n for n in nodes - {node} for reader, _ in flow.readers[n] if reader not in nodes | aside]
     if others:
         raise Refused(f"something else reads its {flow.ops[others[0]]}")
     q, k = flow.sides(scores) or ((0, 0), (0, 0))

@@ -94,7 +94,7 @@ def _match(flow: Flow, last: int, hidden: Source) -> Found | None:
     if not firsts:
         return None  # a product of something else: nobody would take it for one
     if len(firsts) > 2:
-        raise Refused("it mixes more than two projections")
+        return None  # what several blocks gave, and a residual stream sums up
     if any(flow.is_op(n) and not flow.is_linear(n) and not flow.is_leaf(n) for n in ends):
         return None  # a norm, a table: what comes before another block
     got = [flow.behind(sides[0])[0] for n in firsts if (sides := flow.sides(n)) is not None]

@@ -87,8 +87,7 @@ class Profiler(Run):
     warmup: iterations left out of the report. An iteration is one of the training loop (see `iterations`), or a round
         of outermost module calls in no-grad or inference mode.
     steps: stop recording after this many iterations; the program goes on at full speed.
-    begun_ns: when the program began, on the clock of ``time.perf_counter_ns``; imports done since then on the
-        program's behalf count as its start-up.
+    begun_ns: when the program began, by ``time.perf_counter_ns``; what was imported since then counts as its start-up.
     max_events: ops and module calls kept for a trace, 40 bytes each; sums are never limited.
     target: where the same calls are predicted for, beside what is measured.
     shapes: note the shapes that ops are called with, other than views; it takes a microsecond per op.
@@ -106,9 +105,10 @@ class Profiler(Run):
         target: Target | None = None,
         shapes: bool = False,
         whole: bool = False,
-        **noting: bool,
+        lines: bool = False,
+        hits: bool = False,
     ) -> None:
-        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps, **noting)
+        super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps, lines, hits)
         self._begun_ns = begun_ns
         self._begun = 0  # the stage
         self._began: dict[str, int] = {}  # each of them, last

@@ -28,7 +28,10 @@ class Run:
     def __init__(
         self, stage: str, target: Target | None, warmup: int, steps: int | None, lines: bool = False, hits: bool = False
     ) -> None:
-        """Raises ValueError: warmup < 0 or steps < 1."""
+        """Raises TypeError and ValueError: both are numbers, warmup >= 0 and steps >= 1."""
+        if not isinstance(warmup, int) or not isinstance(steps, int | None):
+            name = type(self).__name__
+            raise TypeError(f"[{name}] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
         if warmup < 0 or (steps is not None and steps < 1):
             name = type(self).__name__
             raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")

@@ -24,6 +24,7 @@ __all__ = ["findings"]
 _MOST = 5  # told
 _MATTERS = 0.05  # of the time or of the peak: less is not told
 _BRIEF = 0.05  # seconds of a measured run: what is shorter, other programs of the machine may have made
+_LITTLE = 1 << 20  # bytes of the peak
 #: By id, which a reader of the JSON may rely on.
 _KINDS: Mapping[str, Callable[[Looked], Said | None]] = {
     "data-wait": time_findings.data,
@@ -55,6 +56,8 @@ def findings(
         if said is None or said.share < _MATTERS:
             continue
         if said.of == "time" and seen.mode == "measured" and said.share * looked.time_s < _BRIEF:
+            continue
+        if said.of == "peak" and said.share < looked.whole(_LITTLE):
             continue
         found.append((name, said))
     found.sort(key=lambda item: -item[1].share)

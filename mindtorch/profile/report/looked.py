@@ -48,6 +48,11 @@ class Looked:
     def part(self, seconds: float) -> float:
         return seconds / self.time_s if self.time_s else 0.0
 
+    def whole(self, nbytes: float) -> float:
+        """The part of the peak that the report's header says: of a device, with what is there besides tensors."""
+        peak = self.memory.get("peak_device_bytes") or self.peak
+        return nbytes / peak if peak else 0.0
+
     def op(self, row: Row) -> str:
         return self.seen.op_name(row.sig)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mindtorch._ext import context
+from mindtorch.engine.record.arguments import quiet
 from mindtorch.graph.patterns import Instance, find_patterns, loaded
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 from mindtorch.profile.cost.roofline import BOUNDS
@@ -55,7 +56,8 @@ class Labels:
         known: dict[Any, Any] = {}
         patterns, self.failed = loaded() if samples else ((), {})
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
+            with quiet():  # whoever watches the program sees its operations only, not those of the trials
+                every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
         found = [
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]
@@ -216,9 +218,9 @@ def _folded(labels: Labels, name: str, places: set[int]) -> list[str]:
 
 
 def _common(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all instances have, and where they differ, all that there is."""
+    """What all instances have, and where they differ, all that there is; None for those that it is not known of."""
     found: dict[str, Any] = {}
     for key in dict.fromkeys(key for each in attributes for key in each):
-        values = list(dict.fromkeys(each[key] for each in attributes if key in each))
+        values = list(dict.fromkeys(each.get(key) for each in attributes))
         found[key] = values[0] if len(values) == 1 else values
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindtorch.base.words import counted
 from mindtorch.profile.report.looked import BACKWARD, Looked, Said, percent
 
 __all__ = ["activations", "gradients", "no_grad"]
@@ -16,7 +15,7 @@ def activations(of: Looked) -> Said | None:
     """Where a card is nearly full, and most of it is kept for backward."""
     capacity = of.memory.get("capacity_bytes")
     held = of.memory.get("peak_device_bytes") or of.peak
-    share = of.kinds.get("activations", 0) / of.peak if of.peak else 0.0
+    share = of.whole(of.kinds.get("activations", 0))
     if not capacity or held < _FULL * capacity or share < 0.5 or not any(row.phase == BACKWARD for row in of.rows):
         return None
     fits = "does not fit" if of.memory.get("fits") is False else f"takes {percent(held / capacity)} of the memory"
@@ -41,19 +40,25 @@ def gradients(of: Looked) -> Said | None:
         return None
     others = max((row["peak_bytes"] for row in of.report["phases"] if row["name"] != "forward"), default=0)
     less = min(of.kinds.get("gradients", 0), of.peak - others)
-    share = less / of.peak if of.peak else 0.0
+    share = of.whole(less)
     text = f"{percent(share)} of the peak is gradients of the iteration before, which the forward pass does not need"
     to_try = "optimizer.zero_grad() before the forward pass, not after it; without set_to_none=False"
     return Said(text, share, _largest(of, "gradients"), to_try, "peak")
 
 
 def no_grad(of: Looked) -> Said | None:
+    """What the peak is lower by without them is what more there is of activations than an operation's input and output,
+    at most the two largest."""
     trains = any((row[3] == BACKWARD) for stage in of.seen.stages.values() for row in stage.rows)
     trainable = of.report["totals"]["trainable_params"]
-    if trains or not of.seen.with_gradients or not trainable or not of.peak:
+    if trains or not of.seen.with_gradients or not trainable:
         return None
-    share = of.kinds.get("activations", 0) / of.peak
-    calls = counted(of.seen.with_gradients, "call")
-    text = f"{calls} kept what a backward pass needs, and none came: activations are {percent(share)} of the peak"
+    rows = [row for row in of.memory.get("largest") or () if row["category"] == "activations"]
+    needed = 2 * max((row["bytes"] // row["count"] for row in rows), default=0)
+    share = of.whole(of.kinds.get("activations", 0) - needed)
+    text = (
+        f"calls of models kept what a backward pass needs, and none came: about {percent(share)} of the peak is "
+        "activations that need not be there"
+    )
     to_try = "with torch.no_grad(): or torch.inference_mode(): around what is not learned from"
     return Said(text, share, _largest(of, "activations"), to_try, "peak")

@@ -81,7 +81,7 @@ def first(of: Looked) -> Said | None:
 
 
 def host(of: Looked) -> Said | None:
-    mine = [row for row in of.rows if not row.sig]
+    mine = [row for row in of.rows if not row.sig and row.phase != DATA]  # which launches nothing, or by the way
     share = of.part(sum(row.ns for row in mine) / 1e9)
     if of.forecast is None or share < _IDLE:
         return None
