@@ -87,6 +87,9 @@ class Cache:
             executor.submit(segment)
             return
         encoded = encode(segment)
+        if not len(encoded):  # what it asks for has failed
+            executor.submit(segment)
+            return
         try:
             with quiet():
                 structure = self._names.structure(encoded)
@@ -143,6 +146,10 @@ class Cache:
         own = [wanted[slot] for slot in slots]
         if not all(isinstance(value, torch.Tensor) for value in own):
             _refuse("its executor does not run it in one piece")
+            return
+        memory = {value.untyped_storage()._cdata for value in own}
+        if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):
+            _refuse("results share memory that were recorded as apart")
             return
         self._name(name, encoded, own)
         given = {place: encoded.given[place][0] for place in _written(encoded)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -35,13 +36,7 @@ listener: Listener | None = None
 
 def submit(executor: Any, segment: Any, reason: str) -> None:
     """Run a segment, with whoever stands in between."""
-    run: Submit = executor.submit
-    if keeper is not None:
-        keeping = keeper
-
-        def run(segment: Any) -> None:
-            keeping.submit(executor, segment)
-
+    run: Submit = executor.submit if keeper is None else functools.partial(keeper.submit, executor)
     if listener is None:
         run(segment)
     else:
