@@ -167,9 +167,9 @@ def _load(wait: bool) -> None:
     from . import graph
     from .engine import semantics
     from .engine.execute import tensors, values
+    from .engine.semantics import phases
     from .engine.tensor import metadata
     from .graph import analysis
-    from .engine.semantics import phases
     from .patch import hooks
 
     config.check()

@@ -49,10 +49,6 @@ def counts() -> tuple[int, int]:
     return found["cache_hits"], found["cache_misses"]
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))  # fmt: skip
-
-
 def small_net() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(

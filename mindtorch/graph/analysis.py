@@ -23,9 +23,9 @@ _LARGE = 100_000  # nodes of a graph that is not kept until it is asked about ag
 class Group:
     """Nodes that had better run on one device, since they share what else would have to move.
 
-    kind: ``weights`` (parameters and buffers that they read), ``cache`` (what outlives the segment and grows or is written
-    in it), ``activations`` (memory made in the segment, and written to after it was first filled). nbytes: of what they
-    share; names: of it, where it has any.
+    kind: ``weights`` (parameters and buffers that they read), ``cache`` (what outlives the segment and grows or is
+    written in it), ``activations`` (memory made in the segment, and written to after it was first filled). nbytes: of
+    what they share; names: of it, where it has any.
     """
 
     kind: Literal["weights", "cache", "activations"]
@@ -38,10 +38,10 @@ class Group:
 class Analysis:
     """What an analyzer says of a segment, by ids of the graph's nodes.
 
-    phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant for.
-    seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation. flops,
-    nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another time; empty
-    where they can. recomputable: operations whose result can be made again from what they read. together: see `Group`.
+    phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant
+    for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
+    flops, nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another
+    time; empty where they can. recomputable: operations whose result can be made again from what they read. together: see `Group`.
     failed: patterns of others that could not be looked for, and why.
     """
 
@@ -73,8 +73,8 @@ class Analysis:
         return not self.not_cacheable
 
     def hints(self, node: int) -> dict[str, Any]:
-        """Of one operation: ``pattern`` (empty: none), ``bound``, ``recomputable``, ``together`` (kinds of groups that it
-        is in), and of its segment ``cacheable``, ``segment_phase``, ``segment_bound``.
+        """Of one operation: ``pattern`` (empty: none), ``bound``, ``recomputable``, ``together`` (kinds of groups that
+        it is in), and of its segment ``cacheable``, ``segment_phase``, ``segment_bound``.
         """
         return {
             "pattern": next((each.pattern for each in self.patterns if node in each.nodes), ""),
@@ -117,7 +117,8 @@ def set_default(make: Callable[[], Analyzer]) -> None:
 
 
 def set_analyzer(analyzer: Analyzer | None) -> Analyzer | None:
-    """Ask another analyzer what segments mean; None: mindtorch's own. Returns the previous one, None where none was set.
+    """Ask another analyzer what segments mean; None: mindtorch's own. Returns the previous one, None where none was
+    asked yet.
 
     UsageError for what is none: nothing has changed then.
     """

@@ -35,8 +35,8 @@ _telling = False
 def register_segment_hook(hook: Callable[[SegmentRun], None]) -> RemovableHandle:
     """Call ``hook`` with a `SegmentRun` whenever a piece of what was recorded on ``remote_accelerator`` has run.
 
-    It is called in the program's thread, before the read that made the segment run returns. What it raises is warned of,
-    and keeps nothing from the program. For what itself makes run no hook is called. Returns torch's handle: its
+    It is called in the program's thread, before the read that made the segment run returns. What it raises is warned
+    of, and keeps nothing from the program. For what it makes run itself no hook is called. Returns torch's handle: its
     ``remove()``, or the end of a ``with`` block over it, takes the hook away. TypeError for what cannot be called.
     """
     if not callable(hook):

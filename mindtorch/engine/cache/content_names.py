@@ -162,8 +162,8 @@ def _reason(name: str, made: Definition) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def why_not(name: str) -> str:
-    """Why another run of an operation (``aten::add``) may give something else, its inputs and the state of its generator
-    being the same; empty where it cannot.
+    """Why another run of an operation (``aten::add``) may give something else, its inputs and the state of its
+    generator being the same; empty where it cannot.
     """
     namespace, _, rest = name.partition("::")
     if namespace not in ("aten", "prim", "prims"):

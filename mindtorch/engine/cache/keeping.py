@@ -178,7 +178,9 @@ def _written(encoded: Encoded) -> list[int]:
     first: dict[int, int] = {}
     for place, (_value, root) in enumerate(encoded.given):
         first.setdefault(root, place)
-    storages = {encoded.given[first[root]][0].untyped_storage()._cdata: first[root] for root in encoded.written if root in first}
+    storages = {
+        encoded.given[first[root]][0].untyped_storage()._cdata: first[root] for root in encoded.written if root in first
+    }
     return sorted(storages.values())
 
 

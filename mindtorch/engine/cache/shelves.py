@@ -27,8 +27,8 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class Entry(NamedTuple):
-    """What a segment gave, as tensors of bytes: storages of its own; what is now in storages that it was given, by their
-    place among those; states of generators by index of the device.
+    """What a segment gave, as tensors of bytes: storages of its own; what is now in storages that it was given, by
+    their place among those; states of generators by index of the device.
     """
 
     own: list[torch.Tensor]
@@ -217,4 +217,6 @@ def _parsed(name: bytes, data: bytes) -> Entry | None:
         end += size
     rest = iter(tensors)
     own = [next(rest) for _ in range(table["own"])]
-    return Entry(own, {place: next(rest) for place in table["written"]}, {index: next(rest) for index in table["states"]})
+    return Entry(
+        own, {place: next(rest) for place in table["written"]}, {index: next(rest) for index in table["states"]}
+    )

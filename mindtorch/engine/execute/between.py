@@ -44,9 +44,7 @@ def submit(executor: Any, segment: Any, reason: str) -> None:
 
 
 #: Why values are looked at by code that does not write to them.
-_READS = frozenset(
-    ("item", "tolist", "bool", "int", "float", "complex", "index", "print", "numpy", "dlpack", "cpu", "cuda", "to", "deepcopy")
-)  # fmt: skip
+_READS = frozenset("item tolist bool int float complex index print numpy dlpack cpu cuda to backward deepcopy".split())
 
 
 def lend(values: list[torch.Tensor], reason: str) -> None:

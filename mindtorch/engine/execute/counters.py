@@ -48,8 +48,8 @@ def stats() -> dict[str, Any]:
     ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
     (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``npu_native`` / ``npu_staged`` (op
     → calls on NPU tensors that the NPU ran itself / that went through the CPU), ``cache_hits`` / ``cache_misses``
-    (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept →
-    segments). Current state: ``cache_bytes`` (bytes that the cache in use holds), ``ops_pending``,
+    (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept
+    → segments). Current state: ``cache_bytes`` (bytes that the cache in use holds), ``ops_pending``,
     ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
     ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release does not have

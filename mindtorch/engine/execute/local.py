@@ -135,8 +135,8 @@ class LocalExecutor(Executor):
         writes: list[tuple[torch.Tensor, torch.Tensor]],
         states: dict[int, torch.Tensor],
     ) -> None:
-        """Let a segment be over that is not run: ``values`` by slot; of ``writes``, the first ones get the numbers of the
-        second; states of generators by index.
+        """Let a segment be over that is not run: ``values`` by slot; of ``writes``, the first ones get the numbers of
+        the second; states of generators by index.
         """
         with quiet():
             segment.settle(values, [], [], writes, self._states, states)

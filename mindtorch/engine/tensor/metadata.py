@@ -7,8 +7,7 @@ from typing import Any
 
 from ..._ext import context as _context
 
-
-_hints: Callable[[Any], dict[str, Any]] = lambda tensor: {}
+_hints: Callable[[Any], dict[str, Any]] = lambda tensor: {}  # noqa: E731 - replaced when there is something to say
 
 
 def set_hints(hints: Callable[[Any], dict[str, Any]]) -> None:

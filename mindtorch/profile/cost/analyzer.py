@@ -1,4 +1,4 @@
-"""The analyzer that mindtorch comes with: patterns by proof, bounds by a roofline, the rest by who reads what (SPEC L13)."""
+"""The analyzer that mindtorch comes with: patterns by proof, bounds by a roofline, else who reads what (SPEC L13)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MOVES = frozenset({"view", "data movement"})
 
 
 class RooflineAnalyzer(Analyzer):
-    """target: a `Target`, or the name of one (``h100``, a TOML file); ``cpu``, which is measured once, in a second or two,
-    when it is first needed. UsageError for another name.
+    """target: a `Target`, or the name of one (``h100``, a TOML file); ``cpu``, which is measured once, in a second or
+    two, when it is first needed. UsageError for another name.
     """
 
     def __init__(self, target: str | Target = "cpu") -> None:
