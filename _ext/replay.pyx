@@ -496,7 +496,8 @@ cdef class Segment:
                     raise again(failure)       # else nobody would hear that something was not written
         return 0
 
-    def settle(self, dict values, list requests, list entries, list writes=None, dict states=None, dict ends=None):
+    def settle(self, dict values, list requests, list entries, list writes=None, object states=None,
+               dict ends=None):
         """What stands for the values that are kept, by slot: the records have run, or will before anybody looks.
 
         In the same step, so that no signal handler comes in between: ``entries``, which see to that, are put into

@@ -41,8 +41,8 @@ class Analysis:
     phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant
     for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
     flops, nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another
-    time; empty where they can. recomputable: operations whose result can be made again from what they read. together: see `Group`.
-    failed: patterns of others that could not be looked for, and why.
+    time; empty where they can. recomputable: operations whose result can be made again from what they read. together:
+    see `Group`. failed: patterns of others that could not be looked for, and why.
     """
 
     phases: Mapping[str, int]

@@ -121,6 +121,8 @@ def _listen(executor: Any, segment: Any, reason: str, run: between.Submit) -> No
             began = time.perf_counter()
             try:
                 run(segment)
+                if executor.place.type == "cuda":  # where it has only been begun
+                    executor.sync()
             finally:
                 told.seconds = time.perf_counter() - began
     except Exception as error:

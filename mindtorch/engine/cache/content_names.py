@@ -13,7 +13,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,16 +21,21 @@ import torch
 from ...base import VERSION, hardware
 from ..execute import ambient, between
 from ..remote import functions
-from ..remote.definitions import Definition, definition
+from ..remote.definitions import definition
 from ..remote.wire import WireError, dumps
 
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
 
-__all__ = ["Names", "NotKept", "Structure", "why_not"]
+__all__ = ["Names", "NotKept", "Structure", "Undefined", "gives_undefined", "why_not"]
 
-#: They give memory with whatever is in it, or read such.
-_UNDEFINED = re.compile(r"aten::(_?(new_)?empty(_.*)?|resize_.*|_resize_output_?|linalg_lstsq)")
+#: They give memory with whatever is in it; they fill all of it; they keep some of it, or read such inside.
+_UNDEFINED = re.compile(r"aten::_?(new_)?empty(_.*)?")
+_FILLS = frozenset(
+    f"aten::{name}_"
+    for name in "fill zero copy bernoulli normal uniform random exponential geometric log_normal cauchy".split()
+)
+_READS_UNDEFINED = re.compile(r"aten::(resize_.*|_resize_output_?|linalg_lstsq)")
 #: Variables of the environment that libraries of kernels look at.
 _VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 #: Bytes of what a segment has written to that are hashed to see whether they changed: statistics of a batch norm.
@@ -126,38 +131,67 @@ def surroundings() -> bytes:
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
+def gives_undefined(name: str) -> bool:
+    """Does an operation (``aten::empty``) give memory with whatever is in it?"""
+    return _UNDEFINED.fullmatch(name) is not None
+
+
+class Undefined:
+    """Uninitialized memory in a sequence of calls: which of it is left so. Values go by any keys."""
+
+    def __init__(self) -> None:
+        self._left: dict[Any, str] = {}
+
+    def call(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
+        """The next call. Returns why its results may be others another time; empty where they cannot."""
+        if name in _FILLS and inputs[:1] and inputs.count(inputs[0]) == 1:
+            self._left.pop(inputs[0], None)
+        elif gives_undefined(name):
+            self._left.update(dict.fromkeys(outputs, f"{name} gives uninitialized memory"))
+        return next((self._left[key] for key in inputs if key in self._left), "") or why_not(name)
+
+    def among(self, keys: Iterable[Any] | None = None) -> str:
+        """Why what these values are may be something else another time. None: of all."""
+        return next((self._left[key] for key in (self._left if keys is None else keys) if key in self._left), "")
+
+
+class _Call(NamedTuple):
+    digest: bytes
+    outputs: int
+    random: int
+
+
 def _structure(encoded: Encoded) -> Structure | str:
     made = hashlib.sha256()
+    known: dict[bytes, _Call] = {}
     draws: set[int] = set()
-    known: dict[bytes, bytes] = {}
+    undefined, outputs = Undefined(), 0
     for k in range(len(encoded)):
+        name, sig, *_ = encoded.origin(k)
         call = encoded.call(k)
         if call not in known:
-            name, sig, *_ = encoded.origin(k)
             try:
                 found = definition(sig)
-                known[call] = hashlib.sha256(dumps(tuple(found))).digest()
+                if not functions.comes_with_torch(found.function):
+                    return f"{name} is an operator of the program's own"
+                if found.function == functions.SEED:
+                    return "it seeds the generator"
+                known[call] = _Call(hashlib.sha256(dumps(tuple(found))).digest(), len(found.predicted), found.random)
             except WireError:
                 return f"{name} is a call of the program's own"
-            reason = _reason(name, found)
-            if reason:
-                return reason
-            if found.random >= 0:
-                draws.add(found.random)
-        made.update(known[call])
-        made.update(repr((encoded.grad(k), encoded.inputs(k))).encode())
-    kept = [(ordinal, meta[4]) for _slot, _root, ordinal, meta, _bits in encoded.kept[: encoded.n_own]]
-    made.update(repr((encoded.begins(), kept)).encode())
-    return Structure(made.digest(), tuple(sorted(draws)))
-
-
-def _reason(name: str, made: Definition) -> str:
-    """Why another run of a call may give something else; empty where it cannot."""
-    if not functions.comes_with_torch(made.function):
-        return f"{name} is an operator of the program's own"
-    if made.function == functions.SEED:
-        return "it seeds the generator"
-    return why_not(name)
+        inputs = encoded.inputs(k)
+        reason = undefined.call(name, inputs, range(2 * outputs + 1, 2 * (outputs + known[call].outputs) + 1, 2))
+        if reason:
+            return reason
+        outputs += known[call].outputs
+        if known[call].random >= 0:
+            draws.add(known[call].random)
+        made.update(known[call].digest)
+        made.update(repr((encoded.grad(k), inputs)).encode())
+    own = [(ordinal, meta[4]) for _slot, _root, ordinal, meta, _bits in encoded.kept[: encoded.n_own]]
+    made.update(repr((encoded.begins(), own)).encode())
+    reason = undefined.among(2 * ordinal + 1 for ordinal, _place in own)
+    return reason or Structure(made.digest(), tuple(sorted(draws)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -168,8 +202,8 @@ def why_not(name: str) -> str:
     namespace, _, rest = name.partition("::")
     if namespace not in ("aten", "prim", "prims"):
         return f"{name} is an operator of the program's own"
-    if _UNDEFINED.fullmatch(name):
-        return f"{name} gives uninitialized memory"
+    if _READS_UNDEFINED.fullmatch(name):
+        return f"{name} reads uninitialized memory"
     packet = getattr(torch.ops.aten, rest, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     if any(torch.Tag.nondeterministic_bitwise in getattr(packet, each).tags for each in overloads):

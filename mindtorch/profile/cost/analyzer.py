@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mindtorch import ops
-from mindtorch.engine.cache.content_names import why_not
+from mindtorch.engine.cache.content_names import Undefined, gives_undefined, why_not
 from mindtorch.engine.record.arguments import quiet
 from mindtorch.graph import ComputationGraph, Hole, Node
 from mindtorch.graph.analysis import Analysis, Analyzer, Group
@@ -66,15 +66,21 @@ class RooflineAnalyzer(Analyzer):
             bounds=bounds,
             flops=sum(each.flops or 0 for each in works if each is not None),
             nbytes=sum(each.bytes for each in works if each is not None),
-            not_cacheable=next((reason for node in graph.nodes if (reason := _why_not(node))), ""),
+            not_cacheable=_not_cacheable(graph),
             recomputable=frozenset(memory.recomputable()),
             together=tuple(memory.together(instances)),
             failed=failed,
         )
 
 
-def _why_not(node: Node) -> str:
-    return why_not(node.op) if node.kind == "op" else ""
+def _not_cacheable(graph: ComputationGraph) -> str:
+    undefined = Undefined()
+    for node in graph.nodes:
+        if node.kind == "op":
+            made = [(node.id, place) for place in range(len(node.outputs))]
+            if reason := undefined.call(node.op, node.inputs, made):
+                return reason
+    return undefined.among()
 
 
 def _nbytes(output: Any) -> int:
@@ -131,7 +137,7 @@ class _Memory:
     def recomputable(self) -> Iterator[int]:
         """Operations that draw and write nothing, of which nothing that they read is written to later."""
         for node in self.graph.nodes:
-            if node.kind != "op" or node.writes or _why_not(node) or _draws(node):
+            if node.kind != "op" or node.writes or gives_undefined(node.op) or why_not(node.op) or _draws(node):
                 continue
             if all(max(self.writers.get(self.root[source], (-1,))) <= node.id for source in node.inputs):
                 yield node.id
