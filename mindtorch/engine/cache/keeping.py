@@ -141,7 +141,8 @@ class Cache:
         self, executor: Any, runs: LocalExecutor, segment: Any, encoded: Encoded, structure: Structure, name: bytes
     ) -> None:
         slots = [slot for slot, *_ in encoded.kept[: encoded.n_own]]
-        segment.wanted = wanted = dict.fromkeys(slots)
+        wanted: dict[int, Any] = dict.fromkeys(slots)
+        segment.wanted = wanted
         self._run(executor, segment, encoded)
         own = [wanted[slot] for slot in slots]
         if not all(isinstance(value, torch.Tensor) for value in own):

@@ -16,8 +16,9 @@ Submit = Callable[[Any], None]
 class Keeper(Protocol):
     """What may have the values of a segment."""
 
-    #: Bytes held now.
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
 
     def submit(self, executor: Any, segment: Any) -> None:
         """See to it that the segment's slots have what stands for their values, as ``executor.submit`` does."""
