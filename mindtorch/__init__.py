@@ -169,7 +169,6 @@ def _load(wait: bool) -> None:
     from .engine.execute import tensors, values
     from .engine.semantics import phases
     from .engine.tensor import metadata
-    from .graph import analysis
     from .patch import hooks
 
     config.check()
@@ -177,8 +176,8 @@ def _load(wait: bool) -> None:
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
     phases.after_step(values.stepped)
-    analysis.set_default(_analyzer)
-    metadata.set_hints(analysis.hints)
+    graph.set_default_analyzer(_analyzer)
+    metadata.set_hints(_hints)
     if not config.auto_enable():
         return
     if wait and __spec__ is not None:
@@ -192,6 +191,12 @@ def _analyzer() -> Analyzer:
     from .profile.cost.analyzer import RooflineAnalyzer
 
     return RooflineAnalyzer()
+
+
+def _hints(tensor: Any) -> dict[str, Any]:
+    from .graph import analysis
+
+    return analysis.hints(tensor)
 
 
 def _executor() -> Executor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from .. import graph as graph_package
 from .._ext import lazy as _core
 from ..base.errors import LazyTensorError, UsageError
 from ..engine.execute import values
@@ -14,7 +15,7 @@ from ..engine.record.arguments import quiet as plainly
 from .graph import ComputationGraph
 from .patterns import Instance
 
-__all__ = ["Analysis", "Analyzer", "Group", "get_analyzer", "hints", "plainly", "set_analyzer", "set_default"]
+__all__ = ["Analysis", "Analyzer", "Group", "get_analyzer", "hints", "plainly", "set_analyzer"]
 
 _LARGE = 100_000  # nodes of a graph that is not kept until it is asked about again
 
@@ -95,7 +96,6 @@ class Analyzer(ABC):
         """Of a segment that is to run, or has. It computes nothing of the program's, and changes nothing."""
 
 
-_default: Callable[[], Analyzer] | None = None
 _analyzer: Analyzer | None = None
 
 
@@ -108,12 +108,6 @@ class _Asked(NamedTuple):
 
 
 _last: _Asked | None = None
-
-
-def set_default(make: Callable[[], Analyzer]) -> None:
-    """What to make when one is first asked for and none was set (called once: imports go one way)."""
-    global _default
-    _default = make
 
 
 def set_analyzer(analyzer: Analyzer | None) -> Analyzer | None:
@@ -133,9 +127,10 @@ def get_analyzer() -> Analyzer:
     """The analyzer in use."""
     global _analyzer
     if _analyzer is None:
-        if _default is None:
+        make = graph_package.make_analyzer
+        if make is None:
             raise LazyTensorError("no analyzer is installed: import mindtorch, not its parts")
-        _analyzer = _default()
+        _analyzer = make()
     return _analyzer
 
 
