@@ -152,7 +152,62 @@ def test_L14_zero_and_minus_zero_are_not_the_same_input() -> None:
     assert not again(lambda: 1 / up(0.0), lambda: 1 / up(-0.0))
 
 
+def test_L14_what_reads_what_is_part_of_the_name() -> None:
+    def first() -> torch.Tensor:
+        a, b = up(1, 2), up(3, 4)
+        return (a + b) * a
+
+    def second() -> torch.Tensor:
+        a, b = up(1, 2), up(3, 4)
+        return (a + b) * b
+
+    assert not again(first, second)
+
+
+def test_L14_dtypes_of_inputs_are_part_of_the_name() -> None:
+    number = torch.tensor([1], dtype=torch.int32)
+    assert not again(lambda: number.to(LAZY).double(), lambda: number.view(torch.float32).to(LAZY).double())
+
+
+def test_L14_which_results_are_kept_is_part_of_the_name() -> None:
+    def program(keeps: int) -> list[list[float]]:
+        x = up(1, 2)
+        first = x * 2
+        second = first + 1
+        third = first * second
+        kept = [(first, second)[keeps], third]
+        del first, second
+        return [t.tolist() for t in reversed(kept)]
+
+    with mindtorch.cache():
+        for keeps, expected in ((0, [2, 4]), (1, [3, 5])) * 2:
+            assert program(keeps) == [[6, 20], expected]
+
+
+def test_L14_the_grad_mode_is_part_of_the_name() -> None:
+    x = up(1, 2)
+
+    def without() -> torch.Tensor:
+        with torch.no_grad():
+            return x * 2
+
+    assert again(without, without) and not again(without, lambda: x * 2)
+
+
 def test_L14_which_inputs_share_memory_is_part_of_the_name() -> None:
+    def two(shared: bool) -> list[float]:
+        x = up(1, 2)
+        a, b = x[:], (x if shared else up(1, 2))[:]
+        assert a.tolist() == b.tolist() == [1, 2]  # they are inputs of what comes
+        a.add_(b).mul_(b)
+        return a.tolist()  # type: ignore[no-any-return]
+
+    with mindtorch.cache():
+        for shared, expected in ((False, [2, 8]), (True, [4, 16])) * 2:
+            assert two(shared) == expected
+
+
+def test_L14_which_inputs_are_one_is_part_of_the_name() -> None:
     def apart() -> torch.Tensor:
         a, b = up(1, 2), up(1, 2)
         a.add_(b).mul_(b)
@@ -219,12 +274,22 @@ def test_L14_the_build_and_the_processor_are_part_of_the_name(fact: str, monkeyp
     content_names.surroundings.cache_clear()
     try:
         assert content_names.surroundings() != before
+        after, x = content_names.surroundings(), up(1, 2)
+        for now in (before, after):
+            monkeypatch.setattr(content_names, "surroundings", lambda now=now: now)
+            assert again(lambda: x + 1, lambda: x + 1)
+
+        def elsewhere() -> torch.Tensor:
+            monkeypatch.setattr(content_names, "surroundings", lambda: before)
+            return x + 1
+
+        assert not again(lambda: x + 1, elsewhere)
     finally:
         monkeypatch.undo()
         content_names.surroundings.cache_clear()
 
 
-def test_L14_grad_mode_is_part_of_the_name() -> None:
+def test_L14_attention_that_drops_nothing_is_kept() -> None:
     q = torch.randn(1, 2, 4, 8).to(LAZY)
 
     def attention() -> torch.Tensor:
@@ -269,15 +334,18 @@ def test_L14_a_write_gives_a_new_name() -> None:
         assert counts()[0] > 0, "what is as it was before has the name that it had"
 
 
-def test_L14_a_large_write_is_named_by_what_wrote_it() -> None:
+def test_L14_a_large_write_is_named_by_what_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.arange(2.0**21)  # 8 MiB
+    hashed: list[int] = []
+    read = content_names._bytes_of
+    monkeypatch.setattr(content_names, "_bytes_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
     with mindtorch.cache():
         for _ in range(2):
             x = large.to(LAZY)
             for n in (1, 2):
                 x.add_(1)
                 assert x[:3].tolist() == [n, n + 1, n + 2]
-        assert counts() == (2, 2)
+        assert counts() == (2, 2) and hashed == [large.nbytes] * 2, "an upload is hashed, a result is not"
 
 
 def test_L14_values_that_are_found_are_nobody_else_s() -> None:

@@ -64,27 +64,27 @@ class Names:
         """That of the storage's bytes, hashed where nobody knows them."""
         found = getattr(storage, "_genie_name", None)
         lent = between.is_lent(storage)
-        if found is not None and found[0] is self and found[1] == storage.nbytes() and not lent:
-            return found[2]  # type: ignore[no-any-return]
+        if found is not None and found[0] is self and not lent:
+            return found[1]  # type: ignore[no-any-return]
         name = hashlib.sha256(_bytes_of(storage)).digest()
         self.give(storage, name)
         return name
 
     def give(self, storage: torch.UntypedStorage, name: bytes) -> None:
         """Its bytes have this name, until something writes to it."""
-        storage._genie_name = (self, storage.nbytes(), name)  # type: ignore[attr-defined]
+        storage._genie_name = (self, name)  # type: ignore[attr-defined]
 
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Something has written to it."""
         storage._genie_name = None  # type: ignore[attr-defined]
 
     def wrote(self, storages: Sequence[torch.UntypedStorage], name: bytes) -> None:
-        """A segment of this name has written to these."""
-        little = sum(storage.nbytes() for storage in storages) <= _LITTLE
-        for place, storage in enumerate(storages):
-            if little:
-                self.forget(storage)  # it may be what it was, and is hashed when it is used again
-            else:
+        """A segment of this name has written to these, whose names were forgotten.
+
+        Little may be what it was, and is hashed when it is used again.
+        """
+        if sum(storage.nbytes() for storage in storages) > _LITTLE:
+            for place, storage in enumerate(storages):
                 self.give(storage, derived(name, "written", place))
 
     def structure(self, encoded: Encoded) -> Structure:
