@@ -358,6 +358,30 @@ def test_L14_values_that_are_found_are_nobody_else_s() -> None:
             assert y.tolist() == [10, 10, 10]
 
 
+def test_L14_a_write_that_was_found_gives_a_new_name_too() -> None:
+    with mindtorch.cache():
+        for _ in range(2):
+            x = up(1, 2)
+            x.add_(1)
+            assert x.tolist() == [2, 3] and (x * 2).tolist() == [4, 6]
+        assert counts()[0] == 2
+        assert (up(1, 2) * 2).tolist() == [2, 4]
+
+
+def test_L14_results_have_names_of_their_own_and_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    read = content_names._bytes_of
+    monkeypatch.setattr(content_names, "_bytes_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
+    with mindtorch.cache():
+        for _ in range(2):
+            x = up(1, 2, 3)
+            a, b = x * 2, x * 3
+            assert (a + b).sum().item() == 30
+            assert (a - 1).tolist() == [1, 3, 5] and (b - 1).tolist() == [2, 5, 8]
+    assert counts() == (3, 3) and hashed == [12, 12]
+    assert mindtorch.stats()["ops_executed"] == 6, "what was found has not run"
+
+
 def test_L14_views_of_what_is_found_share_its_memory() -> None:
     with mindtorch.cache():
         for _ in range(2):
@@ -422,10 +446,11 @@ def test_L14_reasons_are_told_where_nothing_is_kept() -> None:
                 assert x.tolist() == [len(called), 2 * len(called)]
             assert cache.nbytes == 0
             torch.empty(3, device=LAZY).add_(1).cpu()
+            (torch.empty(3, device=LAZY) + 1).cpu()
             torch.empty(3, device=LAZY)[1:].zero_().cpu()
             assert cache.nbytes == 0
     reasons = mindtorch.stats()["not_cacheable"]
-    assert reasons.get("aten::empty gives uninitialized memory") == 4
+    assert reasons.get("aten::empty gives uninitialized memory") == 5
     assert counts() == (0, 0)
 
 
@@ -435,6 +460,18 @@ def test_L14_uninitialized_memory_that_is_filled_at_once_is_none() -> None:
             made = torch.empty(2, 2, device=LAZY).fill_(3)
             assert (made + torch.empty_like(made).copy_(made)).tolist() == [[6, 6], [6, 6]]
     assert counts() == (1, 1)
+
+
+def test_L14_memory_that_fills_itself_stays_undefined() -> None:
+    followed = content_names.Undefined()
+    assert followed.call("aten::empty", (), ("a",)) == "" != followed.among(("a",))
+    assert followed.call("aten::copy_", ("a", "a"), ()) == followed.among() == "aten::empty gives uninitialized memory"
+    assert (
+        followed.call("aten::copy_", ("a", "b"), ())
+        == followed.among()
+        == followed.call("aten::exp", ("a",), ("c",))
+        == ""
+    )
 
 
 def test_L14_a_failure_is_not_kept() -> None:

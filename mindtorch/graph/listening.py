@@ -125,7 +125,7 @@ def _listen(executor: Any, segment: Any, reason: str, run: between.Submit) -> No
                     executor.sync()
             finally:
                 told.seconds = time.perf_counter() - began
-    except Exception as error:
+    except BaseException as error:
         told.error = f"{type(error).__name__}: {error}"
         raise
     finally:

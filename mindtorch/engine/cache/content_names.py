@@ -40,6 +40,8 @@ _READS_UNDEFINED = re.compile(r"aten::(resize_.*|_resize_output_?|linalg_lstsq)"
 _VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 #: Bytes of what a segment has written to that are hashed to see whether they changed: statistics of a batch norm.
 _LITTLE = 4 << 20
+#: Structures that are remembered, of about 40 bytes an operation.
+_STRUCTURES = 4096
 
 
 class NotKept(Exception):
@@ -91,6 +93,8 @@ class Names:
         """That of a segment. NotKept where its results may be others another time."""
         found = self._structures.get(encoded.structure)
         if found is None:
+            if len(self._structures) >= _STRUCTURES:
+                self._structures.clear()
             found = self._structures[encoded.structure] = _structure(encoded)
         if isinstance(found, str):
             raise NotKept(found)
@@ -144,7 +148,7 @@ class Undefined:
 
     def call(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
         """The next call. Returns why its results may be others another time; empty where they cannot."""
-        if name in _FILLS and inputs[:1] and inputs.count(inputs[0]) == 1:
+        if name in _FILLS and inputs.count(inputs[0]) == 1:
             self._left.pop(inputs[0], None)
         elif gives_undefined(name):
             self._left.update(dict.fromkeys(outputs, f"{name} gives uninitialized memory"))

@@ -143,9 +143,9 @@ def materialize(
         if generator is not None:
             _run(_core.rng_segment(generator), reason)
         values = [_core.value(handle) for handle in handles]
+        if any(value is None for value in values):
+            raise MaterializationError("a value was asked for that no segment has computed")
         between.lend(values, reason)
-    if any(value is None for value in values):
-        raise MaterializationError("a value was asked for that no segment has computed")
     return values
 
 
