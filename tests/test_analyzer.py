@@ -65,6 +65,15 @@ def test_L13_patterns_and_phases_of_a_segment() -> None:
     assert said.phase == "backward" and said.phases["forward"] > 0
 
 
+def test_L13_a_layer_that_is_one_call_has_a_bound() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().to(LAZY)
+    with torch.no_grad():
+        y = layer(torch.randn(1, 4, 8).to(LAZY))
+    graph, said = analyzed(y)
+    (node,) = nodes(graph, "_transformer_encoder_layer_fwd")
+    assert said.bounds[node] == "launch" and said.nbytes > 4 * (4 * 8 * 8 + 2 * 8 * 16)
+
+
 def test_L13_what_reads_a_weight_stays_with_it() -> None:
     embedding = torch.nn.Embedding(10, 4).to(LAZY)
     other = torch.nn.Linear(4, 4).to(LAZY)
