@@ -150,10 +150,13 @@ class _Memory:
             maker = graph.nodes[root[0]]
             written = self.writers.get(root, ())
             grows = maker.kind == "input" and [n for n in users if self._is_prolonged(n, in_attention)]
+            nbytes = _nbytes(maker.outputs[root[1]])
+            if not nbytes:
+                continue
             if maker.kind == "input" and (written or grows):
-                yield Group("cache", frozenset(users), _nbytes(maker.outputs[root[1]]))
+                yield Group("cache", frozenset(users), nbytes)
             elif maker.kind == "op" and written and not maker.name:
-                yield Group("activations", frozenset((*users, maker.id)), _nbytes(maker.outputs[root[1]]))
+                yield Group("activations", frozenset((*users, maker.id)), nbytes)
 
     def _is_prolonged(self, node: int, in_attention: set[int]) -> bool:
         """Is it what appends to a cache of keys or values?"""
