@@ -16,15 +16,18 @@ cdef class Segment:
     cdef bint whole                   # all pending writes to the targets' storages are among them
     cdef size_t done
     cdef bint fixed                   # its records are what they are: part of another segment
+    cdef bint claimed                 # its records are taken from the tape: they stay the same ones
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
     cdef readonly bint lost_write     # some record failed that should have written into a storage
     cdef readonly bint random         # some record draws from the device's generator
+    cdef public dict wanted           # slot -> None: gets the value as soon as the record has run; or None
     cdef int _plan(self) except -1
     cdef int _claim(self) except -1
     cdef int take(self) except -1
     cdef Segment _part(self)
     cdef void _finish(self, uint64_t seq, Record *r) noexcept
+    cdef void _collect(self, Record *r) noexcept
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept
     cdef object _failed_input(self, Record *r, SigS *s)
     cdef int _store(self, Record *r, SigS *s, object result) except -1

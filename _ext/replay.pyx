@@ -143,8 +143,9 @@ cdef class Segment:
         cdef Tape tape = self.tape
         cdef size_t k
         cdef Record *r
-        if self.closed or self.done:
+        if self.closed or self.done or self.claimed:
             return 0
+        self.claimed = True
         if self.fixed:
             for k in range(self.seqs.n):
                 r = tape.record(self.seqs.data[k])
@@ -270,11 +271,26 @@ cdef class Segment:
                     set_state(outside)
 
     cdef void _finish(self, uint64_t seq, Record *r) noexcept:
+        if self.wanted is not None:
+            self._collect(r)
         self.tape.n_executed += 1
         self.done += 1
         self.tape.finish(r)
         self.tape._retire(seq)
         self.tape._drain()
+
+    cdef void _collect(self, Record *r) noexcept:
+        # Without memory for it the value is not there for whoever wants it.
+        cdef SigS *s = self.tape.interner.sigs[r.sig]
+        cdef Slot *slot
+        cdef uint32_t i
+        try:
+            for i in range(s.n_out):
+                slot = self.tape.slot(rec_outs(r, s)[i])
+                if rec_outs(r, s)[i] in self.wanted and not slot.flags & (SLOT_FAILED | SLOT_PENDING):
+                    self.wanted[rec_outs(r, s)[i]] = <object>slot.concrete
+        except MemoryError:
+            return
 
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept:
         """The inputs' values, into inputs[n_in]; True when one is not there."""
@@ -480,17 +496,26 @@ cdef class Segment:
                     raise again(failure)       # else nobody would hear that something was not written
         return 0
 
-    def settle(self, dict values, list requests, list entries):
+    def settle(self, dict values, list requests, list entries, list writes=None, object states=None,
+               dict ends=None):
         """What stands for the values that are kept, by slot: the records have run, or will before anybody looks.
 
-        ``entries``, which see to that, are put into ``requests`` in the same step: no signal handler comes in between.
+        In the same step, so that no signal handler comes in between: ``entries``, which see to that, are put into
+        ``requests``; of ``writes``, pairs of plain tensors, the first ones get the numbers of the second; the
+        generators' ``states`` become ``ends``.
         """
         cdef Tape tape = self.tape
         cdef Record *r
         cdef SigS *s
         cdef uint64_t seq
         cdef uint32_t i, n
+        cdef tuple pair
         try:
+            if not self.closed:
+                for pair in writes or ():
+                    pair[0].copy_(pair[1])
+                if states is not None:
+                    states.update(ends)
             while self.done < self.seqs.n and not self.closed:
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
@@ -528,7 +553,7 @@ cdef class Segment:
         cdef size_t k
         cdef int place
         cdef bint mixed
-        if self.tail != tape.tail or self.pending != tape.n_pending:
+        if not self.claimed and (self.tail != tape.tail or self.pending != tape.n_pending):
             self._plan()
         for k in range(self.seqs.n):
             r = tape.record(self.seqs.data[k])

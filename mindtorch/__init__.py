@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .cluster.connect import connect, disconnect
     from .cluster.ray_executor import RayExecutor
     from .devices import device, get_default_device, set_default_device
+    from .engine.cache import Cache, cache
     from .engine.execute import Executor, LocalExecutor, WrappingExecutor
     from .engine.execute.counters import reset_stats, stats
     from .engine.execute.tensors import LazyTensor
@@ -50,10 +51,16 @@ if TYPE_CHECKING:
     from .engine.remote.pipe import PipeExecutor
     from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
+    from .graph.analysis import Analysis, Analyzer, get_analyzer, set_analyzer
+    from .graph.listening import SegmentRun, register_segment_hook
     from .patch.hooks import disable, enable, is_enabled
+    from .profile.cost.analyzer import RooflineAnalyzer
 
 __version__ = VERSION
 __all__ = [
+    "Analysis",
+    "Analyzer",
+    "Cache",
     "ComputationGraph",
     "Executor",
     "LazyTensor",
@@ -67,10 +74,13 @@ __all__ = [
     "PipeExecutor",
     "RayExecutor",
     "RemoteExecutor",
+    "RooflineAnalyzer",
+    "SegmentRun",
     "SpreadExecutor",
     "UnsupportedOperationError",
     "UsageError",
     "WrappingExecutor",
+    "cache",
     "capture",
     "connect",
     "device",
@@ -78,11 +88,14 @@ __all__ = [
     "disconnect",
     "enable",
     "flush",
+    "get_analyzer",
     "get_default_device",
     "get_executor",
     "is_enabled",
     "profile",
+    "register_segment_hook",
     "reset_stats",
+    "set_analyzer",
     "set_default_device",
     "set_executor",
     "stats",
@@ -101,6 +114,15 @@ _HOME = {
     "RemoteExecutor": "engine.remote.client",
     "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
+    "Analysis": "graph.analysis",
+    "Analyzer": "graph.analysis",
+    "get_analyzer": "graph.analysis",
+    "set_analyzer": "graph.analysis",
+    "SegmentRun": "graph.listening",
+    "register_segment_hook": "graph.listening",
+    "RooflineAnalyzer": "profile.cost.analyzer",
+    "Cache": "engine.cache",
+    "cache": "engine.cache",
     "ComputationGraph": "graph",
     "capture": "graph",
     "connect": "cluster.connect",
@@ -146,6 +168,7 @@ def _load(wait: bool) -> None:
     from .engine import semantics
     from .engine.execute import tensors, values
     from .engine.semantics import phases
+    from .engine.tensor import metadata
     from .patch import hooks
 
     config.check()
@@ -153,12 +176,27 @@ def _load(wait: bool) -> None:
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
     phases.after_step(values.stepped)
+    graph.set_default_analyzer(_analyzer)
+    metadata.set_hints(_hints)
     if not config.auto_enable():
         return
     if wait and __spec__ is not None:
         __spec__.__class__ = _Awaited
     else:
         hooks.enable()
+
+
+def _analyzer() -> Analyzer:
+    """The analyzer that is asked where none was set."""
+    from .profile.cost.analyzer import RooflineAnalyzer
+
+    return RooflineAnalyzer()
+
+
+def _hints(tensor: Any) -> dict[str, Any]:
+    from .graph import analysis
+
+    return analysis.hints(tensor)
 
 
 def _executor() -> Executor:

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"engine.tensor", "engine.record"},
     {"engine.execute", "engine.semantics"},
     {"engine.remote"},
+    {"engine.cache"},
     {"cluster"},
     {"npu"},
     {"patch", "graph"},

@@ -65,6 +65,11 @@ def set_tracking(tracking: Tracking) -> None:
     _tracking = tracking
 
 
+def tracked_models() -> list[tuple[torch.nn.Module, int]]:
+    """The outermost modules that were called, with their path ids."""
+    return [] if _tracking is None else _tracking.modules.roots()
+
+
 class Function:
     """What is the same for all calls of one operator."""
 
@@ -225,6 +230,9 @@ class Recorder(TorchDispatchMode):
             _context.get_phase(),
             readings=call.readings,
         )
+        if written:
+            places = {id(t): place for place, t in reversed([*enumerate(inputs)])}
+            graph._writes[node] = tuple(places[id(t)] for t in written)
         producers = graph._producers
         for position, t in enumerate(written, len(fresh)):
             producers.wrote(t, node, position)

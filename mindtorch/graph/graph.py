@@ -96,6 +96,11 @@ class Node:
         return self.call.outputs
 
     @property
+    def writes(self) -> tuple[int, ...]:
+        """Numbers of the inputs that it writes to, in the order of the `outputs` that stand for them."""
+        return self.graph._writes.get(self.id, ())
+
+    @property
     def module_info(self) -> Module:
         return self.graph._modules[self.graph._module[self.id]]
 
@@ -158,6 +163,7 @@ class ComputationGraph:
         self._places: list[tuple[str, int, str] | None] = [None]
         self._known_places: dict[Any, int] = {None: 0, 0: 0}
         self._reads: list[int] = []  # ids of the nodes that read data
+        self._writes: dict[int, tuple[int, ...]] = {}  # inputs that nodes write to; none where a node is not in it
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for

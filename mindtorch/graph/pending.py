@@ -89,6 +89,8 @@ class Builder:
             else:
                 self.root.pop(slot, None)
                 self.writer.pop(slot, None)
+        if known.written:
+            graph._writes[node] = known.written
         for position, index in enumerate(known.written):
             root = self.root.get(ins[index], ins[index])
             self.writer[root] = packed(node, known.fresh + position)
@@ -135,7 +137,7 @@ class Builder:
             if written:  # through another tensor that shares the storage
                 self.maker[slot] = written
                 return written
-        node = graph._append(graph._intern_call(Call(DATA, (), {}, (_meta_output(meta),))), (), kind=1)
+        node = graph._append(graph._intern_call(data_call(meta)), (), kind=1)
         self.maker[slot] = packed(node, 0)
         return self.maker[slot]
 
@@ -275,9 +277,7 @@ class LogBuilder(Builder):
     def _data(self, slot: int, meta: int) -> int:
         graph = self.graph
         name = self.names.get(slot)
-        node = graph._append(
-            graph._intern_call(Call(DATA, (), {}, (_meta_output(meta),))), (), kind=1 if name is None else 2
-        )
+        node = graph._append(graph._intern_call(data_call(meta)), (), kind=1 if name is None else 2)
         if name is not None:
             graph._names[node] = name
         self.maker[slot] = packed(node, 0)
@@ -316,6 +316,10 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
             sources = [(number[s], k) for s, k in zip(whole._source[first:last], whole._output[first:last])]
             if node in names:
                 part._names[len(part)] = names[node]
+            if node in whole._writes:
+                part._writes[len(part)] = whole._writes[node]
+            if node in whole._draws:
+                part._draws[len(part)] = whole._draws[node]
             part._append(
                 whole._call[node],
                 sources,
@@ -357,6 +361,11 @@ def _keep(value: Any) -> Any:
 def _describe(meta: tuple) -> Output:
     dtype, size, _stride, _offset, device = meta
     return Output(tuple(size), dtype, f"{_tensors.DEVICE_TYPE}:{device}")
+
+
+def data_call(meta: int) -> Call:
+    """Of a tensor from outside."""
+    return Call(DATA, (), {}, (_meta_output(meta),))
 
 
 def _meta_output(meta: int) -> Output:

@@ -8,7 +8,7 @@ from ..._ext import context as _context
 from ..._ext import intercept as _intercept
 from ...base import torch_facts
 from ..record import eager
-from . import triggers, values
+from . import between, triggers, values
 
 more: dict[str, dict[str, int]] = {}  # what layers above count: name of the count -> op -> calls
 _zero: dict[str, Any] = {}
@@ -25,6 +25,7 @@ def _totals() -> dict[str, Any]:
         "recorded_whole": whole,
         "recorded_at_dispatch": dispatched,
         "segments": triggers.segments,
+        **between.counts,
     }
 
 
@@ -33,6 +34,7 @@ def _by_key() -> dict[str, dict[str, int]]:
         "triggers": triggers.reasons,
         "trigger_lines": triggers.lines(),
         "fallbacks": eager.fallback_counts,
+        "not_cacheable": between.refused,
         **more,
     }
 
@@ -45,7 +47,9 @@ def stats() -> dict[str, Any]:
     ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
     ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
     (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``npu_native`` / ``npu_staged`` (op
-    → calls on NPU tensors that the NPU ran itself / that went through the CPU). Current state: ``ops_pending``,
+    → calls on NPU tensors that the NPU ran itself / that went through the CPU), ``cache_hits`` / ``cache_misses``
+    (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept
+    → segments). Current state: ``cache_bytes`` (bytes that the cache in use holds), ``ops_pending``,
     ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
     ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release does not have
@@ -59,6 +63,7 @@ def stats() -> dict[str, Any]:
     c = values.tape.counters()
     held = c["bytes_held"] + _context.table_bytes()
     out.update(
+        cache_bytes=0 if between.keeper is None else between.keeper.nbytes,
         ops_pending=c["pending"],
         values=c["values"],
         bytes_held=held,

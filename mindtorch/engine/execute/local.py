@@ -77,6 +77,11 @@ class LocalExecutor(Executor):
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
 
+    @property
+    def states(self) -> dict[int, torch.Tensor]:
+        """States of the generators by index; what is new begins as its seed says."""
+        return self._states
+
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def _default_generator(self) -> torch.Generator:
         if self.device.type == "cuda":
@@ -122,6 +127,19 @@ class LocalExecutor(Executor):
                 self._states,
                 _op_observer,
             )
+
+    def settle(
+        self,
+        segment: Any,
+        values: dict[int, torch.Tensor],
+        writes: list[tuple[torch.Tensor, torch.Tensor]],
+        states: dict[int, torch.Tensor],
+    ) -> None:
+        """Let a segment be over that is not run: ``values`` by slot; of ``writes``, the first ones get the numbers of
+        the second; states of generators by index.
+        """
+        with quiet():
+            segment.settle(values, [], [], writes, self._states, states)
 
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         return list(values)

@@ -30,7 +30,7 @@ from ...devices.places import RECORDED, where
 from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
-from . import values
+from . import between, values
 from .mapped_files import note_file
 
 _base = torch._C.TensorBase
@@ -49,7 +49,10 @@ class LazyTensor(RecordedTensor):
     def concrete_value(self) -> torch.Tensor | None:
         """The executor's tensor, None while pending. It may not be a copy: do not write to it."""
         value = _core.value(self._handle)
-        return None if value is None else values.executor().fetch([value])[0]
+        if value is None:
+            return None
+        between.lend([value], "concrete_value")
+        return values.executor().fetch([value])[0]
 
     def materialize(self) -> torch.Tensor:
         """Compute the value now and return it as a plain tensor (the executor's own: do not write to it)."""

@@ -9,6 +9,7 @@ from ..._ext import context as _context
 from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError
+from . import between
 
 MAX_PLACES = 1000  # distinct places in the program that are told apart
 OTHER_PLACES = -1
@@ -24,7 +25,7 @@ def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
     """Hand a segment to the executor. What it does not get to stays pending, whatever is raised."""
     try:
         note(reason)
-        executor.submit(segment)
+        between.submit(executor, segment, reason)
     except MaterializationError:
         raise
     except Exception as error:

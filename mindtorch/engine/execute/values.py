@@ -16,7 +16,7 @@ from ..._ext import tape as _tape
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
-from . import triggers
+from . import between, triggers
 from .base import Executor
 from .pace import Pace
 
@@ -143,8 +143,9 @@ def materialize(
         if generator is not None:
             _run(_core.rng_segment(generator), reason)
         values = [_core.value(handle) for handle in handles]
-    if any(value is None for value in values):
-        raise MaterializationError("a value was asked for that no segment has computed")
+        if any(value is None for value in values):
+            raise MaterializationError("a value was asked for that no segment has computed")
+        between.lend(values, reason)
     return values
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..._ext import context as _context
+
+_hints: Callable[[Any], dict[str, Any]] = lambda tensor: {}  # noqa: E731 - replaced when there is something to say
+
+
+def set_hints(hints: Callable[[Any], dict[str, Any]]) -> None:
+    """Install what says more of a tensor that waits (called once, when mindtorch is imported; imports go one way)."""
+    global _hints
+    _hints = hints
 
 
 class TensorMetadata:
@@ -53,11 +62,15 @@ class TensorMetadata:
 
     @property
     def workload_hints(self) -> dict[str, Any]:
-        """Facts a scheduler can use: the op's tag and the bytes of the value."""
+        """Facts that a scheduler can use: the op's tag, the bytes of the value.
+
+        Until it is computed also what the analyzer in use says of it, see `mindtorch.graph.analysis.Analysis.hints`.
+        """
         from ... import ops
 
         tag = ops.about(self._tensor.operation).tag
-        return {"tag": tag, "bytes": self._tensor.numel() * self._tensor.dtype.itemsize}
+        known = {"tag": tag, "bytes": self._tensor.numel() * self._tensor.dtype.itemsize}
+        return known | _hints(self._tensor)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as a plain dict."""
@@ -77,4 +90,4 @@ class TensorMetadata:
         return "TensorMetadata(" + ", ".join(f"{k}={v!r}" for k, v in self.as_dict().items()) + ")"
 
 
-__all__ = ["TensorMetadata"]
+__all__ = ["TensorMetadata", "set_hints"]

@@ -159,7 +159,8 @@ def _variant(row: OpRow, call: Call) -> str:
 def _is_causal(func: Any, args: Args, kwargs: Kwargs) -> bool:
     names = list(schema.argument_names(func)) if isinstance(func, OpOverload) else [*"qkvmd", "is_causal"]
     at = names.index("is_causal") if "is_causal" in names else len(args)
-    return bool(args[at] if at < len(args) else kwargs.get("is_causal"))
+    found = args[at] if at < len(args) else kwargs.get("is_causal")
+    return not is_tensor(found) and bool(found)  # of other fused calls, known by name only, a weight may stand there
 
 
 def _turned(args: Args) -> bool:

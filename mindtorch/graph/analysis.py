@@ -1,0 +1,159 @@
+"""What a segment means: the interface of analyzers, and which one is asked (SPEC L13, L5)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from .. import graph as graph_package
+from .._ext import lazy as _core
+from ..base.errors import LazyTensorError, UsageError
+from ..engine.execute import values
+from ..engine.record.arguments import quiet as plainly
+from .graph import ComputationGraph
+from .patterns import Instance
+
+__all__ = ["Analysis", "Analyzer", "Group", "get_analyzer", "hints", "plainly", "set_analyzer"]
+
+_LARGE = 100_000  # nodes of a graph that is not kept until it is asked about again
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that had better run on one device, since they share what else would have to move.
+
+    kind: ``weights`` (parameters and buffers that they read), ``cache`` (what outlives the segment and grows or is
+    written in it), ``activations`` (memory made in the segment, and written to after it was first filled). nbytes: of
+    what they share; names: of it, where it has any.
+    """
+
+    kind: Literal["weights", "cache", "activations"]
+    nodes: frozenset[int]
+    nbytes: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What an analyzer says of a segment, by ids of the graph's nodes.
+
+    phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant
+    for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
+    flops, nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another
+    time; empty where they can. recomputable: operations whose result can be made again from what they read. together:
+    see `Group`. failed: patterns of others that could not be looked for, and why.
+    """
+
+    phases: Mapping[str, int]
+    patterns: tuple[Instance, ...]
+    target: str
+    seconds: Mapping[str, float]
+    bounds: Mapping[int, str]
+    flops: int
+    nbytes: int
+    not_cacheable: str
+    recomputable: frozenset[int]
+    together: tuple[Group, ...]
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> str:
+        """The phase of most operations; empty for none."""
+        return max(self.phases, key=self.phases.__getitem__, default="")
+
+    @property
+    def bound(self) -> str:
+        """What most of the time is bound by; empty where nothing takes any."""
+        return max(self.seconds, key=self.seconds.__getitem__, default="")
+
+    @property
+    def cacheable(self) -> bool:
+        """Can the segment's values be kept for another time?"""
+        return not self.not_cacheable
+
+    def hints(self, node: int) -> dict[str, Any]:
+        """Of one operation: ``pattern`` (empty: none), ``bound``, ``recomputable``, ``together`` (kinds of groups that
+        it is in), and of its segment ``cacheable``, ``segment_phase``, ``segment_bound``.
+        """
+        return {
+            "pattern": next((each.pattern for each in self.patterns if node in each.nodes), ""),
+            "bound": self.bounds.get(node, ""),
+            "recomputable": node in self.recomputable,
+            "together": sorted({group.kind for group in self.together if node in group.nodes}),
+            "cacheable": self.cacheable,
+            "segment_phase": self.phase,
+            "segment_bound": self.bound,
+        }
+
+
+class Analyzer(ABC):
+    """Says what segments mean. Derive from it, and hand an instance to `set_analyzer`."""
+
+    @abstractmethod
+    def analyze(self, graph: ComputationGraph) -> Analysis:
+        """Of a segment that is to run, or has. It computes nothing of the program's, and changes nothing."""
+
+
+_analyzer: Analyzer | None = None
+
+
+class _Asked(NamedTuple):
+    """What was last said of all that was pending, and when."""
+
+    when: tuple[Any, ...]
+    graph: ComputationGraph
+    said: Analysis
+
+
+_last: _Asked | None = None
+
+
+def set_analyzer(analyzer: Analyzer | None) -> Analyzer | None:
+    """Ask another analyzer what segments mean; None: mindtorch's own. Returns the previous one, None where none was
+    asked yet.
+
+    UsageError for what is none: nothing has changed then.
+    """
+    global _analyzer, _last
+    if analyzer is not None and not isinstance(analyzer, Analyzer):
+        raise UsageError(f"[set_analyzer] expected an Analyzer, got {type(analyzer).__name__}")
+    previous, _analyzer, _last = _analyzer, analyzer, None
+    return previous
+
+
+def get_analyzer() -> Analyzer:
+    """The analyzer in use."""
+    global _analyzer
+    if _analyzer is None:
+        make = graph_package.make_analyzer
+        if make is None:
+            raise LazyTensorError("no analyzer is installed: import mindtorch, not its parts")
+        _analyzer = make()
+    return _analyzer
+
+
+def hints(tensor: Any) -> dict[str, Any]:
+    """`Analysis.hints` of what makes a tensor on ``remote_accelerator``; nothing of one that is computed.
+
+    Its segment is all that is pending. That is looked at once, until something else is recorded or run.
+    """
+    global _last
+    handle = _core.get_handle(tensor)
+    if handle is None or _core.device_index(tensor) < 0 or not handle.pending:
+        return {}
+    with values.lock:
+        tape, analyzer = values.tape, get_analyzer()
+        when = (tape.tail, tape.n_pending, tape.n_executed, analyzer)
+        asked = _last
+        if asked is None or asked.when != when:
+            from .pending import build
+
+            graph = build(ComputationGraph())
+            with plainly():
+                said = analyzer.analyze(graph)
+            asked = _Asked(when, graph, said)
+            _last = asked if len(graph) < _LARGE else None
+        found = asked.graph._producers.find(tensor)
+    return {} if found is None else asked.said.hints(found[0])
