@@ -178,7 +178,12 @@ def _executor() -> Executor:
         return default_executor()
     from .engine.remote.pipe import PipeExecutor
 
-    return PipeExecutor(config.executor_device())
+    found = [PipeExecutor(config.executor_device()) for _ in range(config.workers() or 1)]
+    if len(found) == 1:
+        return found[0]
+    from .engine.remote.placing import PlacingExecutor
+
+    return PlacingExecutor(found, config.worker_memory())
 
 
 class _Awaited(ModuleSpec):

@@ -20,6 +20,7 @@ from ..._ext import view_chains as _view_chains
 from ...devices import mode
 from ...ops import schema
 from .eager import lift, run_eagerly, run_whole, with_values_backward
+from .lists import one_by_one
 from .mixing import mixed_devices
 from .placed import on_named_device
 from .predict import RULES, decompose, infer, lazy_in, multiplies_inside, taken_apart
@@ -150,6 +151,8 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = functools.partial(_as_seen, info, _intern.OpInfo(func, name, kind, call=func._op))
     elif multiplies_inside(name):
         info.at_dispatch = functools.partial(_with_parameters, info)
+    elif (each := one_by_one(func)) is not None:
+        info.at_dispatch = each
     elif name == "aten::masked_scatter":
         info.at_dispatch = _scattered_gradient
     elif name == "aten::_new_zeros_with_same_feature_meta":

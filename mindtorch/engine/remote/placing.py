@@ -1,0 +1,220 @@
+"""One device of the program's over several workers, where one has not enough memory for it (SPEC R2).
+
+The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The first
+segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows from
+where values are (`division`). Nothing of it changes what is recorded: a worker gets the same calls in the same order, and
+so gives the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..._ext import context as _context
+from ..._ext import lazy as _core
+from ...base import config
+from .client import RemoteExecutor
+from .cuts import Costs, Plan, Work, on_one, plans, roomiest
+from .division import divided
+from .one_thread import one_thread_at_a_time
+from .spread import SpreadExecutor, _on
+from .waiting import Waiting
+
+__all__ = ["PlacingExecutor"]
+
+log = logging.getLogger("mindtorch.remote")
+
+_LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
+_GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
+
+
+@one_thread_at_a_time
+class PlacingExecutor(SpreadExecutor):
+    """``remote_accelerator:i`` is ``executors[i]``, and what does not fit on the first one is divided among all.
+
+    limit: bytes of values that each worker may have; None: what it says that it has free.
+    """
+
+    lists_apart = True
+    #: Is told all plans that were thought of, the best one first, before that is used.
+    on_plans: Callable[[list[Plan]], None] | None = None
+
+    def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
+        super().__init__(executors)
+        self._waiting = Waiting()
+        self._holders = (*self.executors, self._waiting)
+        self._limits = None if limit is None else [limit] * len(self.executors)
+        self._costs: Costs | None = None
+        self._workers: dict[str, int] | None = None  # by module path; None: all is on the first one
+        self._ids: dict[int, int] = {}  # the same by module id
+        self._generator = 0  # the worker that has the generator of remote_accelerator:0
+        self._draws = False  # does the part draw that is submitted now?
+        self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved, by worker from and to
+        self.joined = 0  # exchanges in which they did
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+    def limits(self) -> list[int]:
+        """Bytes of values that each worker may have."""
+        if self._limits is None:
+            found = [executor.machine() for executor in self.executors]
+            nodes = Counter(machine.node for machine in found if machine.kind == "cpu")  # which share its memory
+            self._limits = [
+                machine.free // nodes.get(machine.node, 1) + self._held(executor)
+                for machine, executor in zip(found, self.executors, strict=True)
+            ]
+        return self._limits
+
+    def _held(self, executor: RemoteExecutor) -> int:
+        executor._mirrors.bury()
+        return sum(executor._mirrors.alive.values())
+
+    def _fits(self, segment: Any) -> bool:
+        """Has the first worker room for it, whatever dies when?"""
+        most = self._held(self.executors[0]) + self._waiting.nbytes + segment.nbytes()
+        if self._limits is None and most * (1 + sum(_GROWS.values())) <= _LITTLE:
+            return True
+        return most * (1 + sum(_GROWS.values())) <= self.limits()[0]
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
+        if self._workers is None and self._fits(segment):
+            return super()._parts(segment)
+        return self._divided(segment)
+
+    def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
+        records, begins, stays = segment.facts()
+        work = self._work(records, begins, stays)
+        unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
+        if self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]:
+            yield from super()._parts(segment)
+            return
+        self._plan(work)
+        division = divided(records, work.homes, self._ids, self._generator, roomiest(work))
+        for part in division.parts:
+            self._draws = part.draws
+            self.joined += len(part.sources)
+            yield part.worker, segment.part(part.positions)
+
+    def _work(self, records: list, begins: dict[int, torch.Tensor], stays: set[int]) -> Work:
+        homes: dict[int, int] = {}
+        nbytes: dict[int, int] = {}
+        held = [self._held(executor) for executor in self.executors]
+        for slot, mirror in begins.items():
+            nbytes[slot] = mirror.untyped_storage().nbytes()
+            for k, executor in enumerate(self.executors):
+                if mirror in executor._mirrors:
+                    homes[slot] = k
+                    held[k] -= nbytes[slot]
+        paths = {record[0]: _context.module_path(record[0]) or "" for record in records if record[0]}
+        grows: dict[int, int] = {}
+        phases = {_context.PHASES[record[1]] for record in records if record[1] < len(_context.PHASES)}
+        more = sum(times for phase, times in _GROWS.items() if phase not in phases)
+        if more:
+            for module, _phase, _draws, _device, grad, takes, *_ in records:
+                if grad and module:
+                    floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
+                    grows.update((slot, more * nbytes[slot]) for slot in floats)
+        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held)
+
+    def _plan(self, work: Work) -> None:
+        """Let all modules of the segment have a worker."""
+        if self._workers is None:
+            self._workers = {}
+        new = {path for path in work.paths.values() if path and self._known(path) is None}
+        if new:
+            known = {path: worker for path in work.paths.values() if (worker := self._known(path)) is not None}
+            found = plans(work, self._link(), known)
+            if self.on_plans is not None:
+                self.on_plans(found)
+            self._workers.update(found[0].workers)
+            log.info("%s", found[0].name)
+        for module, path in work.paths.items():
+            worker = self._known(path) if path else None
+            if worker is not None:
+                self._ids[module] = worker
+
+    def _known(self, path: str) -> int | None:
+        """The worker of a module, else that of what it is in."""
+        while path:
+            found = (self._workers or {}).get(path)
+            if found is not None:
+                return found
+            path = path.rpartition(".")[0]
+        return None
+
+    def _link(self) -> Costs:
+        """What moves cost here, as a message and an upload show that nobody needs otherwise."""
+        if self._costs is None:
+            executor = self.executors[-1]
+            executor.sync()
+            began = time.perf_counter()
+            executor.sync()
+            message = time.perf_counter() - began
+            value = executor.adopt([torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, device="cpu")])
+            executor.sync()
+            there = time.perf_counter() - began - message
+            del value
+            self._costs = Costs(message, max(there - message, 0.0) / (4 << 20))
+        return self._costs
+
+    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
+        if not (self._draws and self._workers is not None):
+            return super()._settle(mirrors, there)
+        self._draws = False
+        before, now = self._generator, self.executors.index(there)
+        if before == now:
+            return super()._settle(mirrors, there)
+        state: list[bytes] = []
+        self.executors[before]._ask("get_state", 0, answer=state.append)  # with what else is wanted from there
+        found = super()._settle(mirrors, there)
+        if not state:
+            self.executors[before]._exchange()
+        there._ask("set_state", 0, state[0])
+        self._generator = now
+        return found
+
+    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+        if owner is self._waiting:
+            return there.adopt(self._waiting.fetch(values))
+        nbytes = sum(value.untyped_storage().nbytes() for value in values)
+        self.moves[self.executors.index(owner), self.executors.index(there)] += nbytes
+        found = super()._moved(values, owner, there)
+        for value, whole in zip(values, found, strict=True):
+            owner.hand_over(value.untyped_storage(), there, whole.untyped_storage())
+        return found
+
+    def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
+        if self._owner(value) is self._waiting:
+            copied = self._waiting.copied_storage(value)
+            return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
+        return super()._copy(value, there)
+
+    def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
+        moving = [t for t in given if self._workers is not None or t in self._waiting._mirrors]
+        settled = dict(zip(map(id, moving), self._settle(moving, there), strict=True))
+        return {**super()._for_a_call([t for t in given if id(t) not in settled], there), **settled}
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
+        if index:
+            return super().adopt(tensors, index)
+        made = []
+        for t in tensors:
+            there = next((e for e in self.executors if e._mirror_of(t.untyped_storage()) is not None), self._waiting)
+            made += there.adopt([t])
+        return made
+
+    # ---- generators --------------------------------------------------------------------------------------------------
+    def _drawing(self, index: int) -> RemoteExecutor:
+        return self._at(index or self._generator)
+
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        seed, states = super().generators()
+        first = self._drawing(0).generators()[1]
+        return seed, {**states, **{k: state for k, state in first.items() if k == 0}}
