@@ -1,4 +1,4 @@
-"""Calls on lists of tensors of which each may be somewhere else: one call for each of them (SPEC R2)."""
+"""Calls on lists of tensors of which each may be somewhere else: one call for each of them (SPEC R5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: which module of a model runs on which of several workers, with what each plan costs (SPEC R2).
+"""Plans: which module of a model runs on which of several workers, with what each plan costs (SPEC R5).
 
 A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
 first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much

@@ -1,4 +1,4 @@
-"""Which worker runs which record, in what parts, and what moves for that: of one device on several workers (SPEC R2).
+"""Which worker runs which record, in what parts, and what moves for that: of one device on several workers (SPEC R5).
 
 Every storage has one home. A record goes to the home of what it writes, else to its module's worker, else to the home of
 the first storage that it takes and that has one. What has no home yet (an upload that nothing has used, what is made of

@@ -1,4 +1,4 @@
-"""One device of the program's over several workers, where one has not enough memory for it (SPEC R2).
+"""One device of the program's over several workers, where one has not enough memory for it (SPEC R5).
 
 The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The first
 segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows from
@@ -26,12 +26,42 @@ from .one_thread import one_thread_at_a_time
 from .spread import SpreadExecutor, _on
 from .waiting import Waiting
 
-__all__ = ["PlacingExecutor"]
+__all__ = ["Plan", "PlacingExecutor", "tell", "told"]
 
 log = logging.getLogger("mindtorch.remote")
 
 _LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
 _GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
+
+
+_listener: Callable[[list[Plan]], None] | None = None
+_only = False  # are plans all that is wanted?
+_told = False
+
+
+def tell(
+    listener: Callable[[list[Plan]], None] | None, only: bool = False
+) -> tuple[Callable[[list[Plan]], None] | None, bool]:
+    """Let a listener have the plans that are thought of, the best one first, before that is used. only: the first
+    values of a module that the program asks for end it with SystemExit instead. Returns what was so before."""
+    global _listener, _only, _told
+    before = _listener, _only
+    _listener, _only, _told = listener, only, False
+    return before
+
+
+def told() -> bool:
+    """Has the listener had any?"""
+    return _told
+
+
+def _tell(found: list[Plan]) -> None:
+    global _told
+    _told = True
+    if _listener is not None:
+        _listener(found)
+    elif found[0].excess:
+        log.warning("the workers lack %d bytes for what the program does", found[0].excess)
 
 
 @one_thread_at_a_time
@@ -42,9 +72,6 @@ class PlacingExecutor(SpreadExecutor):
     """
 
     lists_apart = True
-    #: Is told all plans that were thought of, the best one first, before that is used.
-    on_plans: Callable[[list[Plan]], None] | None = None
-
     def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
         super().__init__(executors)
         self._waiting = Waiting()
@@ -83,7 +110,7 @@ class PlacingExecutor(SpreadExecutor):
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
-        if self._workers is None and self._fits(segment):
+        if self._workers is None and not _only and self._fits(segment):
             return super()._parts(segment)
         return self._divided(segment)
 
@@ -91,6 +118,12 @@ class PlacingExecutor(SpreadExecutor):
         records, begins, stays = segment.facts()
         work = self._work(records, begins, stays)
         unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
+        if _only:
+            if any(work.paths.values()):
+                _tell(plans(work, self._link(), {}))
+                raise SystemExit(0)
+            yield from super()._parts(segment)
+            return
         if self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]:
             yield from super()._parts(segment)
             return
@@ -130,10 +163,8 @@ class PlacingExecutor(SpreadExecutor):
         if new:
             known = {path: worker for path in work.paths.values() if (worker := self._known(path)) is not None}
             found = plans(work, self._link(), known)
-            if self.on_plans is not None:
-                self.on_plans(found)
+            _tell(found)
             self._workers.update(found[0].workers)
-            log.info("%s", found[0].name)
         for module, path in work.paths.items():
             worker = self._known(path) if path else None
             if worker is not None:

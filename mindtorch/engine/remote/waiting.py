@@ -1,4 +1,4 @@
-"""Uploads of which nobody knows yet where they are needed: they wait in this process (SPEC R2)."""
+"""Uploads of which nobody knows yet where they are needed: they wait in this process (SPEC R5)."""
 
 from __future__ import annotations
 
