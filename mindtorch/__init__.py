@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
+    from .engine.remote.placing import PlacingExecutor
     from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .patch.hooks import disable, enable, is_enabled
@@ -65,6 +66,7 @@ __all__ = [
     "MetaTensor",
     "NoDataError",
     "PipeExecutor",
+    "PlacingExecutor",
     "RayExecutor",
     "RemoteExecutor",
     "SpreadExecutor",
@@ -97,6 +99,7 @@ _HOME = {
     "LocalExecutor": "engine.execute",
     "LoopbackExecutor": "engine.remote.loopback",
     "PipeExecutor": "engine.remote.pipe",
+    "PlacingExecutor": "engine.remote.placing",
     "RayExecutor": "cluster.ray_executor",
     "RemoteExecutor": "engine.remote.client",
     "SpreadExecutor": "engine.remote.spread",

@@ -19,8 +19,8 @@ from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
 from ...devices import mode
 from ...ops import schema
+from . import lists
 from .eager import lift, run_eagerly, run_whole, with_values_backward
-from .lists import one_by_one
 from .mixing import mixed_devices
 from .placed import on_named_device
 from .predict import RULES, decompose, infer, lazy_in, multiplies_inside, taken_apart
@@ -47,7 +47,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         return _describe_overload(func)
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
-        guard = _default_attention if name == _ATTENTION else None
+        guard = _default_attention if name == _ATTENTION else lists.guard(name)
         whole = (row := ops.about(name)).whole or row.values_backward
         return _intern.OpInfo(
             func,
@@ -151,7 +151,7 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = functools.partial(_as_seen, info, _intern.OpInfo(func, name, kind, call=func._op))
     elif multiplies_inside(name):
         info.at_dispatch = functools.partial(_with_parameters, info)
-    elif (each := one_by_one(func)) is not None:
+    elif (each := lists.one_by_one(func)) is not None:
         info.at_dispatch = each
     elif name == "aten::masked_scatter":
         info.at_dispatch = _scattered_gradient

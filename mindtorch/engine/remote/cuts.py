@@ -216,9 +216,10 @@ class _Units:
 
     def _room(self, pinned: Mapping[int, int]) -> np.ndarray:
         """(worker, time) -> bytes that it has left."""
-        left = np.repeat(np.subtract(self._work.limits, self._work.held)[:, None], self._memory.shape[1], axis=1)
+        each = np.subtract(self._work.limits, self._work.held).astype(float)
+        left = np.repeat(each[:, None], self._memory.shape[1], axis=1)
         for unit, worker in pinned.items():
-            left[worker] = left[worker] - self._memory[unit]
+            left[worker] -= self._memory[unit]
         return left
 
     def _cut(self, order: list[int]) -> dict[int, int] | None:

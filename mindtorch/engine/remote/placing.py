@@ -9,6 +9,7 @@ so gives the same bits.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 
 from ..._ext import context as _context
-from ..._ext import lazy as _core
-from ...base import config
+from ..record.arguments import quiet
 from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
 from .division import divided
 from .one_thread import one_thread_at_a_time
+from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
 from .waiting import Waiting
 
@@ -31,6 +32,7 @@ __all__ = ["Plan", "PlacingExecutor", "tell", "told"]
 log = logging.getLogger("mindtorch.remote")
 
 _LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
+_TRIED = 4 << 20  # bytes that are sent to see how long that takes
 _GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
 
 
@@ -144,7 +146,7 @@ class PlacingExecutor(SpreadExecutor):
                 if mirror in executor._mirrors:
                     homes[slot] = k
                     held[k] -= nbytes[slot]
-        paths = {record[0]: _context.module_path(record[0]) or "" for record in records if record[0]}
+        paths = {module: _context.module_path(module) or "" for module in {record[0] for record in records} if module}
         grows: dict[int, int] = {}
         phases = {_context.PHASES[record[1]] for record in records if record[1] < len(_context.PHASES)}
         more = sum(times for phase, times in _GROWS.items() if phase not in phases)
@@ -187,11 +189,12 @@ class PlacingExecutor(SpreadExecutor):
             began = time.perf_counter()
             executor.sync()
             message = time.perf_counter() - began
-            value = executor.adopt([torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, device="cpu")])
+            with quiet():
+                value = executor.adopt([plain_bytes(os.urandom(_TRIED))])
             executor.sync()
             there = time.perf_counter() - began - message
             del value
-            self._costs = Costs(message, max(there - message, 0.0) / (4 << 20))
+            self._costs = Costs(message, max(there - message, 0.0) / _TRIED)
         return self._costs
 
     def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
