@@ -25,7 +25,7 @@ from .division import divided
 from .one_thread import one_thread_at_a_time
 from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
-from .waiting import Waiting
+from .unplaced import Waiting
 
 __all__ = ["Plan", "PlacingExecutor", "tell", "told"]
 
