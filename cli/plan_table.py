@@ -21,8 +21,7 @@ def lines(plans: Sequence[Plan]) -> list[str]:
     best = plans[0]
     fits = "" if not best.excess else f", which lack {units.bytes_text(best.excess)} for it"
     found = [
-        f"remote_accelerator:0 is {units.counted(best.used, 'worker')} of {len(best.limits)}{fits}; "
-        f"what one run of what is recorded so far costs:",
+        f"remote_accelerator:0 is {best.used} of {units.counted(len(best.limits), 'worker')}{fits}; one run then costs",
         f"  {'plan':<14}{'workers':>8}{'moves':>11}{'messages':>10}{'seconds':>10}   most memory of each worker",
     ]
     for plan in sorted(plans, key=lambda plan: plan is not best):
@@ -40,7 +39,7 @@ def lines(plans: Sequence[Plan]) -> list[str]:
 
 
 def _named(plan: Plan, worker: int) -> str:
-    """The modules on a worker, in the order in which they run: the first and the last of those that follow each other."""
+    """The modules on a worker, as they run: of those that follow each other the first and the last one."""
     runs = []
     for at, group in groupby(plan.workers.items(), key=lambda item: item[1]):
         if at == worker:

@@ -120,7 +120,9 @@ def _plan_the_rest() -> None:
         with suppress(SystemExit):
             values.flush("plan")
     if not placing.told():
-        click.echo("genie run: the program has run no module on remote_accelerator:0: there is nothing to plan", err=True)
+        click.echo(
+            "genie run: the program has run no module on remote_accelerator:0: there is nothing to plan", err=True
+        )
 
 
 def _say_where_it_ran() -> None:

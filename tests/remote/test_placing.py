@@ -72,7 +72,11 @@ class Language(nn.Module):
 class UNet(nn.Module):
     def __init__(self, c: int = 8) -> None:
         super().__init__()
-        self.d1, self.d2, self.d3 = nn.Conv2d(3, c, 3, 1, 1), nn.Conv2d(c, 2 * c, 3, 2, 1), nn.Conv2d(2 * c, 4 * c, 3, 2, 1)
+        self.d1, self.d2, self.d3 = (
+            nn.Conv2d(3, c, 3, 1, 1),
+            nn.Conv2d(c, 2 * c, 3, 2, 1),
+            nn.Conv2d(2 * c, 4 * c, 3, 2, 1),
+        )
         self.u2, self.u1 = nn.ConvTranspose2d(4 * c, 2 * c, 2, 2), nn.ConvTranspose2d(4 * c, c, 2, 2)
         self.norm, self.out = nn.BatchNorm2d(2 * c), nn.Conv2d(2 * c, 3, 1)
 
@@ -268,7 +272,7 @@ def drawn(device: str, seed: int) -> Any:
         elif kind == 10:
             made = a.reshape(-1).view(a.shape)
         else:
-            torch._foreach_add_([t for t in (a, a.clone())], 0.5)
+            torch._foreach_add_([a, a.clone()], 0.5)
         if made is not None and 0 < made.numel() <= 64 and made.dim() == 2:
             held.append(made)
         if len(held) > 8:

@@ -38,7 +38,9 @@ def _answer(func: Any, names: list[str], lists: set[str], gives: bool, args: tup
         return NotImplemented
 
     def one(name: str, value: Any, k: int) -> Any:
-        apart = (name in lists and len(value) == len(fellows)) or (name == "scalars" and isinstance(value, torch.Tensor))
+        apart = (name in lists and len(value) == len(fellows)) or (
+            name == "scalars" and isinstance(value, torch.Tensor)
+        )
         return value[k : k + 1] if apart else value
 
     found = [

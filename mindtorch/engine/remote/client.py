@@ -69,6 +69,9 @@ class RemoteExecutor(Session, Homes):
         self._failures: dict[int, MaterializationError] = {}
         self._reads = Reads(self, self._mirrors, self._known, self._failures)
 
+    def start(self) -> None:
+        """Let a worker begin which otherwise does so with the first message, and return."""
+
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _closing(self) -> list[tuple]:
         """Requests, and who wants the answers, that go with every message."""

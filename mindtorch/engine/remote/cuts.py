@@ -3,8 +3,8 @@
 A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
 first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much
 memory each needs when. Cuts of the units in the order in which they run, and in that order folded in the middle (for
-models whose last levels take what the first ones made), are then the best ones by dynamic programming; single units move
-as long as it pays. At last each plan is divided as the executor will do it, and the cheapest that fits is taken.
+models whose last levels take what the first ones made), are then the best ones by dynamic programming; single units
+move as long as it pays. At last each plan is divided as the executor will do it, and the cheapest that fits is taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Work:
     """A segment, and where its values are.
 
     paths: of the module ids in it; homes: worker of each storage that it begins with and that has one; nbytes: of those
-    and all others that it begins with; grows: by how much more memory they will come to need, as gradients and states of
+    and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
     optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
     have, and that it has in storages that the segment does not touch.
     """
@@ -82,7 +82,7 @@ class Plan:
 
 def on_one(work: Work, worker: int = 0) -> Plan:
     """Everything on one worker: at least the seconds of every other plan are not lost to moves."""
-    return _priced(work, "all on one", {path: worker for path in _paths(work)}, Costs(), otherwise=worker)
+    return _priced(work, "all on one", dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
 
 
 def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
@@ -115,7 +115,7 @@ def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherw
     ids = {module: workers[path] for module, path in work.paths.items() if path in workers}
     rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
     division = divided(work.records, work.homes, ids, work.generator, rest)
-    moved = sum(nbytes for _slot, nbytes, _from, _to in _moves(work, division))
+    moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
     memory = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
     memory = memory + np.asarray(work.held)
     seconds = division.messages * costs.message + moved * costs.byte
@@ -131,11 +131,11 @@ def _sizes(work: Work) -> dict[int, int]:
     return found
 
 
-def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int, int]]:
-    """(storage, its bytes, from, to)."""
+def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
+    """(bytes, from, to)."""
     sizes = _sizes(work)
     for slot, source, to in division.moves:
-        yield slot, sizes.get(slot, 0), source, to
+        yield sizes.get(slot, 0), source, to
 
 
 def _memory(work: Work, division: Division, homes: Mapping[int, int], places: int, every: int) -> np.ndarray:
@@ -152,18 +152,17 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
     for slot, home in at.items():
         now[home] += sizes.get(slot, 0) + work.grows.get(slot, 0)
     found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
-    for k, (record, place) in enumerate(zip(work.records, division.places, strict=True)):
-        *_, takes, _writes, makes = record
+    for k, ((*_, takes, _writes, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
         if k % every == 0:
             found[:, k // every] = now
         for slot in (*takes, *[slot for slot, _nbytes in makes]):
-            home = at.get(slot)
-            if home != place:
+            before = at.get(slot)
+            if before != place:
                 nbytes = sizes.get(slot, 0) + work.grows.get(slot, 0)
                 at[slot] = place
                 now[place] += nbytes
-                if home is not None:
-                    now[home] -= nbytes
+                if before is not None:
+                    now[before] -= nbytes
         found[place, k // every] = max(found[place, k // every], now[place])
         for slot in {*takes, *[slot for slot, _nbytes in makes]}:
             if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
@@ -185,10 +184,12 @@ class _Units:
         self._n = len(names)
         self._pinned = {self.of[path]: known[path] for path in paths if path in known}
         self._free = [unit for unit in range(self._n) if unit not in self._pinned]
-        alone = divided(work.records, {}, {m: self.of[p] for m, p in work.paths.items() if p in self.of}, 0, lambda _nbytes: 0)
+        alone = divided(
+            work.records, {}, {m: self.of[p] for m, p in work.paths.items() if p in self.of}, 0, lambda _nbytes: 0
+        )
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
-        for slot, nbytes, source, to in _moves(work, alone):
+        for nbytes, source, to in _moves(work, alone):
             self._apart[source, to] += nbytes * costs.byte
         for part in alone.parts:
             for source in part.sources:

@@ -1,9 +1,9 @@
 """Which worker runs which record, in what parts, and what moves for that: of one device on several workers (SPEC R5).
 
-Every storage has one home. A record goes to the home of what it writes, else to its module's worker, else to the home of
-the first storage that it takes and that has one. What has no home yet (an upload that nothing has used, what is made of
-nothing) gets that of the first record which takes it. A storage that is taken elsewhere moves there. The generator has a
-home, too, and moves to whoever draws.
+Every storage has one home. A record goes to the home of what it writes, else to its module's worker, else to the home
+of the first storage that it takes and that has one. What has no home yet (an upload that nothing has used, what is made
+of nothing) gets that of the first record which takes it. A storage that is taken elsewhere moves there. The generator
+has a home, too, and moves to whoever draws.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class Part:
 
 @dataclass
 class Division:
-    """``parts`` in the order in which they run; ``moves``: (storage, from, to); ``homes``: of each storage at the end."""
+    """``parts`` in the order in which they run; ``moves``: (storage, from, to)."""
 
     parts: list[Part]
     moves: list[tuple[int, int, int]]
     places: list[int]  # of each record
-    homes: dict[int, int]
 
     @property
     def messages(self) -> int:
@@ -78,10 +77,10 @@ def divided(
     places: list[int] = []
     for choice in chosen:
         if isinstance(choice, _Undecided):
-            choice = choice.last()
-            if choice.worker is None:
-                choice.worker = otherwise(choice.nbytes)
-            places.append(choice.worker)
+            last = choice.last()
+            if last.worker is None:
+                last.worker = otherwise(last.nbytes)
+            places.append(last.worker)
         else:
             places.append(choice)
     return _parted(records, places, dict(homes), generator)
@@ -158,5 +157,4 @@ def _parted(records: Sequence[Record], places: list[int], at: dict[int, int], ge
             at[slot], last[slot] = place, k
         for slot, _nbytes in makes:
             at[slot], last[slot] = place, k
-    del at[GENERATOR]
-    return Division(parts, moves, places, at)
+    return Division(parts, moves, places)

@@ -1,9 +1,8 @@
 """One device of the program's over several workers, where one has not enough memory for it (SPEC R5).
 
-The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The first
-segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows from
-where values are (`division`). Nothing of it changes what is recorded: a worker gets the same calls in the same order, and
-so gives the same bits.
+The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The
+first segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows
+from where values are (`division`). What is recorded stays the same, and so do the bits.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
 from .unplaced import Waiting
 
-__all__ = ["Plan", "PlacingExecutor", "tell", "told"]
+__all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 
 log = logging.getLogger("mindtorch.remote")
 
@@ -74,6 +73,7 @@ class PlacingExecutor(SpreadExecutor):
     """
 
     lists_apart = True
+
     def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
         super().__init__(executors)
         self._waiting = Waiting()
@@ -91,6 +91,7 @@ class PlacingExecutor(SpreadExecutor):
     def limits(self) -> list[int]:
         """Bytes of values that each worker may have."""
         if self._limits is None:
+            self._start()
             found = [executor.machine() for executor in self.executors]
             nodes = Counter(machine.node for machine in found if machine.kind == "cpu")  # which share its memory
             self._limits = [
@@ -98,6 +99,11 @@ class PlacingExecutor(SpreadExecutor):
                 for machine, executor in zip(found, self.executors, strict=True)
             ]
         return self._limits
+
+    def _start(self) -> None:
+        """Let all workers begin together."""
+        for executor in self.executors:
+            executor.start()
 
     def _held(self, executor: RemoteExecutor) -> int:
         executor._mirrors.bury()
@@ -184,6 +190,7 @@ class PlacingExecutor(SpreadExecutor):
     def _link(self) -> Costs:
         """What moves cost here, as a message and an upload show that nobody needs otherwise."""
         if self._costs is None:
+            self._start()
             executor = self.executors[-1]
             executor.sync()
             began = time.perf_counter()
