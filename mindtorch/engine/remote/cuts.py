@@ -19,7 +19,8 @@ from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
 __all__ = ["Costs", "Plan", "Work", "on_one", "plans", "roomiest"]
 
 _UNITS = 96  # at most
-_TIMES = 48  # in which a segment is cut to look at memory
+_MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
+_TIMES = 256  # in which a segment is cut to look at memory
 
 
 @dataclass(frozen=True)
@@ -207,23 +208,23 @@ class _Units:
         yield "equal layers", self._whole({unit: k // each for k, unit in enumerate(self._free)})
         folded = sorted(self._free, key=lambda unit: min(unit, self._n - 1 - unit))
         for name, order in (("cut", self._free), ("folded", folded)):
-            found = self._cut(order)
-            if found is not None:
-                yield name, self._better(self._whole(found))
-        yield "one by one", self._better(self._whole(self._filled()))
+            found = [(cut, more) for more in _MORE if (cut := self._cut(order, more)) is not None]
+            for cut, more in found[:2]:
+                yield name, self._better(self._whole(cut), more)
+        yield "one by one", self._better(self._whole(self._filled()), 1)
 
     def _whole(self, free: Mapping[int, int]) -> list[int]:
         return [self._pinned.get(unit, free.get(unit, 0)) for unit in range(self._n)]
 
-    def _room(self, pinned: Mapping[int, int]) -> np.ndarray:
-        """(worker, time) -> bytes that it has left."""
-        each = np.subtract(self._work.limits, self._work.held).astype(float)
+    def _room(self, pinned: Mapping[int, int], more: float) -> np.ndarray:
+        """(worker, time) -> bytes that it has left of so many times its limit."""
+        each = np.multiply(self._work.limits, float(more)) - self._work.held
         left = np.repeat(each[:, None], self._memory.shape[1], axis=1)
         for unit, worker in pinned.items():
             left[worker] -= self._memory[unit]
         return left
 
-    def _cut(self, order: list[int]) -> dict[int, int] | None:
+    def _cut(self, order: list[int], more: float) -> dict[int, int] | None:
         """The cheapest cuts of the units in this order, the first part for the first worker; None where none fits."""
         n = len(order)
         apart = self._apart[np.ix_(order, order)]
@@ -232,7 +233,7 @@ class _Units:
         before = sums - np.diagonal(sums)[:, None]  # (i, j): between all before i and those from i to before j
         memory = np.concatenate([np.zeros((1, self._memory.shape[1])), self._memory[order].cumsum(0)])
         need = memory[None, :, :] - memory[:, None, :]
-        room = self._room(self._pinned)
+        room = self._room(self._pinned, more)
         backwards = np.tri(n + 1, k=-1, dtype=bool)
         best = np.full(n + 1, np.inf)
         best[0] = 0
@@ -257,7 +258,7 @@ class _Units:
 
     def _filled(self) -> dict[int, int]:
         """Each unit on the first worker from the last one's on that has room for it, else on that with the most."""
-        room = self._room(self._pinned)
+        room = self._room(self._pinned, 1)
         found: dict[int, int] = {}
         worker = 0
         for unit in self._free:
@@ -268,10 +269,10 @@ class _Units:
             room[at] -= self._memory[unit]
         return found
 
-    def _better(self, workers: list[int]) -> list[int]:
+    def _better(self, workers: list[int], more: float) -> list[int]:
         """The same with single units moved, as long as that pays and they have room."""
         at = np.asarray(workers)
-        room = self._room(dict(enumerate(workers)))
+        room = self._room(dict(enumerate(workers)), more)
         for _ in range(4 * self._n):
             together = self._apart @ np.eye(self._workers)[at]  # (unit, worker): what it has to do with those there
             gain = together - together[np.arange(self._n), at][:, None]
