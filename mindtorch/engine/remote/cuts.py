@@ -133,10 +133,16 @@ def _sizes(work: Work) -> dict[int, int]:
 
 
 def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
-    """(bytes, from, to)."""
+    """(bytes, from, to), and back again of what was there before: the next run finds it where this one leaves it."""
     sizes = _sizes(work)
+    ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
     for slot, source, to in division.moves:
         yield sizes.get(slot, 0), source, to
+        if slot in work.nbytes:
+            ends[slot] = ends.get(slot, (source, to))[0], to
+    for slot, (first, last) in ends.items():
+        if first != last:
+            yield sizes[slot], last, first
 
 
 def _memory(work: Work, division: Division, homes: Mapping[int, int], places: int, every: int) -> np.ndarray:
