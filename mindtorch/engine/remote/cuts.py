@@ -3,8 +3,8 @@
 A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
 first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much
 memory each needs when. Cuts of the units in the order in which they run, and in that order folded in the middle (for
-models whose last levels take what the first ones made), are then the best ones by dynamic programming; single units
-move as long as it pays. At last each plan is divided as the executor will do it, and the cheapest that fits is taken.
+models whose last levels take what the first ones made) or with those together that share parameters, are then the best
+ones by dynamic programming; single units move as long as it pays. At last each plan is divided as the executor will do it, and the cheapest that fits is taken.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = ["Costs", "Plan", "Work", "on_one", "plans", "roomiest"]
 
 _UNITS = 96  # at most
 _MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
+_LARGE = 64  # of what a segment begins with such a part is large
 _TIMES = 256  # in which a segment is cut to look at memory
 
 
@@ -90,8 +91,10 @@ def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
     """All that were thought of, the best one first. known: worker by module path, of those that are to stay."""
     units = _Units(work, costs, known)
     found = [on_one(work)] if not known else []
-    for name, workers in units.candidates():
-        found.append(_priced(work, name, {path: workers[unit] for path, unit in units.of.items()}, costs))
+    for name, chosen in units.candidates():
+        workers = {path: chosen[unit] for path, unit in units.of.items()}
+        if not any(plan.workers == workers for plan in found):
+            found.append(_priced(work, name, workers, costs))
     return sorted(found, key=Plan.rank)
 
 
@@ -154,14 +157,12 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
             last[slot] = k
         for slot, _nbytes in makes:
             last[slot] = k
-    now = [0] * places
+    now = np.zeros(places)
     at = dict(homes)
     for slot, home in at.items():
         now[home] += sizes.get(slot, 0) + work.grows.get(slot, 0)
     found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
     for k, ((*_, takes, _writes, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
-        if k % every == 0:
-            found[:, k // every] = now
         for slot in (*takes, *[slot for slot, _nbytes in makes]):
             before = at.get(slot)
             if before != place:
@@ -170,7 +171,7 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
                 now[place] += nbytes
                 if before is not None:
                     now[before] -= nbytes
-        found[place, k // every] = max(found[place, k // every], now[place])
+        np.maximum(found[:, k // every], now, out=found[:, k // every])
         for slot in {*takes, *[slot for slot, _nbytes in makes]}:
             if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
                 now[place] -= sizes.get(slot, 0)
@@ -202,6 +203,13 @@ class _Units:
             for source in part.sources:
                 self._apart[source, part.worker] += costs.message
         self._apart += self._apart.T
+        #: The first unit that takes the same parameters, of those that take large ones of another's.
+        self._shares: dict[int, int] = {}
+        large = sum(work.nbytes.values()) / _LARGE
+        for slot, source, to in alone.moves:
+            if work.nbytes.get(slot, 0) >= large:
+                first, other = sorted((self._shares.get(source, source), to))
+                self._shares.setdefault(other, first)
         every = max(1, len(work.records) // _TIMES)
         self._memory = _memory(work, alone, {}, max(self._n, 1), every)
 
@@ -213,7 +221,11 @@ class _Units:
         each = -(-len(self._free) // self._workers)
         yield "equal layers", self._whole({unit: k // each for k, unit in enumerate(self._free)})
         folded = sorted(self._free, key=lambda unit: min(unit, self._n - 1 - unit))
-        for name, order in (("cut", self._free), ("folded", folded)):
+        together = sorted(self._free, key=lambda unit: (self._shares.get(unit, unit), unit))
+        orders = {"cut": self._free, "folded": folded, "shared first": together}
+        for name, order in orders.items():
+            if name != "cut" and order == self._free:
+                continue
             found = [(cut, more) for more in _MORE if (cut := self._cut(order, more)) is not None]
             for cut, more in found[:2]:
                 yield name, self._better(self._whole(cut), more)

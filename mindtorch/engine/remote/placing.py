@@ -165,27 +165,12 @@ class PlacingExecutor(SpreadExecutor):
 
     def _plan(self, work: Work) -> None:
         """Let all modules of the segment have a worker."""
-        if self._workers is None:
-            self._workers = {}
-        new = {path for path in work.paths.values() if path and self._known(path) is None}
-        if new:
-            known = {path: worker for path in work.paths.values() if (worker := self._known(path)) is not None}
-            found = plans(work, self._link(), known)
+        workers = self._workers = self._workers or {}
+        if any(path and path not in workers for path in work.paths.values()):
+            found = plans(work, self._link(), {path: workers[path] for path in work.paths.values() if path in workers})
             _tell(found)
-            self._workers.update(found[0].workers)
-        for module, path in work.paths.items():
-            worker = self._known(path) if path else None
-            if worker is not None:
-                self._ids[module] = worker
-
-    def _known(self, path: str) -> int | None:
-        """The worker of a module, else that of what it is in."""
-        while path:
-            found = (self._workers or {}).get(path)
-            if found is not None:
-                return found
-            path = path.rpartition(".")[0]
-        return None
+            workers.update(found[0].workers)
+        self._ids.update((module, workers[path]) for module, path in work.paths.items() if path)
 
     def _link(self) -> Costs:
         """What moves cost here, as a message and an upload show that nobody needs otherwise."""
