@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -458,7 +459,8 @@ def test_R5_a_model_of_three_times_a_worker_s_memory_trains_where_one_has_not_en
     for pipe in pipes:
         pipe.sync()
         limit = resource.prlimit(pipe.process, resource.RLIMIT_DATA)[1]
-        data = next(line for line in open(f"/proc/{pipe.process}/status") if line.startswith("VmData"))
+        status = Path(f"/proc/{pipe.process}/status").read_text().splitlines()
+        data = next(line for line in status if line.startswith("VmData"))
         resource.prlimit(pipe.process, resource.RLIMIT_DATA, (int(data.split()[1]) * 1024 + (340 << 20), limit))
     with using(PlacingExecutor(pipes[1:], 120 << 20)) as executor:
         found = program(DEVICE)

@@ -2,9 +2,10 @@
 
 A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
 first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much
-memory each needs when. Cuts of the units in the order in which they run, and in that order folded in the middle (for
-models whose last levels take what the first ones made) or with those together that share parameters, are then the best
-ones by dynamic programming; single units move as long as it pays. At last each plan is divided as the executor will do it, and the cheapest that fits is taken.
+memory each needs when. Then come the best cuts, by dynamic programming, of the units in the order in which they run, in
+that order folded in the middle (for models whose last levels take what the first ones made), and with those together
+that share parameters; single units move as long as it pays. At last each plan is divided as the executor will do it,
+and the cheapest that fits is taken.
 """
 
 from __future__ import annotations
