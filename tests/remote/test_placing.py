@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import mindtorch
+from mindtorch._ext import lazy as _core
+from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote import division, placing
 from mindtorch.engine.remote.cuts import Costs, Plan
 from mindtorch.engine.remote.placing import PlacingExecutor
+from mindtorch.engine.remote.worker import Worker
 
 from ..executors import using
 
@@ -468,3 +471,31 @@ def test_R5_a_model_of_three_times_a_worker_s_memory_trains_where_one_has_not_en
     assert found == program("cpu")
     with using(pipes[0]), pytest.raises(mindtorch.MaterializationError, match="memory"):
         program(DEVICE)
+
+
+def test_R5_a_worker_that_is_lost_is_told_and_what_the_others_have_stays() -> None:
+    gone: set[int] = set()
+
+    def worker(k: int) -> mindtorch.RemoteExecutor:
+        answers = Worker("cpu").handle
+
+        def send(message: bytearray) -> bytearray:
+            if k in gone:
+                raise ConnectionError(f"worker {k} was ended")
+            return answers(message)
+
+        return mindtorch.RemoteExecutor(send)
+
+    with using(PlacingExecutor([worker(k) for k in range(2)], 420_000)) as executor:
+        make, data, _limit = MODELS["mlp"]
+        model, x = make().to(DEVICE), data().to(DEVICE)
+        expected = [p.detach().cpu() for p in model.parameters()]
+        model(x).sum().item()
+        homes = [executor.executors.index(executor._owner(_core.value(p._handle))) for p in model.parameters()]
+        assert set(homes) == {0, 1}
+        gone.add(1)
+        with pytest.raises(SessionLost, match="session lost: worker 1 was ended"):
+            model(x).sum().item()
+        for p, home, value in zip(model.parameters(), homes, expected, strict=True):
+            assert home == 1 or torch.equal(p.detach().cpu(), value)
+        del model, x
