@@ -314,6 +314,8 @@ def test_R5_another_index_is_another_worker_still() -> None:
         expected = (a(b.to(DEVICE)).to("remote_accelerator:2") + b).sum()
         assert expected.device == torch.device("remote_accelerator:2") and expected.item() == expected.cpu().item()
         assert sum(each.stats["messages"] > 0 for each in executor.executors) == 3
+        with pytest.raises(mindtorch.MaterializationError, match=r"a remote_accelerator in 0\.\.2, .* got 7"):
+            torch.ones(3, device="remote_accelerator:7").sum().item()
 
 
 @pytest.mark.parametrize("limit", [200_000, 1 << 24])

@@ -11,7 +11,7 @@ and the cheapest that fits is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -193,9 +193,10 @@ class _Units:
         self._n = len(names)
         self._pinned = {self.of[path]: known[path] for path in paths if path in known}
         self._free = [unit for unit in range(self._n) if unit not in self._pinned]
-        alone = divided(
-            work.records, {}, {m: self.of[p] for m, p in work.paths.items() if p in self.of}, 0, lambda _nbytes: 0
-        )
+        # What is recorded for another index is on the worker of that, whatever the plan.
+        work = replace(work, records=[record for record in work.records if not record[3]])
+        ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
+        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
         for nbytes, source, to in _moves(work, alone):

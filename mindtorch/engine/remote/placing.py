@@ -124,6 +124,8 @@ class PlacingExecutor(SpreadExecutor):
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
         records, begins, stays = segment.facts()
+        for index in {record[3] for record in records}:
+            self._at(index)  # or say that there is none
         work = self._work(records, begins, stays)
         unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
         if _only:
