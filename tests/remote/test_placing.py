@@ -329,13 +329,14 @@ def test_R5_values_go_along_when_the_executor_changes_from_several_workers(limit
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
-def test_R5_a_model_of_three_times_a_worker_s_memory_trains_where_one_has_not_enough() -> None:
-    """Each process may have 340 MB more than at first, of which torch itself comes to need some 150."""
+def test_R5_a_model_of_three_times_a_worker_s_memory_trains_in_processes_that_have_no_more() -> None:
+    """Each process may have 340 MB more than at first, of which torch itself comes to need 150."""
     resource = pytest.importorskip("resource")
 
     def program(device: str) -> Any:
         torch.manual_seed(0)
-        model = mlp(1024, 24).to(device)  # 403 MB with gradients and states
+        model = mlp(1024, 24).to(device)
+        assert sum(p.nbytes for p in model.parameters()) * 4 > 340 << 20  # with gradients and states
         x = torch.linspace(-1, 1, 4 * 1024).view(4, 1024).to(device)
         step = torch.optim.AdamW(model.parameters(), lr=0.01)
         losses = []
@@ -347,7 +348,7 @@ def test_R5_a_model_of_three_times_a_worker_s_memory_trains_where_one_has_not_en
             losses.append(loss.item())
         return losses, [p[0].tolist() for p in model.parameters()]
 
-    pipes = [mindtorch.PipeExecutor() for _ in range(5)]
+    pipes = [mindtorch.PipeExecutor() for _ in range(4)]
     for pipe in pipes:
         pipe.start()
     for pipe in pipes:
@@ -356,12 +357,10 @@ def test_R5_a_model_of_three_times_a_worker_s_memory_trains_where_one_has_not_en
         status = Path(f"/proc/{pipe.process}/status").read_text().splitlines()
         data = next(line for line in status if line.startswith("VmData"))
         resource.prlimit(pipe.process, resource.RLIMIT_DATA, (int(data.split()[1]) * 1024 + (340 << 20), limit))
-    with using(PlacingExecutor(pipes[1:], 120 << 20)) as executor:
+    with using(PlacingExecutor(pipes, 120 << 20)) as executor:
         found = program(DEVICE)
         assert executor.moves
     assert found == program("cpu")
-    with using(pipes[0]), pytest.raises(mindtorch.MaterializationError, match="memory"):
-        program(DEVICE)
 
 
 def test_R5_a_worker_that_is_lost_is_told_and_what_the_others_have_stays() -> None:
