@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import click
 
@@ -22,6 +22,7 @@ Examples:
   genie run --executor pipe -m pkg.train   a module, in a child process
   genie run --map cuda train.py            cuda means remote_accelerator
   genie run --device remote_accelerator:1 train.py
+  genie run --executor pipe --workers 3 --map cuda train.py    a model that is too large for one
 """
 
 
@@ -44,8 +45,9 @@ Examples:
     "--workers",
     type=click.IntRange(1, 128),
     metavar="N",
-    help="With --executor ray: remote_accelerator:0 to N-1.",
+    help="With --executor ray or pipe: remote_accelerator:0 to N-1. What is too large for 0 is divided among all.",
 )
+@click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and end there.")
 @click.option(
     "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
 )
@@ -59,6 +61,7 @@ def command(
     executor: str | None,
     address: str | None,
     workers: int | None,
+    plan: bool,
     as_module: bool,
 ) -> int:
     """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
@@ -74,15 +77,52 @@ def command(
     try:
         _choose(executor, address, workers, stack)
         _move(index, mapped is not None, stack)
+        _show_plans(plan, stack)
         outcome = program.run()
         outcome.show(interrupts=True)
-        _say_where_it_ran()
+        if plan:
+            _plan_the_rest()
+        else:
+            _say_where_it_ran()
     finally:
         ends = click.get_current_context().find_root().obj == ENDS_WITH_THE_COMMAND
         if not ends:
             atexit.unregister(stack.close)
             stack.close()
     return BY_SIGINT if outcome.interrupted and ends else outcome.exit_code
+
+
+def _show_plans(only: bool, stack: ExitStack) -> None:
+    """Let plans be shown when they are made; only: and the program end then."""
+    from mindtorch.base import config
+
+    if only and (config.executor() not in ("ray", "pipe") or config.workers() is None):
+        raise UsageError("--plan is for several workers: --executor ray or pipe, and --workers N")
+    if config.executor() not in ("ray", "pipe"):
+        return
+    from mindtorch.engine.remote import placing
+
+    from .plan_table import lines
+
+    def show(plans: list[placing.Plan]) -> None:
+        for line in lines(plans):
+            click.echo(f"genie run: {line}" if not line.startswith(" ") else line, err=not only)
+
+    stack.callback(placing.tell, *placing.tell(show, only))
+
+
+def _plan_the_rest() -> None:
+    """Of a program that has ended before it asked for a value of its model's."""
+    from mindtorch.engine.execute import values
+    from mindtorch.engine.remote import placing
+
+    if not placing.told():
+        with suppress(SystemExit):
+            values.flush("plan")
+    if not placing.told():
+        click.echo(
+            "genie run: the program has run no module on remote_accelerator:0: there is nothing to plan", err=True
+        )
 
 
 def _say_where_it_ran() -> None:
@@ -114,8 +154,8 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
     """Say what computes, in the environment: to processes that the program starts, too."""
     if address is not None and executor != "ray":
         raise UsageError("--address is for --executor ray")
-    if workers is not None and executor != "ray":
-        raise UsageError("--workers is for --executor ray")
+    if workers is not None and executor not in ("ray", "pipe"):
+        raise UsageError("--workers is for --executor ray and --executor pipe")
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
     from mindtorch.base import config

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
+    from .engine.remote.placing import PlacingExecutor
     from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .graph.analysis import Analysis, Analyzer, get_analyzer, set_analyzer
@@ -72,6 +73,7 @@ __all__ = [
     "MetaTensor",
     "NoDataError",
     "PipeExecutor",
+    "PlacingExecutor",
     "RayExecutor",
     "RemoteExecutor",
     "RooflineAnalyzer",
@@ -110,6 +112,7 @@ _HOME = {
     "LocalExecutor": "engine.execute",
     "LoopbackExecutor": "engine.remote.loopback",
     "PipeExecutor": "engine.remote.pipe",
+    "PlacingExecutor": "engine.remote.placing",
     "RayExecutor": "cluster.ray_executor",
     "RemoteExecutor": "engine.remote.client",
     "SpreadExecutor": "engine.remote.spread",
@@ -216,7 +219,12 @@ def _executor() -> Executor:
         return default_executor()
     from .engine.remote.pipe import PipeExecutor
 
-    return PipeExecutor(config.executor_device())
+    found = [PipeExecutor(config.executor_device()) for _ in range(config.workers() or 1)]
+    if len(found) == 1:
+        return found[0]
+    from .engine.remote.placing import PlacingExecutor
+
+    return PlacingExecutor(found, config.worker_memory())
 
 
 class _Awaited(ModuleSpec):

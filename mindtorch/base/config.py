@@ -15,7 +15,7 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, lineage, npu_native, private_mounts,
+        executor, _check_executor_device, address, workers, worker_memory, lineage, npu_native, private_mounts,
     ):  # fmt: skip
         read()
 
@@ -114,10 +114,18 @@ def address() -> str:
 
 
 def workers() -> int | None:
-    """``GENIE_WORKERS``: how many workers on a Ray cluster. None: one for each GPU, or one."""
+    """``GENIE_WORKERS``: how many workers on a Ray cluster, or in child processes. None: one for each GPU, or one."""
     value = os.environ.get("GENIE_WORKERS", "").strip()
     if value and not (value.isdecimal() and int(value)):
         raise UsageError(f"GENIE_WORKERS: expected how many workers, got {value!r}")
+    return int(value) if value else None
+
+
+def worker_memory() -> int | None:
+    """``GENIE_WORKER_MEMORY``: bytes of values that each of several workers may have. None: what it says is free."""
+    value = os.environ.get("GENIE_WORKER_MEMORY", "").strip()
+    if value and not (value.isdecimal() and int(value)):
+        raise UsageError(f"GENIE_WORKER_MEMORY: expected a number of bytes, got {value!r}")
     return int(value) if value else None
 
 

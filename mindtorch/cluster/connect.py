@@ -14,6 +14,7 @@ from ..base import config
 from ..base.errors import UsageError
 from ..devices.places import type_of
 from ..engine.execute import Executor, LocalExecutor, values
+from ..engine.remote.placing import PlacingExecutor
 from ..engine.remote.spread import SpreadExecutor
 from . import private
 from .link import Link, check_ray
@@ -126,7 +127,7 @@ def _check_gpus(wanted: int, there: int) -> None:
 
 def _together(found: list[RayExecutor]) -> Executor:
     """One executor of several."""
-    return found[0] if len(found) == 1 else SpreadExecutor(found)
+    return found[0] if len(found) == 1 else PlacingExecutor(found, config.worker_memory())
 
 
 def _is_ours(executor: Any) -> bool:

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,17 +76,20 @@ class RayExecutor(StreamExecutor):
         """How Ray's name of the worker's node begins."""
         return self._child.node
 
-    def take_from(self, other: RemoteExecutor, value: torch.Tensor) -> torch.Tensor:
+    def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """From one actor to another, where both are of one cluster: not by way of the program."""
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
-            return super().take_from(other, value)
+            return super().take_from(other, values)
         for executor in (self, other):
             if executor._lineage is not None:
                 executor._lineage.drop()  # what crossed is in no message
-        nbytes = value.untyped_storage().nbytes()
-        ticket, number = next(_tickets), self._mirrors.fresh()
+        tickets = [next(_tickets) for _ in values]
+        after = other._give([other._mirrors.number_of(value) for value in values], tickets)
+        return [self._take_one(other, value, after, ticket) for value, ticket in zip(values, tickets, strict=True)]
+
+    def _take_one(self, other: RayExecutor, value: torch.Tensor, after: int, ticket: int) -> torch.Tensor:
+        nbytes, number = value.untyped_storage().nbytes(), self._mirrors.fresh()
         made = self._mirrors.whole(nbytes, number)
-        after = other._give(other._mirrors.number_of(value), ticket)
         self._child.bring(other._child, after, ticket, nbytes)
 
         def answer(failed: tuple[int, int] | None) -> None:
@@ -97,11 +101,12 @@ class RayExecutor(StreamExecutor):
         self._ask("take", number, nbytes, ticket, answer=answer)
         return made
 
-    def _give(self, number: int, ticket: int) -> int:
-        """Have a storage put aside. The number of the message that says so, 0 if it has been answered."""
+    def _give(self, numbers: Sequence[int], tickets: Sequence[int]) -> int:
+        """Have storages put aside. The number of the message that says so, 0 if it has been answered."""
         self._take()
         message = self._line[-1]
-        self._ask("give", number, ticket)
+        for number, ticket in zip(numbers, tickets, strict=True):
+            self._ask("give", number, ticket)
         self._send_on()
         if message in self._line and not message.posted:
             self._exchange()  # the sides did not know each other yet

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import mindtorch
+from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.spread import SpreadExecutor
 
 from ..executors import using
@@ -19,9 +20,10 @@ KINDS = {"loopback": mindtorch.LoopbackExecutor, "pipe": mindtorch.PipeExecutor}
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[(SpreadExecutor, "loopback"), (SpreadExecutor, "pipe"), (PlacingExecutor, "loopback")])
 def spread(request: pytest.FixtureRequest) -> Iterator[SpreadExecutor]:
-    with using(SpreadExecutor([KINDS[request.param]() for _ in range(2)])) as executor:
+    kind, each = request.param
+    with using(kind([KINDS[each]() for _ in range(2)])) as executor:
         yield executor
 
 

@@ -31,6 +31,9 @@ class Executor(ABC):
     #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.
     ahead: bool = False
 
+    #: May each tensor of a list be somewhere else? Calls on lists are recorded for one tensor after the other then.
+    lists_apart: bool = False
+
     @abstractmethod
     def submit(self, segment: Any) -> None:
         """Run ``segment`` (a ``mindtorch._ext.replay.Segment``) in program order.

@@ -121,6 +121,11 @@ def executor() -> Executor:
     return _executor
 
 
+def lists_are_apart() -> bool:
+    """Does the executor in use have no one place for a list of tensors?"""
+    return _executor is not None and _executor.lists_apart
+
+
 def _run(segment: Any, reason: str) -> None:
     if len(segment):
         triggers.run(tape, executor(), segment, reason)

@@ -26,6 +26,7 @@ class WrappingExecutor(Executor):
             raise UsageError(f"[{type(self).__name__}] expected an Executor, got {inner!r:.80}")
         self.inner = inner
         self.device, self.place, self.count = inner.device, inner.place, inner.count
+        self.lists_apart = inner.lists_apart
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]

@@ -62,6 +62,11 @@ def executor() -> Any:
     return _runtime.executor()
 
 
+def lists_are_apart() -> bool:
+    """May tensors of one list be at several places? See `Executor.lists_apart`."""
+    return _runtime.lists_are_apart()
+
+
 def set_label(label: Any) -> None:
     """Install what lets sparse tensors know that they are on the device (called once, by mindtorch.patch.sparse)."""
     global _label

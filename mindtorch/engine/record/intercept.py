@@ -19,6 +19,7 @@ from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
 from ...devices import mode
 from ...ops import schema
+from . import lists
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import mixed_devices
 from .placed import on_named_device
@@ -46,7 +47,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         return _describe_overload(func)
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
-        guard = _default_attention if name == _ATTENTION else None
+        guard = _default_attention if name == _ATTENTION else lists.guard(name)
         whole = (row := ops.about(name)).whole or row.values_backward
         return _intern.OpInfo(
             func,
@@ -150,6 +151,8 @@ def _describe_overload(func: Any) -> Any:
         info.at_dispatch = functools.partial(_as_seen, info, _intern.OpInfo(func, name, kind, call=func._op))
     elif multiplies_inside(name):
         info.at_dispatch = functools.partial(_with_parameters, info)
+    elif (each := lists.one_by_one(func)) is not None:
+        info.at_dispatch = each
     elif name == "aten::masked_scatter":
         info.at_dispatch = _scattered_gradient
     elif name == "aten::_new_zeros_with_same_feature_meta":

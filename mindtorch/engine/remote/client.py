@@ -29,7 +29,7 @@ from .exchange import Post, Send, Session, again
 from .failing import Outcome
 from .here import bytes_of, run_here
 from .homes import Homes
-from .mirrors import META, Mirrors, view
+from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .small_values import UNASKED, Known
@@ -68,6 +68,9 @@ class RemoteExecutor(Session, Homes):
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._failures: dict[int, MaterializationError] = {}
         self._reads = Reads(self, self._mirrors, self._known, self._failures)
+
+    def start(self) -> None:
+        """Let a worker begin which otherwise does so with the first message, and return."""
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _closing(self) -> list[tuple]:
@@ -192,10 +195,9 @@ class RemoteExecutor(Session, Homes):
         self._known.copy(number, source)
         return self._mirrors.whole(value.untyped_storage().nbytes(), number)
 
-    def take_from(self, other: RemoteExecutor, value: torch.Tensor) -> torch.Tensor:
-        """A copy of the whole storage of a value that another one has, as bytes: by way of the program."""
-        whole = view(value.untyped_storage(), torch.uint8, (value.untyped_storage().nbytes(),), (1,), 0)
-        return self.adopt(other.fetch([whole], whole=True))[0]
+    def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of the whole storages of values that another one has, as bytes: by way of the program, at once."""
+        return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:

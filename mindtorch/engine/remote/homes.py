@@ -71,6 +71,15 @@ class Homes(Executor):
             self._mirrors.copies.pop(self._mirrors.numbered(tied[0]), None)
         self._brought.pop(plain._cdata, None)
 
+    def hand_over(self, mirror: torch.UntypedStorage, there: Homes, now: torch.UntypedStorage) -> None:
+        """A storage moves to another executor: memory here that shares it does so there from now on."""
+        for at, (tied, death) in list(self._homes.items()):
+            if tied._cdata == mirror._cdata and (plain := death()) is not None:
+                del self._homes[at]
+                there._tie(plain, now)
+                if at in self._brought:
+                    there._brought[at] = self._brought.pop(at)
+
     def home(self, memory: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(memory)
         return memory._cdata if mirror is None else mirror._cdata

@@ -153,3 +153,8 @@ def view(storage: Any, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
     with quiet():
         made = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, sizes, strides)
         return _core.set_view_bits(made, bits)
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's whole storage, not a copy."""
+    return view(t.untyped_storage(), torch.uint8, (t.untyped_storage().nbytes(),), (1,), 0)

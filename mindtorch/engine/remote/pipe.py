@@ -58,9 +58,12 @@ class PipeExecutor(StreamExecutor):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(Child(device))
 
+    def start(self) -> None:
+        self._child.begin()
+
     @property
     def process(self) -> int | None:
-        """The child's number; None before the first message."""
+        """The child's number; None before it begins."""
         return self._child.pid
 
 
@@ -126,9 +129,12 @@ class Child:
                 self._look()
                 self._progress.see(stream.moved)
 
-    def _begun(self) -> Any:
+    def begin(self) -> None:
         if self._stream is None:
             self._start()
+
+    def _begun(self) -> Any:
+        self.begin()
         return self._stream
 
     def _look(self) -> None:

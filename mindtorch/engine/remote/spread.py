@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,6 +38,7 @@ class SpreadExecutor(Executor):
         if not found or len({id(executor) for executor in found}) < len(found):
             raise UsageError(f"[SpreadExecutor] expected executors that differ, got {len(found)} of them")
         self.executors = tuple(found)
+        self._holders: tuple[Any, ...] = self.executors  # of values
         self.device, self.place, self.count = found[0].device, META, len(found)
         for executor in found:
             executor.settle_here = functools.partial(self._settle, there=executor)
@@ -61,15 +62,15 @@ class SpreadExecutor(Executor):
     def machine(self, index: int = 0) -> Machine:
         return self._at(index).machine()
 
-    def _owner(self, mirror: torch.Tensor) -> RemoteExecutor:
-        for executor in self.executors:
-            if mirror in executor._mirrors:
-                return executor
+    def _owner(self, mirror: torch.Tensor) -> Any:
+        for holder in self._holders:
+            if mirror in holder._mirrors:
+                return holder
         raise MaterializationError("what was asked for belongs to another executor")
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
-        for index, part in segment.parts():
+        for index, part in self._parts(segment):
             try:
                 self._at(index).submit(part)
             except MaterializationError as error:
@@ -78,20 +79,42 @@ class SpreadExecutor(Executor):
             finally:
                 part.close()
 
+    def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
+        """(index of an executor, a part of the segment), in the order in which they run."""
+        return segment.parts()
+
     def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
         """The same values, on storages that ``there`` has from now on, with all that shares those."""
-        moved: dict[int, torch.Tensor] = {}  # by what its storage was
+        moving: dict[int, torch.Tensor] = {}  # by what its storage was
         for mirror in mirrors:
-            key = mirror.untyped_storage()._cdata
-            if key not in moved and mirror not in there._mirrors:
-                moved[key] = self._copy(mirror, there)
+            if mirror not in there._mirrors:
+                moving.setdefault(mirror.untyped_storage()._cdata, mirror)
+        if not moving:
+            return list(mirrors)
+        owners: dict[Any, list[int]] = {}
+        for key, mirror in moving.items():
+            owners.setdefault(self._owner(mirror), []).append(key)
+        moved: dict[int, torch.Tensor] = {}
+        for owner, keys in owners.items():
+            moved.update(zip(keys, self._moved([moving[key] for key in keys], owner, there), strict=True))
+        made: dict[int, torch.Tensor] = {}  # one for each that stood for a value
+
+        def now(mirror: torch.Tensor) -> torch.Tensor:
+            whole = moved.get(mirror.untyped_storage()._cdata)
+            if whole is None:
+                return mirror
+            if id(mirror) not in made:
+                made[id(mirror)] = _on(whole, mirror)
+            return made[id(mirror)]
+
         for slot, value in _core.computed():
             if value.is_meta and value.layout is torch.strided and value.untyped_storage()._cdata in moved:
-                _core.exchange(slot, value, _on(moved[value.untyped_storage()._cdata], value))
-        return [
-            _on(moved[mirror.untyped_storage()._cdata], mirror) if mirror.untyped_storage()._cdata in moved else mirror
-            for mirror in mirrors
-        ]
+                _core.exchange(slot, value, now(value))
+        return [now(mirror) for mirror in mirrors]
+
+    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+        """What ``there`` has for the storages of these from now on."""
+        return there.take_from(owner, values)
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
@@ -126,27 +149,31 @@ class SpreadExecutor(Executor):
         given = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         written = [t for t in tensors_in([named[w] for w in info.writes if w in named]) if t.is_meta]
-        first = next(iter((*written, *given)), None)
         if draws is not None:
-            there = self._at(draws)
+            there = self._drawing(draws)
         else:
-            there = self.executors[0] if first is None else self._owner(first)
-        copies: dict[int, torch.Tensor] = {}  # which die with the call
+            owners = map(self._owner, (*written, *given))
+            there = next((owner for owner in owners if owner in self.executors), self.executors[0])
+        now = self._for_a_call(given, there)
 
         def swap(a: Any) -> Any:
             if isinstance(a, torch.Tensor):
-                if not a.is_meta or a in there._mirrors:
-                    return a
-                if id(a) not in copies:
-                    copies[id(a)] = self._copy(a, there).requires_grad_(a.requires_grad)
-                return copies[id(a)]
+                return now[id(a)].requires_grad_(a.requires_grad) if id(a) in now else a
             return type(a)(swap(item) for item in a) if type(a) in (tuple, list) else a
 
         return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
 
+    def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
+        """What stands there for those that are elsewhere, by their ids: copies, which die with the call."""
+        return {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
+
+    def _drawing(self, index: int) -> RemoteExecutor:
+        """What has the generator of ``remote_accelerator:index``."""
+        return self._at(index)
+
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
         """The same value on a copy of its storage there."""
-        return _on(there.take_from(self._owner(value), value), value)
+        return _on(there.take_from(self._owner(value), [value])[0], value)
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         there = self._at(index)
@@ -154,7 +181,7 @@ class SpreadExecutor(Executor):
 
     # ---- values ------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
-        places: dict[RemoteExecutor, list[int]] = {}
+        places: dict[Any, list[int]] = {}
         for k, value in enumerate(values):
             places.setdefault(self._owner(value), []).append(k)
         found: dict[int, torch.Tensor] = {}
@@ -165,7 +192,7 @@ class SpreadExecutor(Executor):
     def address(self, value: torch.Tensor) -> int:
         owner = self._owner(value)
         found = owner.address(value)
-        return found and (self.executors.index(owner) << _APART) + found
+        return found and (self._holders.index(owner) << _APART) + found
 
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         return self._at(index).adopt(tensors)
@@ -174,19 +201,19 @@ class SpreadExecutor(Executor):
         return self._owner(value).copied_storage(value)
 
     def home(self, memory: torch.UntypedStorage) -> int:
-        return next((e.home(memory) for e in self.executors if e._mirror_of(memory) is not None), memory._cdata)
+        return next((e.home(memory) for e in self._holders if e._mirror_of(memory) is not None), memory._cdata)
 
     def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:
-        for executor in self.executors:
-            executor.bring([plain for plain in memory if executor._mirror_of(plain) is not None])
+        for holder in self._holders:
+            holder.bring([plain for plain in memory if holder._mirror_of(plain) is not None])
 
     # ---- generators --------------------------------------------------------------------------------------------------
     def rng(self, index: int) -> AbstractContextManager[None]:
-        return self._at(index).rng(index)
+        return self._drawing(index).rng(index)
 
     def generator_state(self, index: int) -> torch.Tensor:
         """State of the generator of ``remote_accelerator:index``."""
-        return self._at(index).generator_state(index)
+        return self._drawing(index).generator_state(index)
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         for executor in self.executors:

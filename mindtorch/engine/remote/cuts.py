@@ -1,0 +1,314 @@
+"""Plans: which module of a model runs on which of several workers, with what each plan costs (SPEC R5).
+
+A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
+first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much
+memory each needs when. Then come the best cuts, by dynamic programming, of the units in the order in which they run, in
+that order folded in the middle (for models whose last levels take what the first ones made), and with those together
+that share parameters; single units move as long as it pays. At last each plan is divided as the executor will do it,
+and the cheapest that fits is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
+
+__all__ = ["Costs", "Plan", "Work", "on_one", "plans", "roomiest"]
+
+_UNITS = 96  # at most
+_MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
+_LARGE = 64  # of what a segment begins with such a part is large
+_TIMES = 256  # in which a segment is cut to look at memory
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of what moves: seconds for a message, and for a byte."""
+
+    message: float = 1e-3
+    byte: float = 1e-9
+
+
+@dataclass
+class Work:
+    """A segment, and where its values are.
+
+    paths: of the module ids in it; homes: worker of each storage that it begins with and that has one; nbytes: of those
+    and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
+    optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
+    have, and that it has in storages that the segment does not touch.
+    """
+
+    records: Sequence[Record]
+    paths: Mapping[int, str]
+    homes: Mapping[int, int]
+    nbytes: Mapping[int, int]
+    grows: Mapping[int, int]
+    stays: set[int]
+    generator: int
+    limits: Sequence[int]
+    held: Sequence[int]
+
+
+@dataclass
+class Plan:
+    """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
+    the seconds for that, and the most bytes that each worker has at a time.
+    """
+
+    name: str
+    workers: dict[str, int]
+    moved: int
+    messages: int
+    seconds: float
+    memory: list[int]
+    limits: Sequence[int]
+
+    @property
+    def used(self) -> int:
+        """How many workers it needs."""
+        return len(set(self.workers.values()))
+
+    @property
+    def excess(self) -> int:
+        """Bytes that the workers lack, all together: 0 where it fits."""
+        return sum(max(0, need - limit) for need, limit in zip(self.memory, self.limits, strict=True))
+
+    def rank(self) -> tuple[int, float, int]:
+        """The least is the best."""
+        return self.excess, self.seconds, self.used
+
+
+def on_one(work: Work, worker: int = 0) -> Plan:
+    """Everything on one worker: at least the seconds of every other plan are not lost to moves."""
+    return _priced(work, "all on one", dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
+
+
+def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
+    """All that were thought of, the best one first. known: worker by module path, of those that are to stay."""
+    units = _Units(work, costs, known)
+    found = [on_one(work)] if not known else []
+    for name, chosen in units.candidates():
+        workers = {path: chosen[unit] for path, unit in units.of.items()}
+        if not any(plan.workers == workers for plan in found):
+            found.append(_priced(work, name, workers, costs))
+    return sorted(found, key=Plan.rank)
+
+
+def roomiest(work: Work) -> Callable[[int], int]:
+    """Gives the worker that has most room left for so many bytes."""
+    room = [limit - held for limit, held in zip(work.limits, work.held, strict=True)]
+
+    def found(nbytes: int) -> int:
+        worker = room.index(max(room))
+        room[worker] -= nbytes
+        return worker
+
+    return found
+
+
+def _paths(work: Work) -> list[str]:
+    """The module paths, in the order in which they first run."""
+    return list(dict.fromkeys(work.paths[record[0]] for record in work.records if work.paths.get(record[0])))
+
+
+def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherwise: int | None = None) -> Plan:
+    ids = {module: workers[path] for module, path in work.paths.items() if path in workers}
+    rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
+    division = divided(work.records, work.homes, ids, work.generator, rest)
+    moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
+    memory = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
+    memory = memory + np.asarray(work.held)
+    seconds = division.messages * costs.message + moved * costs.byte
+    return Plan(name, workers, moved, division.messages, seconds, [int(m) for m in memory], work.limits)
+
+
+def _sizes(work: Work) -> dict[int, int]:
+    found = dict(work.nbytes)
+    for *_, makes in work.records:
+        for slot, nbytes in makes:
+            found.setdefault(slot, nbytes)
+    found[GENERATOR] = GENERATOR_BYTES
+    return found
+
+
+def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
+    """(bytes, from, to), and back again of what was there before: the next run finds it where this one leaves it."""
+    sizes = _sizes(work)
+    ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
+    for slot, source, to in division.moves:
+        yield sizes.get(slot, 0), source, to
+        if slot in work.nbytes:
+            ends[slot] = ends.get(slot, (source, to))[0], to
+    for slot, (first, last) in ends.items():
+        if first != last:
+            yield sizes[slot], last, first
+
+
+def _memory(work: Work, division: Division, homes: Mapping[int, int], places: int, every: int) -> np.ndarray:
+    """(place, time) -> the most bytes there in that time, of so many records."""
+    sizes = _sizes(work)
+    last: dict[int, int] = {}
+    for k, (*_, takes, _writes, makes) in enumerate(work.records):
+        for slot in takes:
+            last[slot] = k
+        for slot, _nbytes in makes:
+            last[slot] = k
+    now = np.zeros(places)
+    at = dict(homes)
+    for slot, home in at.items():
+        now[home] += sizes.get(slot, 0) + work.grows.get(slot, 0)
+    found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
+    for k, ((*_, takes, _writes, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
+        for slot in (*takes, *[slot for slot, _nbytes in makes]):
+            before = at.get(slot)
+            if before != place:
+                nbytes = sizes.get(slot, 0) + work.grows.get(slot, 0)
+                at[slot] = place
+                now[place] += nbytes
+                if before is not None:
+                    now[before] -= nbytes
+        np.maximum(found[:, k // every], now, out=found[:, k // every])
+        for slot in {*takes, *[slot for slot, _nbytes in makes]}:
+            if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
+                now[place] -= sizes.get(slot, 0)
+    return found
+
+
+class _Units:
+    """Modules of some depth, in the order in which they first run; ``of``: the unit's number by module path."""
+
+    def __init__(self, work: Work, costs: Costs, known: Mapping[str, int]) -> None:
+        self._work, self._workers = work, len(work.limits)
+        paths = _paths(work)
+        depth = max((path.count(".") for path in paths), default=0) + 1
+        while depth > 1 and len({_above(path, depth) for path in paths}) > _UNITS:
+            depth -= 1
+        names = list(dict.fromkeys(_above(path, depth) for path in paths))
+        self.of = {path: names.index(_above(path, depth)) for path in paths}
+        self._n = len(names)
+        self._pinned = {self.of[path]: known[path] for path in paths if path in known}
+        self._free = [unit for unit in range(self._n) if unit not in self._pinned]
+        # What is recorded for another index is on the worker of that, whatever the plan.
+        work = replace(work, records=[record for record in work.records if not record[3]])
+        ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
+        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
+        #: What it costs in seconds if two are not on the same worker.
+        self._apart = np.zeros((self._n, self._n))
+        for nbytes, source, to in _moves(work, alone):
+            self._apart[source, to] += nbytes * costs.byte
+        for part in alone.parts:
+            for source in part.sources:
+                self._apart[source, part.worker] += costs.message
+        self._apart += self._apart.T
+        #: The first unit that takes the same parameters, of those that take large ones of another's.
+        self._shares: dict[int, int] = {}
+        large = sum(work.nbytes.values()) / _LARGE
+        for slot, source, to in alone.moves:
+            if work.nbytes.get(slot, 0) >= large:
+                first, other = sorted((self._shares.get(source, source), to))
+                self._shares.setdefault(other, first)
+        every = max(1, len(work.records) // _TIMES)
+        self._memory = _memory(work, alone, {}, max(self._n, 1), every)
+
+    def candidates(self) -> Iterator[tuple[str, list[int]]]:
+        """(name, worker of each unit)."""
+        if not self._free:
+            yield "as before", [self._pinned[unit] for unit in range(self._n)]
+            return
+        each = -(-len(self._free) // self._workers)
+        yield "equal layers", self._whole({unit: k // each for k, unit in enumerate(self._free)})
+        folded = sorted(self._free, key=lambda unit: min(unit, self._n - 1 - unit))
+        together = sorted(self._free, key=lambda unit: (self._shares.get(unit, unit), unit))
+        orders = {"cut": self._free, "folded": folded, "shared first": together}
+        for name, order in orders.items():
+            if name != "cut" and order == self._free:
+                continue
+            found = [(cut, more) for more in _MORE if (cut := self._cut(order, more)) is not None]
+            for cut, more in found[:2]:
+                yield name, self._better(self._whole(cut), more)
+        yield "one by one", self._better(self._whole(self._filled()), 1)
+
+    def _whole(self, free: Mapping[int, int]) -> list[int]:
+        return [self._pinned.get(unit, free.get(unit, 0)) for unit in range(self._n)]
+
+    def _room(self, pinned: Mapping[int, int], more: float) -> np.ndarray:
+        """(worker, time) -> bytes that it has left of so many times its limit."""
+        each = np.multiply(self._work.limits, float(more)) - self._work.held
+        left = np.repeat(each[:, None], self._memory.shape[1], axis=1)
+        for unit, worker in pinned.items():
+            left[worker] -= self._memory[unit]
+        return left
+
+    def _cut(self, order: list[int], more: float) -> dict[int, int] | None:
+        """The cheapest cuts of the units in this order, the first part for the first worker; None where none fits."""
+        n = len(order)
+        apart = self._apart[np.ix_(order, order)]
+        sums = np.zeros((n + 1, n + 1))
+        sums[1:, 1:] = apart.cumsum(0).cumsum(1)
+        before = sums - np.diagonal(sums)[:, None]  # (i, j): between all before i and those from i to before j
+        memory = np.concatenate([np.zeros((1, self._memory.shape[1])), self._memory[order].cumsum(0)])
+        need = memory[None, :, :] - memory[:, None, :]
+        room = self._room(self._pinned, more)
+        backwards = np.tri(n + 1, k=-1, dtype=bool)
+        best = np.full(n + 1, np.inf)
+        best[0] = 0
+        came: list[np.ndarray] = []
+        for worker in range(self._workers):
+            elsewhere = [unit for unit, other in self._pinned.items() if other != worker]
+            pinned = np.concatenate([[0.0], self._apart[np.ix_(order, elsewhere)].sum(1).cumsum()])
+            costs = before + pinned[None, :] - pinned[:, None]
+            costs[backwards | (need > room[worker]).any(axis=2) & ~np.eye(n + 1, dtype=bool)] = np.inf
+            costs = costs + best[:, None]
+            came.append(costs.argmin(axis=0))
+            best = costs.min(axis=0)
+        if not np.isfinite(best[n]):
+            return None
+        found: dict[int, int] = {}
+        end = n
+        for worker in reversed(range(self._workers)):
+            begin = int(came[worker][end])
+            found.update((order[k], worker) for k in range(begin, end))
+            end = begin
+        return found
+
+    def _filled(self) -> dict[int, int]:
+        """Each unit on the first worker from the last one's on that has room for it, else on that with the most."""
+        room = self._room(self._pinned, 1)
+        found: dict[int, int] = {}
+        worker = 0
+        for unit in self._free:
+            fits = [w for w in range(worker, self._workers) if (room[w] >= self._memory[unit]).all()]
+            worker = fits[0] if fits else worker
+            at = worker if fits else int(room.min(axis=1).argmax())
+            found[unit] = at
+            room[at] -= self._memory[unit]
+        return found
+
+    def _better(self, workers: list[int], more: float) -> list[int]:
+        """The same with single units moved, as long as that pays and they have room."""
+        at = np.asarray(workers)
+        room = self._room(dict(enumerate(workers)), more)
+        for _ in range(4 * self._n):
+            together = self._apart @ np.eye(self._workers)[at]  # (unit, worker): what it has to do with those there
+            gain = together - together[np.arange(self._n), at][:, None]
+            gain[list(self._pinned)] = 0
+            for unit, worker in zip(*np.unravel_index(np.argsort(-gain, axis=None), gain.shape), strict=True):
+                if gain[unit, worker] <= 1e-12:
+                    return [int(w) for w in at]
+                if (room[worker] >= self._memory[unit]).all():
+                    room[worker] -= self._memory[unit]
+                    room[at[unit]] += self._memory[unit]
+                    at[unit] = worker
+                    break
+            else:
+                break
+        return [int(w) for w in at]
+
+
+def _above(path: str, depth: int) -> str:
+    return ".".join(path.split(".")[:depth])

@@ -1,0 +1,248 @@
+"""One device of the program's over several workers, where one has not enough memory for it (SPEC R5).
+
+The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The
+first segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows
+from where values are (`division`). What is recorded stays the same, and so do the bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..._ext import context as _context
+from ..record.arguments import quiet
+from .client import RemoteExecutor
+from .cuts import Costs, Plan, Work, on_one, plans, roomiest
+from .division import divided
+from .one_thread import one_thread_at_a_time
+from .reads import plain_bytes
+from .spread import SpreadExecutor, _on
+from .unplaced import Waiting
+
+__all__ = ["PlacingExecutor", "Plan", "tell", "told"]
+
+log = logging.getLogger("mindtorch.remote")
+
+_LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
+_TRIED = 4 << 20  # bytes that are sent to see how long that takes
+_GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
+
+
+_listener: Callable[[list[Plan]], None] | None = None
+_only = False  # are plans all that is wanted?
+_told = False
+
+
+def tell(
+    listener: Callable[[list[Plan]], None] | None, only: bool = False
+) -> tuple[Callable[[list[Plan]], None] | None, bool]:
+    """Let a listener have the plans that are thought of, the best one first, before that is used. only: the first
+    values of a module that the program asks for end it with SystemExit instead. Returns what was so before."""
+    global _listener, _only, _told
+    before = _listener, _only
+    _listener, _only, _told = listener, only, False
+    return before
+
+
+def told() -> bool:
+    """Has the listener had any?"""
+    return _told
+
+
+def _tell(found: list[Plan]) -> None:
+    global _told
+    _told = True
+    if _listener is not None:
+        _listener(found)
+    elif found[0].excess:
+        log.warning("the workers lack %d bytes for what the program does", found[0].excess)
+
+
+@one_thread_at_a_time
+class PlacingExecutor(SpreadExecutor):
+    """``remote_accelerator:i`` is ``executors[i]``, and what does not fit on the first one is divided among all.
+
+    limit: bytes of values that each worker may have; None: what it says that it has free.
+    """
+
+    lists_apart = True
+
+    def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
+        super().__init__(executors)
+        self._waiting = Waiting()
+        self._holders = (*self.executors, self._waiting)
+        self._limits = None if limit is None else [limit] * len(self.executors)
+        self._costs: Costs | None = None
+        self._workers: dict[str, int] | None = None  # by module path; None: all is on the first one
+        self._ids: dict[int, int] = {}  # the same by module id
+        self._generator = 0  # the worker that has the generator of remote_accelerator:0
+        self._draws = False  # does the part draw that is submitted now?
+        self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved, by worker from and to
+        self.joined = 0  # exchanges in which they did
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+    def limits(self) -> list[int]:
+        """Bytes of values that each worker may have."""
+        if self._limits is None:
+            self._start()
+            found = [executor.machine() for executor in self.executors]
+            nodes = Counter(machine.node for machine in found if machine.kind == "cpu")  # which share its memory
+            self._limits = [
+                machine.free // nodes.get(machine.node, 1) + self._held(executor)
+                for machine, executor in zip(found, self.executors, strict=True)
+            ]
+        return self._limits
+
+    def _start(self) -> None:
+        """Let all workers begin together."""
+        for executor in self.executors:
+            executor.start()
+
+    def _held(self, executor: RemoteExecutor) -> int:
+        executor._mirrors.bury()
+        return sum(executor._mirrors.alive.values())
+
+    def _fits(self, segment: Any) -> bool:
+        """Has the first worker room for it, whatever dies when?"""
+        most = self._held(self.executors[0]) + self._waiting.nbytes + segment.nbytes()
+        if self._limits is None and most * (1 + sum(_GROWS.values())) <= _LITTLE:
+            return True
+        return most * (1 + sum(_GROWS.values())) <= self.limits()[0]
+
+    # ---- recorded calls ----------------------------------------------------------------------------------------------
+    def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
+        if self._workers is None and not _only and self._fits(segment):
+            return super()._parts(segment)
+        return self._divided(segment)
+
+    def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
+        records, begins, stays = segment.facts()
+        for index in {record[3] for record in records}:
+            self._at(index)  # or say that there is none
+        work = self._work(records, begins, stays)
+        unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
+        if _only:
+            if any(work.paths.values()):
+                _tell(plans(work, self._link(), {}))
+                raise SystemExit(0)
+            yield from super()._parts(segment)
+            return
+        if self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]:
+            yield from super()._parts(segment)
+            return
+        self._plan(work)
+        division = divided(records, work.homes, self._ids, self._generator, roomiest(work))
+        for part in division.parts:
+            self._draws = part.draws
+            self.joined += len(part.sources)
+            yield part.worker, segment.part(part.positions)
+
+    def _work(self, records: list, begins: dict[int, torch.Tensor], stays: set[int]) -> Work:
+        homes: dict[int, int] = {}
+        nbytes: dict[int, int] = {}
+        held = [self._held(executor) for executor in self.executors]
+        for slot, mirror in begins.items():
+            nbytes[slot] = mirror.untyped_storage().nbytes()
+            for k, executor in enumerate(self.executors):
+                if mirror in executor._mirrors:
+                    homes[slot] = k
+                    held[k] -= nbytes[slot]
+        paths = {module: _context.module_path(module) or "" for module in {record[0] for record in records} if module}
+        grows: dict[int, int] = {}
+        phases = {_context.PHASES[record[1]] for record in records if record[1] < len(_context.PHASES)}
+        more = sum(times for phase, times in _GROWS.items() if phase not in phases)
+        if more:
+            for module, _phase, _draws, _device, grad, takes, *_ in records:
+                if grad and module:
+                    floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
+                    grows.update((slot, more * nbytes[slot]) for slot in floats)
+        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held)
+
+    def _plan(self, work: Work) -> None:
+        """Let all modules of the segment have a worker."""
+        workers = self._workers = self._workers or {}
+        if any(path and path not in workers for path in work.paths.values()):
+            found = plans(work, self._link(), {path: workers[path] for path in work.paths.values() if path in workers})
+            _tell(found)
+            workers.update(found[0].workers)
+        self._ids.update((module, workers[path]) for module, path in work.paths.items() if path)
+
+    def _link(self) -> Costs:
+        """What moves cost here, as a message and an upload show that nobody needs otherwise."""
+        if self._costs is None:
+            self._start()
+            executor = self.executors[-1]
+            executor.sync()
+            began = time.perf_counter()
+            executor.sync()
+            message = time.perf_counter() - began
+            with quiet():
+                value = executor.adopt([plain_bytes(os.urandom(_TRIED))])
+            executor.sync()
+            there = time.perf_counter() - began - message
+            del value
+            self._costs = Costs(message, max(there - message, 0.0) / _TRIED)
+        return self._costs
+
+    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
+        if not (self._draws and self._workers is not None):
+            return super()._settle(mirrors, there)
+        self._draws = False
+        before, now = self._generator, self.executors.index(there)
+        if before == now:
+            return super()._settle(mirrors, there)
+        state: list[bytes] = []
+        self.executors[before]._ask("get_state", 0, answer=state.append)  # with what else is wanted from there
+        found = super()._settle(mirrors, there)
+        if not state:
+            self.executors[before]._exchange()
+        there._ask("set_state", 0, state[0])
+        self._generator = now
+        return found
+
+    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+        if owner is self._waiting:
+            return there.adopt(self._waiting.fetch(values))
+        nbytes = sum(value.untyped_storage().nbytes() for value in values)
+        self.moves[self.executors.index(owner), self.executors.index(there)] += nbytes
+        found = super()._moved(values, owner, there)
+        for value, whole in zip(values, found, strict=True):
+            owner.hand_over(value.untyped_storage(), there, whole.untyped_storage())
+        return found
+
+    def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
+        if self._owner(value) is self._waiting:
+            copied = self._waiting.copied_storage(value)
+            return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
+        return super()._copy(value, there)
+
+    def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
+        moving = [t for t in given if self._workers is not None or t in self._waiting._mirrors]
+        settled = dict(zip(map(id, moving), self._settle(moving, there), strict=True))
+        return {**super()._for_a_call([t for t in given if id(t) not in settled], there), **settled}
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+    def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
+        if index:
+            return super().adopt(tensors, index)
+        made = []
+        for t in tensors:
+            there = next((e for e in self.executors if e._mirror_of(t.untyped_storage()) is not None), self._waiting)
+            made += there.adopt([t])
+        return made
+
+    # ---- generators --------------------------------------------------------------------------------------------------
+    def _drawing(self, index: int) -> RemoteExecutor:
+        return self._at(index or self._generator)
+
+    def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
+        seed, states = super().generators()
+        first = self._drawing(0).generators()[1]
+        return seed, {**states, **{k: state for k, state in first.items() if k == 0}}

@@ -1,0 +1,75 @@
+"""Uploads of which nobody knows yet where they are needed: they wait in this process (SPEC R5)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from ..._ext import lazy as _core
+from ...base.errors import MaterializationError
+from .mirrors import Mirrors, view
+
+__all__ = ["Waiting"]
+
+
+class Waiting:
+    """Holds values that mirrors stand for, as a `RemoteExecutor` does, and runs nothing: they are not copied."""
+
+    def __init__(self) -> None:
+        self._mirrors = Mirrors(self._died)
+        # Address of a plain storage -> itself, the number of its mirror's storage, and that.
+        self._held: dict[int, tuple[torch.UntypedStorage, int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._addresses: dict[int, int] = {}  # number -> address of the plain storage
+
+    def _died(self, number: int) -> None:
+        del self._held[self._addresses.pop(number)]
+
+    @property
+    def nbytes(self) -> int:
+        self._mirrors.bury()
+        return sum(self._mirrors.alive.values())
+
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made = []
+        for t in tensors:
+            plain = t.untyped_storage()
+            storage = self._mirror_of(plain)
+            if storage is None:
+                number = self._mirrors.fresh()
+                storage = self._mirrors.whole(plain.nbytes(), number).untyped_storage()
+                self._held[plain._cdata] = plain, number, weakref.ref(storage)
+                self._addresses[number] = plain._cdata
+            made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
+        return made
+
+    def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
+        """The values themselves, on their whole storages, whatever ``whole`` says."""
+        return [
+            view(self._plain(t), t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)) for t in values
+        ]
+
+    def _plain(self, mirror: torch.Tensor) -> torch.UntypedStorage:
+        return self._held[self._addresses[self._mirrors.number_of(mirror)]][0]
+
+    def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        return self.adopt([view(self._plain(value).clone(), torch.uint8, (self._plain(value).nbytes(),), (1,), 0)])[0]
+
+    def address(self, value: torch.Tensor) -> int:
+        return self._mirrors.address(value)
+
+    def _mirror_of(self, plain: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        self._mirrors.bury()
+        held = self._held.get(plain._cdata)
+        return None if held is None else held[2]()
+
+    def home(self, memory: torch.UntypedStorage) -> int:
+        mirror = self._mirror_of(memory)
+        return memory._cdata if mirror is None else mirror._cdata
+
+    def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:
+        """It is what the values are."""
+        for plain in memory:
+            if self._mirror_of(plain) is None:
+                raise MaterializationError("what this tensor shared its memory with belongs to another executor")
