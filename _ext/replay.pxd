@@ -1,6 +1,7 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 
+from .forms cimport Form, Step
 from .intern cimport SigS
 from .structs cimport Record
 from .tape cimport Tape, Vec
@@ -15,6 +16,8 @@ cdef class Segment:
     cdef uint64_t tail, pending       # of the tape, when the records were looked for
     cdef bint whole                   # all pending writes to the targets' storages are among them
     cdef size_t done
+    cdef Vec slots                    # by number of the value in its form, where that is known
+    cdef size_t let_go                # shared values that are not kept any more
     cdef bint fixed                   # its records are what they are: part of another segment
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
@@ -24,6 +27,10 @@ cdef class Segment:
     cdef int _claim(self) except -1
     cdef int take(self) except -1
     cdef Segment _part(self)
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept
+    cdef object _share(self, Step step, Record *r, SigS *s)
+    cdef void _keep(self, Form form) noexcept
+    cdef void _let_go(self, Form form, size_t until) noexcept
     cdef void _finish(self, uint64_t seq, Record *r) noexcept
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept
     cdef object _failed_input(self, Record *r, SigS *s)

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
+from mindtorch._ext.forms import Forms
 from mindtorch._ext.tape import Tape
 
 @final
@@ -19,6 +20,7 @@ class Segment:
         generator: Any,
         states: dict[int, Any],
         observer: Callable[[int, int, int], None] | None = ...,
+        forms: Forms | None = ...,
     ) -> None: ...
     def close(self) -> None: ...
     @property

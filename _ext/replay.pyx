@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from .forms cimport Form, Forms, Step
 from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_out_meta, sig_written
 from .signals cimport interrupts
 from .structs cimport (
@@ -24,6 +25,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     MAX_ARGS = 64
+    FEWEST = 8             # records of a segment that is worth a look whether it came before
 
 
 cdef object again(object failure):
@@ -119,6 +121,7 @@ cdef class Segment:
 
     def __dealloc__(self):
         free(self.seqs.data)
+        free(self.slots.data)
         free(self.targets)
 
     cdef int _plan(self) except -1:
@@ -162,7 +165,7 @@ cdef class Segment:
     def __len__(self):
         return self.seqs.n
 
-    def run(self, device, verify, on_error, set_grad, generator, states, observer=None):
+    def run(self, device, verify, on_error, set_grad, generator, states, observer=None, Forms forms=None):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
         set_grad(bool) sets torch's grad mode; the caller restores it;
@@ -170,7 +173,8 @@ cdef class Segment:
         swapped in when that device draws and kept up to date;
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
-        observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
+        observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns);
+        forms, if given: what is known of segments that came before.
         An op that fails leaves everything before it computed, takes what depends on it with it (see _fail), and leaves
         everything else after it pending. So does an interrupt, which takes nothing with it
         (a signal handler that raises, whatever it raises): it gets its chance between ops, and where Python code is
@@ -188,12 +192,20 @@ cdef class Segment:
         cdef int rng = -1
         cdef object started = None, outside = None
         cdef object get_state = generator.get_state, set_state = generator.set_state
+        cdef Form form = None
+        cdef PyObject *step
         big.data = NULL
         big.n = big.cap = 0
         self._claim()
         try:
+            if forms is not None and self.seqs.n >= FEWEST:
+                form = forms.find(tape, &self.seqs, &self.slots)
+                if form is not None:
+                    self._keep(form)
             while self.done < self.seqs.n and not self.closed:
                 PyErr_CheckSignals()
+                if form is not None:
+                    self._let_go(form, self.done)
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
                 if not r or r.state != REC_RUNNING:
@@ -228,7 +240,13 @@ cdef class Segment:
                 if observer is not None:
                     started = perf_counter_ns()
                 try:
-                    result = _invoke(s, inputs, device)
+                    step = self._step(form, r, s) if form is not None else NULL
+                    if not step:
+                        result = _invoke(s, inputs, device)
+                    elif (<Step>step).call is not None:
+                        result = (<Step>step).run(inputs)
+                    else:
+                        result = self._share(<Step>step, r, s)
                     self._store(r, s, result)
                 except MemoryError as e:
                     if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
@@ -260,6 +278,8 @@ cdef class Segment:
         finally:
             # Nothing here runs Python code before the records are back on the tape and the generator is torch's again.
             free(big.data)
+            if form is not None:
+                self._let_go(form, self.seqs.n)
             self._give_back()
             tape._advance_head()
             tape.rearm()
@@ -275,6 +295,48 @@ cdef class Segment:
         self.tape.finish(r)
         self.tape._retire(seq)
         self.tape._drain()
+
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept:
+        """What is run in place of the record that comes next; NULL: what was recorded."""
+        cdef PyObject *step = form.steps[self.done]
+        cdef Slot *slot
+        cdef uint32_t i
+        if not step or not s.flags & SIG_VERIFIED:
+            return NULL
+        if (<Step>step).call is None:
+            slot = self.tape.slot(<uint32_t>self.slots.data[(<Step>step).same])
+            return NULL if slot.flags & (SLOT_FAILED | SLOT_PENDING) else step
+        if (<Step>step).spent >= 0:
+            i = rec_ins(r)[(<Step>step).spent]
+            slot = self.tape.slot(i)
+            if slot.handles or slot.users != 1 or slot.root != i:
+                return NULL
+        return step
+
+    cdef object _share(self, Step step, Record *r, SigS *s):
+        """The value that the record gives was computed already. The tape is told that both are on one storage."""
+        cdef Slot *slot = self.tape.slot(<uint32_t>self.slots.data[step.same])
+        cdef uint32_t number = rec_outs(r, s)[0]
+        cdef Slot *out = self.tape.slot(number)
+        if out.root == number:
+            out.root = slot.root
+            self.tape.add_user(self.tape.slot(slot.root))
+        return <object>slot.concrete
+
+    cdef void _keep(self, Form form) noexcept:
+        """Values that others are to share live until then."""
+        cdef size_t k
+        for k in range(form.shared.n):
+            self.tape.add_user(self.tape.slot(<uint32_t>self.slots.data[form.step(form.shared.data[k]).same]))
+
+    cdef void _let_go(self, Form form, size_t until) noexcept:
+        """Those that no record from number `until` on shares."""
+        cdef uint32_t i
+        while self.let_go < form.shared.n and form.shared.data[self.let_go] < until:
+            i = <uint32_t>self.slots.data[form.step(form.shared.data[self.let_go]).same]
+            self.let_go += 1
+            self.tape.drop_user(self.tape.slot(i))
+            self.tape.settle(i)
 
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept:
         """The inputs' values, into inputs[n_in]; True when one is not there."""

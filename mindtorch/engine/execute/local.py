@@ -15,6 +15,7 @@ from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError, UsageError
 from ...base.warned import without_what_was_said
+from .. import passes
 from ..record.predict import contiguous, quiet
 from . import cuda, triggers
 from .base import Executor
@@ -121,6 +122,7 @@ class LocalExecutor(Executor):
                 self._default_generator(),
                 self._states,
                 _op_observer,
+                passes.forms(self.device),
             )
 
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:

@@ -1,0 +1,18 @@
+"""The optimization engine: segments that repeat themselves run fewer calls, and shorter ones, with eager's bits."""
+
+from .optimizer import counts, forms, known_passes, set_passes
+from .optimizer_pass import Pass
+from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
+
+__all__ = [
+    "Input",
+    "Pass",
+    "RecordedCall",
+    "SegmentGraph",
+    "Unproven",
+    "Value",
+    "counts",
+    "forms",
+    "known_passes",
+    "set_passes",
+]

@@ -1,0 +1,121 @@
+"""The optimization engine (SPEC L13): what a repeated segment runs in place of what was recorded."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import warnings
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ..._ext.forms import Form, Forms
+from ..._ext.signals import by_signal_handler
+from ...base.errors import UsageError
+from .common import CommonSubexpressions
+from .direct import DirectCalls
+from .in_place import InPlace
+from .optimizer_pass import Pass
+from .segment_graph import SegmentGraph
+
+__all__ = ["counts", "known_passes", "optimizer", "set_passes"]
+
+AFTER = 4  # times that a segment has to come before passes look at it
+_OWN: tuple[Pass, ...] = (CommonSubexpressions(), InPlace(), DirectCalls())
+_chosen: tuple[Pass, ...] | None = None
+_failed: dict[str, Exception] = {}  # passes that raised are not asked again
+
+
+@functools.cache
+def known_passes() -> tuple[Pass, ...]:
+    """Those of the entry points ``mindtorch.passes``, then ours: in the order in which they see a segment."""
+    found = []
+    for entry in importlib.metadata.entry_points(group="mindtorch.passes"):
+        made = entry.load()
+        if not isinstance(made, Pass) or not made.name:
+            raise UsageError(f"[passes] expected a Pass with a name from the entry point {entry.name}, got {made!r}")
+        found.append(made)
+    return (*found, *_OWN)
+
+
+def set_passes(passes: Iterable[Pass | str] | None) -> tuple[Pass, ...]:
+    """Use these passes, in this order, names standing for known ones; None: those that are on by themselves.
+
+    Returns those that were used before. UsageError for what is no pass: nothing has changed then.
+    """
+    global _chosen
+    before = _used()
+    if passes is not None:
+        names = {known.name: known for known in known_passes()}
+        made = []
+        for given in passes:
+            found = names.get(given) if isinstance(given, str) else given
+            if not isinstance(found, Pass) or not found.name:
+                raise UsageError(f"[set_passes] expected a Pass or one of {', '.join(names)}, got {given!r}")
+            made.append(found)
+        _chosen = tuple(made)
+    else:
+        _chosen = None
+    _failed.clear()
+    for each in _optimizers.values():
+        each.forms.forget()
+    return before
+
+
+@functools.cache
+def _on_by_themselves() -> tuple[Pass, ...]:
+    return tuple(each for each in known_passes() if each.on)
+
+
+def _used() -> tuple[Pass, ...]:
+    return _on_by_themselves() if _chosen is None else _chosen
+
+
+class Optimizer:
+    """What is known of segments that run on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.forms = Forms(self.improve, AFTER)
+
+    def improve(self, form: Form) -> None:
+        """Let the passes say what segments of this form run."""
+        graph = SegmentGraph(form, self.device)
+        for each in _used():
+            if each.name in _failed:
+                continue
+            steps, notes = dict(graph.steps), dict(graph.notes)
+            try:
+                each.run(graph)
+            except Exception as error:
+                if by_signal_handler(error):
+                    raise
+                _failed[each.name] = error
+                graph.steps, graph.notes = steps, notes
+                warnings.warn(f"[passes] {each.name} is not used any more: {type(error).__name__}: {error}", stacklevel=2)
+        form.set(graph.steps)
+        form.notes = graph.notes
+
+
+_optimizers: dict[torch.device, Optimizer] = {}
+
+
+def optimizer(device: torch.device) -> Optimizer:
+    """The one for segments that run on `device`."""
+    return _optimizers.setdefault(device, Optimizer(device))
+
+
+def forms(device: torch.device) -> Forms | None:
+    """What is known of segments on `device`; None where no pass is used."""
+    return optimizer(device).forms if _used() else None
+
+
+def counts() -> tuple[dict[str, int], dict[str, int]]:
+    """(pass → calls that ran otherwise because of it, pass → bytes of memory that were not taken because of it)"""
+    calls: dict[str, int] = {}
+    saved: dict[str, int] = {}
+    for each in _optimizers.values():
+        for name, (n, nbytes) in each.forms.totals().items():
+            calls[name] = calls.get(name, 0) + n
+            saved[name] = saved.get(name, 0) + nbytes
+    return calls, {name: n for name, n in saved.items() if n}
