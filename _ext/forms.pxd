@@ -41,7 +41,8 @@ cdef class Form:
 cdef class Forms:
     """Forms of segments that came several times."""
     cdef object improve
-    cdef uint32_t after
+    cdef public uint32_t after   # times that a form has to come before it is improved
+    cdef public size_t fewest    # records of a segment that is worth a look
     cdef size_t most
     cdef dict times, known, counted
     cdef size_t records          # of all forms

@@ -157,9 +157,9 @@ cdef class Form:
 
 @cython.final
 cdef class Forms:
-    def __init__(self, improve, uint32_t after, size_t most=1 << 18):
+    def __init__(self, improve, uint32_t after, size_t fewest=8, size_t most=1 << 18):
         """improve(form) is called when a form comes for the `after`-th time; `most`: records of all forms."""
-        self.improve, self.after, self.most = improve, after, most
+        self.improve, self.after, self.fewest, self.most = improve, after, fewest, most
         self.times, self.known, self.counted = {}, {}, {}
 
     def __dealloc__(self):

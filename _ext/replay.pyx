@@ -25,7 +25,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     MAX_ARGS = 64
-    FEWEST = 8             # records of a segment that is worth a look whether it came before
 
 
 cdef object again(object failure):
@@ -198,7 +197,7 @@ cdef class Segment:
         big.n = big.cap = 0
         self._claim()
         try:
-            if forms is not None and self.seqs.n >= FEWEST:
+            if forms is not None and self.seqs.n >= forms.fewest:
                 form = forms.find(tape, &self.seqs, &self.slots)
                 if form is not None:
                     self._keep(form)

@@ -77,6 +77,7 @@ class LocalExecutor(Executor):
         self.place = self.device
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
+        self._optimizer = passes.optimizer(self.device)
 
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def _default_generator(self) -> torch.Generator:
@@ -122,7 +123,7 @@ class LocalExecutor(Executor):
                 self._default_generator(),
                 self._states,
                 _op_observer,
-                passes.forms(self.device),
+                self._optimizer.in_use(),
             )
 
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """The optimization engine: segments that repeat themselves run fewer calls, and shorter ones, with eager's bits."""
 
-from .optimizer import counts, forms, known_passes, set_passes
+from .optimizer import counts, known_passes, optimizer, set_passes
 from .optimizer_pass import Pass
 from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
 
@@ -12,7 +12,7 @@ __all__ = [
     "Unproven",
     "Value",
     "counts",
-    "forms",
     "known_passes",
+    "optimizer",
     "set_passes",
 ]

@@ -78,6 +78,10 @@ class Optimizer:
         self.device = device
         self.forms = Forms(self.improve, AFTER)
 
+    def in_use(self) -> Forms | None:
+        """What is known of segments; None where no pass is used."""
+        return self.forms if _used() else None
+
     def improve(self, form: Form) -> None:
         """Let the passes say what segments of this form run."""
         graph = SegmentGraph(form, self.device)
@@ -102,12 +106,9 @@ _optimizers: dict[torch.device, Optimizer] = {}
 
 def optimizer(device: torch.device) -> Optimizer:
     """The one for segments that run on `device`."""
-    return _optimizers.setdefault(device, Optimizer(device))
-
-
-def forms(device: torch.device) -> Forms | None:
-    """What is known of segments on `device`; None where no pass is used."""
-    return optimizer(device).forms if _used() else None
+    if device not in _optimizers:
+        _optimizers[device] = Optimizer(device)
+    return _optimizers[device]
 
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
