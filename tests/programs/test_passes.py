@@ -20,7 +20,7 @@ SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase
 @pytest.fixture
 def at_once() -> Iterator[None]:
     """Every segment is looked at when it comes for the first time, however short it is."""
-    forms = passes.optimizer(torch.device("cpu")).forms
+    forms = passes.optimizer_on(torch.device("cpu")).forms
     mindtorch.flush("test")
     before = forms.after, forms.fewest
     forms.after = forms.fewest = 1

@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
         self.place = self.device
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
-        self._optimizer = passes.optimizer(self.device)
+        self._optimizer = passes.optimizer_on(self.device)
 
     # ---- random numbers ----------------------------------------------------------------------------------------------
     def _default_generator(self) -> torch.Generator:

@@ -1,6 +1,6 @@
 """The optimization engine: segments that repeat themselves run fewer calls, and shorter ones, with eager's bits."""
 
-from .optimizer import counts, known_passes, optimizer, set_passes
+from .optimizer import counts, known_passes, optimizer_on, set_passes
 from .optimizer_pass import Pass
 from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
 
@@ -13,6 +13,6 @@ __all__ = [
     "Value",
     "counts",
     "known_passes",
-    "optimizer",
+    "optimizer_on",
     "set_passes",
 ]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .dispatched import comes_to, put_in
+from .dispatched import arguments, comes_to, equal, kinds, stand_ins
 from .optimizer_pass import Pass
-from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven
+from .segment_graph import RecordedCall, SegmentGraph, Unproven
 
 __all__ = ["DirectCalls", "direct"]
 
@@ -38,9 +38,9 @@ def direct(call: RecordedCall) -> Callable[..., Any] | None:
     """Torch's function for Python that makes this very call of the dispatcher, with the same arguments."""
     if not isinstance(call.overload, torch._ops.OpOverload) or call.overload.namespace != "aten":
         return None
-    key = (call.overload, _kinds(call, call.args), tuple((k, _kinds(call, v)) for k, v in call.kwargs.items()))
+    key = call.overload, kinds(call)
     if key not in _known:
-        _known[key] = next((f for f in _named(call.overload) if is_same(call, f)), None)
+        _known[key] = next((f for f in _named(call.overload) if _is_same(call, f)), None)
     return _known[key]
 
 
@@ -52,39 +52,8 @@ def _named(overload: Any) -> Iterator[Callable[..., Any]]:
             yield found
 
 
-def is_same(call: RecordedCall, function: Callable[..., Any]) -> bool:
+def _is_same(call: RecordedCall, function: Callable[..., Any]) -> bool:
     """Does `function` make the call as it was recorded, and no other?"""
     inputs = stand_ins(call)
-    args, kwargs = put_in(call.args, inputs, Input), {k: put_in(v, inputs, Input) for k, v in call.kwargs.items()}
-    made = comes_to(function, args, kwargs)
-    return len(made) == 1 and _equal(made[0], (call.overload, args, kwargs))
-
-
-def stand_ins(call: RecordedCall) -> list[torch.Tensor]:
-    """Tensors without data, laid out as the call's inputs."""
-    found = []
-    for dtype, size, strides, _offset, _device in call.metas:
-        made = torch.empty(size, dtype=dtype, device="meta") if strides is None else torch.empty_strided(
-            size, strides, dtype=dtype, device="meta")  # fmt: skip
-        found.append(made)
-    return found
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return a is b
-    if isinstance(a, (tuple, list)):
-        return isinstance(b, (tuple, list)) and len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
-    return type(a) is type(b) and bool(a == b)
-
-
-def _kinds(call: RecordedCall, value: Any) -> Any:
-    """What torch's choice among the functions of one name can depend on."""
-    if isinstance(value, Input):
-        dtype, size, *_ = call.metas[value]
-        return dtype, len(size)
-    if isinstance(value, (tuple, list)):
-        return tuple(_kinds(call, item) for item in value)
-    return type(value)
+    made = comes_to(call, function, inputs)
+    return len(made) == 1 and equal(made[0], (call.overload, *arguments(call, inputs)))

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from .direct import direct, stand_ins
-from .dispatched import comes_to, put_in
+from .dispatched import comes_to, equal, kinds, stand_ins
 from .optimizer_pass import Pass
 from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven
 
@@ -69,7 +68,7 @@ def _method(call: RecordedCall) -> Callable[..., Any] | None:
     if not call.args or not isinstance(call.args[0], Input) or call.args[0] != 0:
         return None
     name = call.op.removeprefix("aten::") + "_"
-    key = call.overload, call.op, _shape(call)
+    key = call.overload, call.op, kinds(call)
     if key not in _known:
         holders = (torch._C.TensorBase, torch._C._nn, torch._C._VariableFunctions)
         found = (getattr(holder, name, None) for holder in holders)
@@ -80,8 +79,7 @@ def _method(call: RecordedCall) -> Callable[..., Any] | None:
 def _is_same(call: RecordedCall, function: Callable[..., Any]) -> bool:
     """Do both come to one call of the dispatcher, of one overload but for the underscore, with equal arguments?"""
     inputs = stand_ins(call)
-    args, kwargs = put_in(call.args, inputs, Input), {k: put_in(v, inputs, Input) for k, v in call.kwargs.items()}
-    plain, written = comes_to(call.function, args, kwargs), comes_to(function, args, kwargs)
+    plain, written = comes_to(call, call.function, inputs), comes_to(call, function, inputs)
     if len(plain) != 1 or len(written) != 1:
         return False
     names = [made[0]._schema.name for made in (*plain, *written)]
@@ -89,6 +87,6 @@ def _is_same(call: RecordedCall, function: Callable[..., Any]) -> bool:
     return (
         names[1] == names[0] + "_"
         and overloads[0] == overloads[1]
-        and _equal(plain[0][1:], written[0][1:])
+        and equal(plain[0][1:], written[0][1:])
         and torch._C._dispatch_has_kernel(written[0][0].name())
     )

@@ -18,7 +18,7 @@ from .in_place import InPlace
 from .optimizer_pass import Pass
 from .segment_graph import SegmentGraph
 
-__all__ = ["counts", "known_passes", "optimizer", "set_passes"]
+__all__ = ["counts", "known_passes", "optimizer_on", "set_passes"]
 
 AFTER = 4  # times that a segment has to come before passes look at it
 _OWN: tuple[Pass, ...] = (CommonSubexpressions(), InPlace(), DirectCalls())
@@ -104,7 +104,7 @@ class Optimizer:
 _optimizers: dict[torch.device, Optimizer] = {}
 
 
-def optimizer(device: torch.device) -> Optimizer:
+def optimizer_on(device: torch.device) -> Optimizer:
     """The one for segments that run on `device`."""
     if device not in _optimizers:
         _optimizers[device] = Optimizer(device)
