@@ -1,6 +1,6 @@
-"""The optimization engine: segments that repeat themselves run fewer calls, and shorter ones, with eager's bits."""
+"""The optimization engine: what recorded calls run in place of what was recorded, with eager's bits."""
 
-from .optimizer import counts, known_passes, optimizer_on, set_passes
+from .optimizer import ask, counts, in_place, known_passes, optimizer_on, set_passes
 from .optimizer_pass import Pass
 from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
 
@@ -11,7 +11,9 @@ __all__ = [
     "SegmentGraph",
     "Unproven",
     "Value",
+    "ask",
     "counts",
+    "in_place",
     "known_passes",
     "optimizer_on",
     "set_passes",

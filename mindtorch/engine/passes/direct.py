@@ -1,59 +1,48 @@
-"""Calls made ready: arguments built once, and the shortest way into torch."""
+"""Operators called by a shorter way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from .dispatched import arguments, comes_to, equal, kinds, stand_ins
 from .optimizer_pass import Pass
-from .segment_graph import RecordedCall, SegmentGraph, Unproven
 
-__all__ = ["DirectCalls", "direct"]
+__all__ = ["DIRECT", "DirectCalls", "direct"]
 
-_known: dict[Any, Callable[..., Any] | None] = {}
+#: Overloads that torch's function for Python of that name comes to, whatever arguments they were recorded with
+#: (tests/test_passes.py asks torch's dispatcher).
+DIRECT = frozenset(
+    (
+        "_log_softmax.default _safe_softmax.default _softmax.default add.Tensor add_.Tensor addcdiv_.default "
+        "addcmul_.default addmm.default bmm.default clone.default convolution.default copy_.default div.Tensor "
+        "embedding.default exp.default expand.default index_select.default lerp_.Scalar mean.dim mm.default mul.Tensor "
+        "mul_.Tensor native_batch_norm.default native_layer_norm.default neg.default permute.default "
+        "pow.Tensor_Scalar relu.default rsqrt.default select.int sigmoid.default silu.default sqrt.default "
+        "squeeze.dim sub.Tensor sum.dim_IntList t.default tanh.default transpose.int unsqueeze.default view.default "
+        "where.self zero_.default"
+    ).split()
+)
+_HOLDERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)
 
 
 class DirectCalls(Pass):
-    """Arguments are built once for all segments of a form; an operator that autograd called is called by torch's
-    function for Python, which finds its way sooner, where that is proven to be the same call.
-    """
+    """What autograd called as an operator is called by torch's function for Python, which reads arguments sooner."""
 
     name = "direct calls"
+    on = True
 
-    def run(self, graph: SegmentGraph) -> None:
-        for call in graph.calls:
-            if graph.is_changed(call):
-                continue
-            try:
-                graph.replace(call, direct(call) or call.function, call.args, call.kwargs)
-            except Unproven:
-                continue
-            self.note(graph, call)
-
-
-def direct(call: RecordedCall) -> Callable[..., Any] | None:
-    """Torch's function for Python that makes this very call of the dispatcher, with the same arguments."""
-    if not isinstance(call.overload, torch._ops.OpOverload) or call.overload.namespace != "aten":
-        return None
-    key = call.overload, kinds(call)
-    if key not in _known:
-        _known[key] = next((f for f in _named(call.overload) if _is_same(call, f)), None)
-    return _known[key]
-
-
-def _named(overload: Any) -> Iterator[Callable[..., Any]]:
-    name = overload._schema.name.removeprefix("aten::")
-    for holder in (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn):
-        found = getattr(holder, name, None)
+    def function(self, info: Any) -> None:
+        found = direct(info.func)
         if found is not None:
-            yield found
+            info.replay = found
 
 
-def _is_same(call: RecordedCall, function: Callable[..., Any]) -> bool:
-    """Does `function` make the call as it was recorded, and no other?"""
-    inputs = stand_ins(call)
-    made = comes_to(call, function, inputs)
-    return len(made) == 1 and equal(made[0], (call.overload, *arguments(call, inputs)))
+def direct(func: Any) -> Any:
+    """Torch's function for Python that makes this very call of the dispatcher; None where none is known to."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
+        return None
+    name, _, overload = func.name().removeprefix("aten::").partition(".")
+    if f"{name}.{overload or 'default'}" not in DIRECT:
+        return None
+    return next((f for holder in _HOLDERS if (f := getattr(holder, name, None)) is not None), None)

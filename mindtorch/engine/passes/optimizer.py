@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from ..._ext.forms import Form, Forms
+from ..._ext.replay import calls_otherwise
 from ..._ext.signals import by_signal_handler
 from ...base.errors import UsageError
 from .common import CommonSubexpressions
@@ -18,12 +20,13 @@ from .in_place import InPlace
 from .optimizer_pass import Pass
 from .segment_graph import SegmentGraph
 
-__all__ = ["counts", "known_passes", "optimizer_on", "set_passes"]
+__all__ = ["ask", "counts", "known_passes", "optimizer_on", "set_passes"]
 
 AFTER = 4  # times that a segment has to come before passes look at it
-_OWN: tuple[Pass, ...] = (CommonSubexpressions(), InPlace(), DirectCalls())
+_OWN: tuple[Pass, ...] = (InPlace(), DirectCalls(), CommonSubexpressions())
 _chosen: tuple[Pass, ...] | None = None
 _failed: dict[str, Exception] = {}  # passes that raised are not asked again
+_functions: set[Any] = set()  # those that passes were asked about
 
 
 @functools.cache
@@ -57,6 +60,9 @@ def set_passes(passes: Iterable[Pass | str] | None) -> tuple[Pass, ...]:
     else:
         _chosen = None
     _failed.clear()
+    for info in _functions:
+        info.replay, info.in_place, info.fresh = info.call, None, False
+        _ask(info)
     for each in _optimizers.values():
         each.forms.forget()
     return before
@@ -67,8 +73,46 @@ def _on_by_themselves() -> tuple[Pass, ...]:
     return tuple(each for each in known_passes() if each.on)
 
 
+@functools.cache
+def _some(passes: tuple[Pass, ...], hook: str) -> bool:
+    """Has one of them this method?"""
+    return any(getattr(type(each), hook) is not getattr(Pass, hook) for each in passes)
+
+
+def in_place() -> bool:
+    """May some results take the memory of an input?"""
+    return _some(_used(), "function")
+
+
 def _used() -> tuple[Pass, ...]:
     return _on_by_themselves() if _chosen is None else _chosen
+
+
+def ask(info: Any) -> None:
+    """A function runs for the first time: let the passes say how it is called from now on."""
+    if info not in _functions:
+        _functions.add(info)
+        _ask(info)
+
+
+def _ask(info: Any) -> None:
+    for each in _used():
+        _attempt(each, lambda each=each: each.function(info))
+
+
+def _attempt(each: Pass, what: Callable[[], None]) -> bool:
+    """Did it go well? A pass that raises is not asked again."""
+    if each.name in _failed:
+        return False
+    try:
+        what()
+    except Exception as error:
+        if by_signal_handler(error):
+            raise
+        _failed[each.name] = error
+        warnings.warn(f"[passes] {each.name} is not used any more: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    return True
 
 
 class Optimizer:
@@ -79,24 +123,16 @@ class Optimizer:
         self.forms = Forms(self.improve, AFTER)
 
     def in_use(self) -> Forms | None:
-        """What is known of segments; None where no pass is used."""
-        return self.forms if _used() else None
+        """What is known of segments; None where no pass looks at them."""
+        return self.forms if _some(_used(), "run") else None
 
     def improve(self, form: Form) -> None:
         """Let the passes say what segments of this form run."""
         graph = SegmentGraph(form, self.device)
         for each in _used():
-            if each.name in _failed:
-                continue
             steps, notes = dict(graph.steps), dict(graph.notes)
-            try:
-                each.run(graph)
-            except Exception as error:
-                if by_signal_handler(error):
-                    raise
-                _failed[each.name] = error
+            if not _attempt(each, lambda each=each: each.run(graph)):
                 graph.steps, graph.notes = steps, notes
-                warnings.warn(f"[passes] {each.name} is not used any more: {type(error).__name__}: {error}", stacklevel=2)
         form.set(graph.steps)
         form.notes = graph.notes
 
@@ -113,10 +149,11 @@ def optimizer_on(device: torch.device) -> Optimizer:
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
     """(pass → calls that ran otherwise because of it, pass → bytes of memory that were not taken because of it)"""
-    calls: dict[str, int] = {}
-    saved: dict[str, int] = {}
+    direct, overwriting, nbytes = calls_otherwise()
+    calls = {DirectCalls.name: direct, InPlace.name: overwriting}
+    saved = {InPlace.name: nbytes}
     for each in _optimizers.values():
-        for name, (n, nbytes) in each.forms.totals().items():
+        for name, (n, spared) in each.forms.totals().items():
             calls[name] = calls.get(name, 0) + n
-            saved[name] = saved.get(name, 0) + nbytes
-    return calls, {name: n for name, n in saved.items() if n}
+            saved[name] = saved.get(name, 0) + spared
+    return calls, saved
