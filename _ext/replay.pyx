@@ -259,7 +259,7 @@ cdef class Segment:
                     else:
                         result = self._share(<Step>step, r, s)
                     self._store(r, s, result)
-                    if (<OpInfo>s.info).fresh and not s.ret:
+                    if (<OpInfo>s.info).fresh:
                         self._note_fresh(r, s)
                 except MemoryError as e:
                     if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
@@ -330,10 +330,13 @@ cdef class Segment:
         return info.in_place
 
     cdef void _note_fresh(self, Record *r, SigS *s) noexcept:
-        """The value is on memory that this run has made. Nobody beside the tape knows it, unless a tensor names it."""
-        cdef uint32_t i = rec_outs(r, s)[0]
-        if i < self.n_fresh and sig_alias(s)[0] == 0xFFFF and not self.tape.slot(i).handles:
-            self.fresh[i >> 3] |= 1 << (i & 7)
+        """Values on memory that this run has made. Nobody beside the tape knows it, unless a tensor names it."""
+        cdef uint32_t *outs = rec_outs(r, s)
+        cdef uint32_t k, i
+        for k in range(s.n_out):
+            i = outs[k]
+            if i < self.n_fresh and sig_alias(s)[k] == 0xFFFF and not self.tape.slot(i).handles:
+                self.fresh[i >> 3] |= 1 << (i & 7)
 
     cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept:
         """What is run in place of the record that comes next; NULL: what was recorded."""

@@ -67,7 +67,7 @@ def test_L13_a_result_takes_the_memory_of_what_nobody_needs() -> None:
     "program",
     [
         pytest.param(lambda x: (y := x + 1, y * 2), id="the program has it"),
-        pytest.param(lambda x: (y := x + 1) * y.exp(), id="another call needs it"),
+        pytest.param(lambda x: torch.stack([(y := x.exp()).neg(), y]), id="another call needs it"),
         pytest.param(lambda x: (y := x + 1) * y, id="the same call needs it twice"),
         pytest.param(lambda x: ((y := x + 1)[0], y * 2), id="a view of it is left"),
         pytest.param(lambda x: (x + 1).t() * 2, id="it is a view"),
@@ -204,7 +204,7 @@ def test_L13_a_pass_that_fails_is_left_out() -> None:
         with pytest.warns(UserWarning, match="broken is not used any more: ValueError: of no use"):
             program()
         program()
-        assert passes.counts()[0][IN_PLACE] == before + 2 and "broken" not in passes.counts()[0]
+        assert passes.counts()[0][IN_PLACE] >= before + 2 and "broken" not in passes.counts()[0]
 
 
 def test_L13_what_is_no_pass_is_refused() -> None:

@@ -23,7 +23,8 @@ DIRECT = frozenset(
         "where.self zero_.default"
     ).split()
 )
-_HOLDERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)
+#: In this order: a method's first argument is the operator's "self", which need not be its first one (where).
+_HOLDERS = (torch._C._VariableFunctions, torch._C._nn, torch._C.TensorBase)
 
 
 class DirectCalls(Pass):

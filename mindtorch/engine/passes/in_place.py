@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from typing import Any
 
 import torch
@@ -26,8 +28,9 @@ FRESH = POINTWISE | frozenset(
     for name in (
         "_log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data addmm baddbmm bmm cat "
         "clone conv1d conv2d convolution embedding gather gelu_backward group_norm index index_select layer_norm linear "
-        "log_softmax mm rms_norm rsub scaled_dot_product_attention sigmoid_backward silu_backward softmax sum "
-        "tanh_backward threshold_backward upsample_nearest2d where"
+        "log_softmax matmul mm native_batch_norm native_group_norm native_layer_norm rms_norm rsub "
+        "scaled_dot_product_attention sigmoid_backward silu_backward softmax sum tanh_backward threshold_backward "
+        "upsample_nearest2d where"
     ).split()
 )
 _HOLDERS = (torch._C.TensorBase, torch._C._nn, torch._C._VariableFunctions)
@@ -41,11 +44,11 @@ class InPlace(Pass):
 
     def function(self, info: Any) -> None:
         info.fresh = info.name in FRESH
-        if info.name in POINTWISE and not info.writes and _takes_the_same(info.func):
-            name = info.name.removeprefix("aten::") + "_"
-            info.in_place = next((f for holder in _HOLDERS if (f := getattr(holder, name, None)) is not None), None)
-
-
-def _takes_the_same(func: Any) -> bool:
-    """Has it the arguments of torch's in-place function? Those of torch's Python functions have others."""
-    return isinstance(func, torch._ops.OpOverload) or not hasattr(func, "__code__")
+        name = info.name.removeprefix("aten::") + "_"
+        found = next((f for holder in _HOLDERS if (f := getattr(holder, name, None)) is not None), None)
+        if info.name not in POINTWISE or info.writes or found is None:
+            return
+        if not isinstance(info.func, types.FunctionType):
+            info.in_place = found
+        elif [*inspect.signature(info.func).parameters] == ["input", "inplace"]:  # of Python, as silu
+            info.in_place = lambda input, inplace=False: found(input)  # noqa: A006 - torch's name
