@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 
 import mindtorch
 from mindtorch.engine import passes
-from mindtorch.engine.passes import Pass, SegmentGraph
+from mindtorch.engine.passes import Pass, SegmentGraph, Unproven
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.only_on("local", reason="passes are the executor's own")
@@ -162,30 +164,43 @@ def test_L13_a_failure_is_the_same_whatever_passes_do() -> None:
         same((x.to(LAZY) + 1) * 2, (x + 1) * 2)
 
 
-class _Doubles(Pass):
-    """``x + x`` for ``x * 2``."""
-
-    name = "doubles"
-
-    def run(self, graph: SegmentGraph) -> None:
-        for call in graph.calls:
-            if call.op == "aten::mul" and call.args[1:] == (2,):
-                graph.replace(call, torch.add, (call.args[0], call.args[0]), {})
-                self.note(graph, call, 7)
+def _doubles() -> type[Pass]:
+    """The class that the page on passes shows."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "PASSES.md").read_text()
+    code = text.partition("<!-- run by tests/test_passes.py -->\n```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    found: type[Pass] = names["Doubles"]
+    return found
 
 
 def test_L13_a_pass_of_the_users() -> None:
     x = torch.ones(4).to(LAZY)
-    with using(_Doubles()):
+    with using(_doubles()()):
         mindtorch.reset_stats()
         for _ in range(3):
             assert (x * 2).tolist() == [2.0] * 4
-        assert mindtorch.stats()["passes"] == {"doubles": 2} and mindtorch.stats()["bytes_saved"] == {"doubles": 14}
+        assert mindtorch.stats()["passes"] == {"doubles": 2}
     assert "doubles" not in [each.name for each in passes.set_passes(None)]
 
 
+def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is no pass is said to be none, and keeps nobody from reading."""
+    good = types.SimpleNamespace(name="good", load=_doubles())
+    bad = types.SimpleNamespace(name="bad", load=lambda: 3)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [good, bad])
+    passes.known_passes.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="the entry point bad is left out: TypeError: expected a Pass .*, got 3"):
+            found = passes.known_passes()
+        assert [each.name for each in found] == ["doubles", IN_PLACE, DIRECT, CSE]
+        assert [each.name for each in passes.known_passes() if each.on] == [IN_PLACE, DIRECT]
+    finally:
+        passes.known_passes.cache_clear()
+
+
 def test_L13_a_pass_that_fails_is_left_out() -> None:
-    class Broken(_Doubles):
+    class Broken(_doubles()):  # type: ignore[misc]
         name = "broken"
 
         def run(self, graph: SegmentGraph) -> None:
@@ -210,3 +225,58 @@ def test_L13_a_pass_that_fails_is_left_out() -> None:
 def test_L13_what_is_no_pass_is_refused() -> None:
     with pytest.raises(mindtorch.UsageError, match=r"expected a Pass or one of .*in place.*, got 'no such'"):
         passes.set_passes(["no such"])
+
+
+def test_L13_a_graph_refuses_what_might_show() -> None:
+    """Whatever a pass believes."""
+    refused = []
+
+    class Bold(Pass):
+        name = "bold"
+
+        def run(self, graph: SegmentGraph) -> None:
+            for call in graph.calls:
+                for value in graph.values:
+                    try:
+                        graph.share(call, value.number)
+                    except Unproven:
+                        refused.append(call.op)
+                        continue
+                    assert call.op == "aten::relu" and value.maker == 0  # of the same sizes, and not written
+
+    x = torch.ones(4).to(LAZY)
+    with using(Bold(), after=1):
+        y = x.exp()
+        z = (x.relu() * 2).add_(1)
+        mindtorch.flush("test")
+    del y, z
+    assert {"aten::exp", "aten::mul", "aten::add_"} <= set(refused)
+
+
+def test_L13_what_is_shared_with_numpy_is_not_overwritten() -> None:
+    with using(IN_PLACE):
+        for _ in range(4):
+            x = torch.ones(4).to(LAZY)
+            y = x + 1
+            seen = y.numpy()
+            z = y * 2
+            del y
+            found = z.tolist()
+            assert found == [4.0] * 4 and seen.tolist() == [2.0] * 4
+
+
+def test_L13_only_forms_that_are_the_same_share_their_steps() -> None:
+    """What is kept by the program is part of a form, and so are writes in between."""
+    x = torch.linspace(-1, 1, 4).to(LAZY)
+    with using(CSE, after=1):
+        for keep in (False, True, False):
+            before = passes.counts()[0].get(CSE, 0)
+            a, b = x.exp(), x.exp()
+            kept = b if keep else None
+            c = a + b
+            del b
+            c.tolist()
+            assert passes.counts()[0].get(CSE, 0) - before == (0 if keep else 1)
+            if kept is not None:
+                kept.add_(1)
+                assert a.tolist() == x.exp().tolist() != kept.tolist()

@@ -31,14 +31,27 @@ _functions: set[Any] = set()  # those that passes were asked about
 
 @functools.cache
 def known_passes() -> tuple[Pass, ...]:
-    """Those of the entry points ``mindtorch.passes``, then ours: in the order in which they see a segment."""
+    """Those of the entry points ``mindtorch.passes``, then ours: in the order in which they see a segment.
+
+    An entry point that gives none is warned of and left out.
+    """
     found = []
     for entry in importlib.metadata.entry_points(group="mindtorch.passes"):
-        made = entry.load()
-        if not isinstance(made, Pass) or not made.name:
-            raise UsageError(f"[passes] expected a Pass with a name from the entry point {entry.name}, got {made!r}")
-        found.append(made)
+        try:
+            made = entry.load()
+            if not isinstance(made, Pass) or not made.name:
+                raise TypeError(f"expected a Pass with a name, got {made!r}")
+        except Exception as error:
+            if by_signal_handler(error):
+                raise
+            _say(f"the entry point {entry.name} is left out", error)
+        else:
+            found.append(made)
     return (*found, *_OWN)
+
+
+def _say(what: str, error: Exception) -> None:
+    warnings.warn(f"[passes] {what}: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def set_passes(passes: Iterable[Pass | str] | None) -> tuple[Pass, ...]:
@@ -110,7 +123,7 @@ def _attempt(each: Pass, what: Callable[[], None]) -> bool:
         if by_signal_handler(error):
             raise
         _failed[each.name] = error
-        warnings.warn(f"[passes] {each.name} is not used any more: {type(error).__name__}: {error}", stacklevel=2)
+        _say(f"{each.name} is not used any more", error)
         return False
     return True
 
