@@ -20,7 +20,9 @@ __all__ = ["show_passes"]
 def show_passes(program: Program) -> int:
     """Run the program on remote_accelerator with all passes, and print a line for each. Returns its exit code."""
     if program.is_model:
-        raise UsageError(f"{program.argument} is a model, whose results nobody reads: --passes is for scripts and modules")
+        raise UsageError(
+            f"{program.argument} is a model, whose results nobody reads: --passes is for scripts and modules"
+        )
     import mindtorch
 
     mindtorch._bootstrap()
@@ -39,7 +41,9 @@ def show_passes(program: Program) -> int:
     finally:
         passes.set_passes(before)
     ran, dropped = counted(stats["ops_executed"], "recorded call"), counted(stats["ops_dropped"], "call")
-    click.echo(f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nobody could see the result")
+    click.echo(
+        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nobody could see the result"
+    )
     width = max(len(each.name) for each in known)
     for each in known:
         calls, nbytes = stats["passes"].get(each.name, 0), stats["bytes_saved"].get(each.name, 0)

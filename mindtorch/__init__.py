@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from .engine.execute.counters import reset_stats, stats
     from .engine.execute.tensors import LazyTensor
     from .engine.execute.values import flush, get_executor, set_executor
-    from .engine.record.meta import MetaStorage, MetaTensor
     from .engine.passes import set_passes
+    from .engine.record.meta import MetaStorage, MetaTensor
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor

@@ -27,8 +27,8 @@ FRESH = POINTWISE | frozenset(
     f"aten::{name}"
     for name in (
         "_log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data addmm baddbmm bmm cat "
-        "clone conv1d conv2d convolution embedding gather gelu_backward group_norm index index_select layer_norm linear "
-        "log_softmax matmul mm native_batch_norm native_group_norm native_layer_norm rms_norm rsub "
+        "clone conv1d conv2d convolution embedding gather gelu_backward group_norm index index_select layer_norm "
+        "linear log_softmax matmul mm native_batch_norm native_group_norm native_layer_norm rms_norm rsub "
         "scaled_dot_product_attention sigmoid_backward silu_backward softmax sum tanh_backward threshold_backward "
         "upsample_nearest2d where"
     ).split()
@@ -51,4 +51,4 @@ class InPlace(Pass):
         if not isinstance(info.func, types.FunctionType):
             info.in_place = found
         elif [*inspect.signature(info.func).parameters] == ["input", "inplace"]:  # of Python, as silu
-            info.in_place = lambda input, inplace=False: found(input)  # noqa: A006 - torch's name
+            info.in_place = lambda input, inplace=False: found(input)
