@@ -91,9 +91,9 @@ cdef class Form:
 
     cdef void _count(self, bint more) noexcept:
         """Keep the ids of calls in it from being used again, or no more."""
-        cdef size_t k, at = 0
+        cdef size_t at = 0
         cdef SigS *s
-        for k in range(self.n if self.words else 0):
+        for _ in range(self.n if self.words else 0):
             s = self.tape.interner.sigs[self.words[at]]
             if more:
                 ref(&s.refs)
@@ -104,19 +104,18 @@ cdef class Form:
     def records(self):
         """[(id of the call, was torch's grad mode on, numbers of the values read, of the values given)]"""
         cdef list found = [], ins, outs
-        cdef set met = set()
-        cdef size_t k, at = 0
+        cdef size_t at = 0
         cdef uint32_t i, j, number = 0
         cdef uint32_t *roots = self.words + self.n_words - self.n_values
         cdef SigS *s
-        for k in range(self.n):
+        for _ in range(self.n):
             s = self.tape.interner.sigs[self.words[at]]
             ins, outs = [], []
             for i in range(s.n_in):
                 j = self.words[at + 2 + i]
                 ins.append(j)
                 number = max(number, j + 1, (roots[j] >> 1) + 1)
-            for i in range(s.n_out):
+            for _ in range(s.n_out):
                 outs.append(number)
                 number = max(number + 1, (roots[number] >> 1) + 1)
             found.append((self.words[at], self.words[at + 1] != 0, tuple(ins), tuple(outs)))

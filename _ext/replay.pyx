@@ -13,7 +13,7 @@ from .forms cimport Form, Forms, Step
 from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
 from .signals cimport interrupts
 from .structs cimport (
-    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_VIEW, SIG_WRITES, SLOT_FAILED,
     SLOT_OVERWRITTEN, SLOT_PENDING, MetaS, Record, Slot,
 )
 from .template cimport TAG_TENSOR, decode, decode_call, hole_metas
@@ -206,7 +206,7 @@ cdef class Segment:
         big.n = big.cap = 0
         self._claim()
         try:
-            if in_place:
+            if in_place and self.seqs.n > 1 and not self.fresh:
                 self.fresh = <uint8_t *>calloc((tape.n_slots >> 3) + 1, 1)
                 self.n_fresh = tape.n_slots if self.fresh else 0
             if forms is not None and self.seqs.n >= forms.fewest:
@@ -316,7 +316,9 @@ cdef class Segment:
         cdef uint32_t i, meta
         cdef Slot *slot
         otherwise[0] += info.replay is not info.call
-        if info.in_place is None or not p[0] or p[2] != TAG_TENSOR or s.ret or not s.flags & SIG_VERIFIED:
+        if info.in_place is None or s.flags & (SIG_VERIFIED | SIG_WRITES | SIG_RANDOM | SIG_VIEW) != SIG_VERIFIED:
+            return info.replay
+        if not p[0] or p[2] != TAG_TENSOR or s.ret:     # no tensor comes first, or it gives more than one
             return info.replay
         i = rec_ins(r)[0]
         if i >= self.n_fresh or not self.fresh[i >> 3] & (1 << (i & 7)):

@@ -110,7 +110,7 @@ def ask(info: Any) -> None:
 
 def _ask(info: Any) -> None:
     for each in _used():
-        _attempt(each, lambda each=each: each.function(info))
+        _attempt(each, functools.partial(each.function, info))
 
 
 def _attempt(each: Pass, what: Callable[[], None]) -> bool:
@@ -144,7 +144,7 @@ class Optimizer:
         graph = SegmentGraph(form, self.device)
         for each in _used():
             steps, notes = dict(graph.steps), dict(graph.notes)
-            if not _attempt(each, lambda each=each: each.run(graph)):
+            if not _attempt(each, functools.partial(each.run, graph)):
                 graph.steps, graph.notes = steps, notes
         form.set(graph.steps)
         form.notes = graph.notes

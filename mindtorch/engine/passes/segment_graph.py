@@ -113,8 +113,8 @@ class SegmentGraph:
                 self.values[value].meta = _core.sig_output_meta(sig, place)
             for place in call.written:
                 self.writes.setdefault(self.values[inputs[place]].storage, []).append(number)
-        for value in self.values:
-            self.on.setdefault(value.storage, []).append(value.number)
+        for each in self.values:
+            self.on.setdefault(each.storage, []).append(each.number)
         self.notes: dict[str, tuple[int, int]] = {}  # pass → (calls that it changed, bytes not taken)
         self.steps: dict[int, Step] = {}
         self.alike: dict[int, int] = {}  # value → the one whose tensor it has
