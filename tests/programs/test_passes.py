@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mindtorch
 from mindtorch.engine import passes
 
-DEFAULT = 60
+DEFAULT = 25
 SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
 
 
