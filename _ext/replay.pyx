@@ -291,16 +291,18 @@ cdef class Segment:
         finally:
             # Nothing here runs Python code before the records are back on the tape and the generator is torch's again.
             free(big.data)
-            if form is not None:
-                self._let_go(form, self.seqs.n)
             self._give_back()
             tape._advance_head()
             tape.rearm()
-            if rng >= 0:
-                try:
-                    states[rng] = get_state()
-                finally:
-                    set_state(outside)
+            try:
+                if rng >= 0:
+                    try:
+                        states[rng] = get_state()
+                    finally:
+                        set_state(outside)
+            finally:
+                if form is not None:
+                    self._let_go(form, self.seqs.n)
 
     cdef void _finish(self, uint64_t seq, Record *r) noexcept:
         self.tape.n_executed += 1
