@@ -71,6 +71,9 @@ cdef class OpInfo:
     """What the engine knows about one intercepted function. One per function, kept for the life of the process."""
     cdef readonly object func      # as intercepted: a builtin, a method, an OpOverload, a creation function
     cdef public object call        # what a replay calls
+    cdef public object replay      # the same for this process, by a shorter way
+    cdef public object in_place    # what gives the same in the memory of the first argument; None: nothing does
+    cdef public bint fresh         # what it gives is on memory of its own, always
     cdef readonly str name         # "aten::add"
     cdef public int kind           # see OpKind
     cdef public object handler     # KIND_HANDLER: called with (args, kwargs). KIND_RECORD: may it be whole now?

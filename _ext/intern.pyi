@@ -31,6 +31,9 @@ class Interner:
 class OpInfo:
     func: Any
     call: Any
+    replay: Any
+    in_place: Any
+    fresh: bool
     name: str
     kind: int
     handler: Any

@@ -546,7 +546,7 @@ cdef class OpInfo:
     def __init__(self, func, str name, int kind, *, call=None, handler=None, random=False, writes=(),
                  view=False, pointwise=False, bumps=False, whole=False, copies=False, at_dispatch=None):
         self.func = func
-        self.call = func if call is None else call
+        self.call = self.replay = func if call is None else call
         self.name = name
         self.kind = kind
         self.handler = handler

@@ -1,6 +1,7 @@
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from .forms cimport Form, Step
 from .intern cimport SigS
 from .structs cimport Record
 from .tape cimport Tape, Vec
@@ -15,6 +16,10 @@ cdef class Segment:
     cdef uint64_t tail, pending       # of the tape, when the records were looked for
     cdef bint whole                   # all pending writes to the targets' storages are among them
     cdef size_t done
+    cdef uint8_t *fresh               # a bit for each slot: this run has put it on memory of its own
+    cdef uint32_t n_fresh
+    cdef Vec slots                    # by number of the value in its form, where that is known
+    cdef size_t let_go                # shared values that are not kept any more
     cdef bint fixed                   # its records are what they are: part of another segment
     cdef bint claimed                 # its records are taken from the tape: they stay the same ones
     cdef bint closed                  # the rest is back on the tape
@@ -26,6 +31,12 @@ cdef class Segment:
     cdef int _claim(self) except -1
     cdef int take(self) except -1
     cdef Segment _part(self)
+    cdef object _call(self, Record *r, SigS *s)
+    cdef void _note_fresh(self, Record *r, SigS *s) noexcept
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept
+    cdef object _share(self, Step step, Record *r, SigS *s)
+    cdef void _keep(self, Form form) noexcept
+    cdef void _let_go(self, Form form, size_t until) noexcept
     cdef void _finish(self, uint64_t seq, Record *r) noexcept
     cdef void _collect(self, Record *r) noexcept
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept

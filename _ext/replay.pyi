@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
+from mindtorch._ext.forms import Forms
 from mindtorch._ext.tape import Tape
 
 @final
@@ -20,6 +21,8 @@ class Segment:
         generator: Any,
         states: dict[int, Any],
         observer: Callable[[int, int, int], None] | None = ...,
+        forms: Forms | None = ...,
+        in_place: bool = ...,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -40,3 +43,4 @@ class Segment:
     def instructions(self) -> Iterator[tuple[str, int, tuple[int, ...], tuple[int, ...]]]: ...
 
 def fail_dependents(tape: Tape, seq: int, slots: Iterable[int], failure: BaseException) -> None: ...
+def calls_otherwise() -> tuple[int, int, int]: ...

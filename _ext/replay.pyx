@@ -6,16 +6,17 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_key, sig_out_meta, sig_written
+from .forms cimport Form, Forms, Step
+from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
 from .signals cimport interrupts
 from .structs cimport (
-    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_WRITES, SLOT_FAILED,
+    REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_VIEW, SIG_WRITES, SLOT_FAILED,
     SLOT_OVERWRITTEN, SLOT_PENDING, MetaS, Record, Slot,
 )
-from .template cimport decode, decode_call, hole_metas
+from .template cimport TAG_TENSOR, decode, decode_call, hole_metas
 from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
 
 cdef extern from "Python.h":
@@ -24,6 +25,14 @@ cdef extern from "Python.h":
 
 cdef enum:
     MAX_ARGS = 64
+
+
+cdef uint64_t[3] otherwise           # calls made by a shorter way, results in an input's memory, bytes of those
+
+
+def calls_otherwise():
+    """(calls by a shorter way, calls whose results took the memory of an input that nothing else needed, its bytes)"""
+    return otherwise[0], otherwise[1], otherwise[2]
 
 
 cdef object again(object failure):
@@ -44,19 +53,18 @@ cdef object _words(uint64_t seq, object error, object on_error):
         return worse
 
 
-cdef object _invoke(SigS *s, PyObject **inputs, object device):
+cdef object _invoke(SigS *s, object call, PyObject **inputs, object device):
     cdef const uint8_t *p = sig_key(s) + sizeof(void *)
     cdef uint8_t nargs = p[0]
     cdef uint8_t nkw = p[1]
     cdef PyObject *argv[MAX_ARGS + 1]
-    cdef OpInfo info = <OpInfo>s.info
     cdef uint32_t k, filled = 0
     cdef object item, kwnames = None
     cdef PyObject *name
     cdef tuple whole
     if nargs + nkw > MAX_ARGS:
         whole = decode_call(sig_key(s), inputs, device)
-        return info.call(*whole[0], **whole[1])
+        return call(*whole[0], **whole[1])
     p += 2
     argv[0] = NULL
     try:
@@ -77,7 +85,7 @@ cdef object _invoke(SigS *s, PyObject **inputs, object device):
                 argv[1 + filled] = <PyObject *>item
                 filled += 1
         item = None
-        return PyObject_Vectorcall(<PyObject *>info.call, argv + 1, nargs | VECTORCALL_OFFSET,
+        return PyObject_Vectorcall(<PyObject *>call, argv + 1, nargs | VECTORCALL_OFFSET,
                                    <PyObject *>kwnames if kwnames is not None else NULL)
     finally:
         for k in range(filled):
@@ -119,6 +127,8 @@ cdef class Segment:
 
     def __dealloc__(self):
         free(self.seqs.data)
+        free(self.slots.data)
+        free(self.fresh)
         free(self.targets)
 
     cdef int _plan(self) except -1:
@@ -163,7 +173,8 @@ cdef class Segment:
     def __len__(self):
         return self.seqs.n
 
-    def run(self, device, verify, on_error, set_grad, generator, states, observer=None):
+    def run(self, device, verify, on_error, set_grad, generator, states, observer=None, Forms forms=None,
+            bint in_place=False):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
         set_grad(bool) sets torch's grad mode; the caller restores it;
@@ -171,7 +182,8 @@ cdef class Segment:
         swapped in when that device draws and kept up to date;
         verify(sig, output index, tensor) -> tensor is asked on the first run of each interned call;
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
-        observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns).
+        observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns);
+        forms, if given: what is known of segments that came before; in_place: may results take their inputs' memory?
         An op that fails leaves everything before it computed, takes what depends on it with it (see _fail), and leaves
         everything else after it pending. So does an interrupt, which takes nothing with it
         (a signal handler that raises, whatever it raises): it gets its chance between ops, and where Python code is
@@ -189,12 +201,23 @@ cdef class Segment:
         cdef int rng = -1
         cdef object started = None, outside = None
         cdef object get_state = generator.get_state, set_state = generator.set_state
+        cdef Form form = None
+        cdef PyObject *step
         big.data = NULL
         big.n = big.cap = 0
         self._claim()
         try:
+            if in_place and self.seqs.n > 1 and not self.fresh:
+                self.fresh = <uint8_t *>calloc((tape.n_slots >> 3) + 1, 1)
+                self.n_fresh = tape.n_slots if self.fresh else 0
+            if forms is not None and self.seqs.n >= forms.fewest:
+                form = forms.find(tape, &self.seqs, &self.slots)
+                if form is not None:
+                    self._keep(form)
             while self.done < self.seqs.n and not self.closed:
                 PyErr_CheckSignals()
+                if form is not None:
+                    self._let_go(form, self.done)
                 seq = self.seqs.data[self.done]
                 r = tape.record(seq)
                 if not r or r.state != REC_RUNNING:
@@ -229,8 +252,16 @@ cdef class Segment:
                 if observer is not None:
                     started = perf_counter_ns()
                 try:
-                    result = _invoke(s, inputs, device)
+                    step = self._step(form, r, s) if form is not None else NULL
+                    if not step:
+                        result = _invoke(s, self._call(r, s), inputs, device)
+                    elif (<Step>step).call is not None:
+                        result = (<Step>step).run(inputs)
+                    else:
+                        result = self._share(<Step>step, r, s)
                     self._store(r, s, result)
+                    if (<OpInfo>s.info).fresh:
+                        self._note_fresh(r, s)
                 except MemoryError as e:
                     if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
                         raise          # it has had no effect: it stays pending, and runs when there is memory
@@ -264,11 +295,15 @@ cdef class Segment:
             self._give_back()
             tape._advance_head()
             tape.rearm()
-            if rng >= 0:
-                try:
-                    states[rng] = get_state()
-                finally:
-                    set_state(outside)
+            try:
+                if rng >= 0:
+                    try:
+                        states[rng] = get_state()
+                    finally:
+                        set_state(outside)
+            finally:
+                if form is not None:
+                    self._let_go(form, self.seqs.n)
 
     cdef void _finish(self, uint64_t seq, Record *r) noexcept:
         if self.wanted is not None:
@@ -291,6 +326,79 @@ cdef class Segment:
                     self.wanted[rec_outs(r, s)[i]] = <object>slot.concrete
         except MemoryError:
             return
+
+    cdef object _call(self, Record *r, SigS *s):
+        """What is called for the record: in place, where that cannot be seen."""
+        cdef OpInfo info = <OpInfo>s.info
+        cdef const uint8_t *p = sig_key(s) + sizeof(void *)
+        cdef uint32_t i, meta
+        cdef Slot *slot
+        otherwise[0] += info.replay is not info.call
+        if info.in_place is None or s.flags & (SIG_VERIFIED | SIG_WRITES | SIG_RANDOM | SIG_VIEW) != SIG_VERIFIED:
+            return info.replay
+        if not p[0] or p[2] != TAG_TENSOR or s.ret:     # no tensor comes first, or it gives more than one
+            return info.replay
+        i = rec_ins(r)[0]
+        if i >= self.n_fresh or not self.fresh[i >> 3] & (1 << (i & 7)):
+            return info.replay
+        slot = self.tape.slot(i)
+        memcpy(&meta, p + 3, sizeof(meta))
+        if slot.users != 1 or slot.handles or slot.root != i or meta != sig_out_meta(s)[0]:
+            return info.replay
+        otherwise[1] += 1
+        otherwise[2] += self.tape.interner.metas[meta].nbytes
+        return info.in_place
+
+    cdef void _note_fresh(self, Record *r, SigS *s) noexcept:
+        """Values on memory that this run has made. Nobody beside the tape knows it, unless a tensor names it."""
+        cdef uint32_t *outs = rec_outs(r, s)
+        cdef uint32_t k, i
+        for k in range(s.n_out):
+            i = outs[k]
+            if i < self.n_fresh and sig_alias(s)[k] == 0xFFFF and not self.tape.slot(i).handles:
+                self.fresh[i >> 3] |= 1 << (i & 7)
+
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept:
+        """What is run in place of the record that comes next; NULL: what was recorded."""
+        cdef PyObject *step = form.steps[self.done]
+        cdef Slot *slot
+        cdef uint32_t i
+        if not step or not s.flags & SIG_VERIFIED:
+            return NULL
+        if (<Step>step).call is None:
+            slot = self.tape.slot(<uint32_t>self.slots.data[(<Step>step).same])
+            return NULL if slot.flags & (SLOT_FAILED | SLOT_PENDING) else step
+        if (<Step>step).spent >= 0:
+            i = rec_ins(r)[(<Step>step).spent]
+            slot = self.tape.slot(i)
+            if slot.handles or slot.users != 1 or slot.root != i:
+                return NULL
+        return step
+
+    cdef object _share(self, Step step, Record *r, SigS *s):
+        """The value that the record gives was computed already. The tape is told that both are on one storage."""
+        cdef Slot *slot = self.tape.slot(<uint32_t>self.slots.data[step.same])
+        cdef uint32_t number = rec_outs(r, s)[0]
+        cdef Slot *out = self.tape.slot(number)
+        if out.root == number:
+            out.root = slot.root
+            self.tape.add_user(self.tape.slot(slot.root))
+        return <object>slot.concrete
+
+    cdef void _keep(self, Form form) noexcept:
+        """Values that others are to share live until then."""
+        cdef size_t k
+        for k in range(form.shared.n):
+            self.tape.add_user(self.tape.slot(<uint32_t>self.slots.data[form.step(form.shared.data[k]).same]))
+
+    cdef void _let_go(self, Form form, size_t until) noexcept:
+        """Those that no record from number `until` on shares."""
+        cdef uint32_t i
+        while self.let_go < form.shared.n and form.shared.data[self.let_go] < until:
+            i = <uint32_t>self.slots.data[form.step(form.shared.data[self.let_go]).same]
+            self.let_go += 1
+            self.tape.drop_user(self.tape.slot(i))
+            self.tape.settle(i)
 
     cdef bint _gather(self, Record *r, SigS *s, PyObject **inputs) noexcept:
         """The inputs' values, into inputs[n_in]; True when one is not there."""

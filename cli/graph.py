@@ -94,6 +94,7 @@ Examples:
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
   genie graph --why attention train.py     where it is, and how that is known
+  genie graph --passes train.py        what the optimization engine does with it
   genie graph --steps 1 train.py       until the loop's first iteration ends
   genie graph --device meta train.py   nothing is computed
 """
@@ -129,6 +130,12 @@ Examples:
     help="Print, in place of the graph, where it has this pattern (attention, feed-forward …), how that is known, and "
     "why what looks like it is not named so; may be given again.",
 )
+@click.option(
+    "--passes",
+    is_flag=True,
+    help="Print, in place of the graph, what each pass of the optimization engine did when the program ran on "
+    "remote_accelerator.",
+)
 @click.option("--init", is_flag=True, help="Show the operations that make parameters, which else are one line.")
 @click.option(
     "--steps",
@@ -149,6 +156,7 @@ def command(
     modules: tuple[str, ...],
     focus: str | None,
     patterns: tuple[str, ...],
+    passes: bool,
     init: bool,
     steps: int | None,
     device: str | None,
@@ -168,6 +176,12 @@ def command(
         raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
     if patterns and any(file.is_stdout for _, file in wanted):
         raise click.UsageError("--why prints to stdout; give the graph a file")
+    if passes:
+        if wanted or patterns or modules or init or (depth, focus, steps, device) != (None, None, None, None):
+            raise click.UsageError("--passes shows no graph: it goes with no other option")
+        from .passes_shown import show_passes
+
+        return show_passes(program)
     if patterns:
         _check(patterns, device)
     if device is not None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .engine.execute.counters import reset_stats, stats
     from .engine.execute.tensors import LazyTensor
     from .engine.execute.values import flush, get_executor, set_executor
+    from .engine.passes import set_passes
     from .engine.record.meta import MetaStorage, MetaTensor
     from .engine.remote.client import RemoteExecutor
     from .engine.remote.loopback import LoopbackExecutor
@@ -100,6 +101,7 @@ __all__ = [
     "set_analyzer",
     "set_default_device",
     "set_executor",
+    "set_passes",
     "stats",
 ]
 
@@ -141,6 +143,7 @@ _HOME = {
     "flush": "engine.execute.values",
     "get_executor": "engine.execute.values",
     "set_executor": "engine.execute.values",
+    "set_passes": "engine.passes",
     "load_ipython_extension": "profiling",
     "unload_ipython_extension": "profiling",
 }

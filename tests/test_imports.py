@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"base"},
     {"ops", "devices"},
     {"engine.tensor", "engine.record"},
+    {"engine.passes"},
     {"engine.execute", "engine.semantics"},
     {"engine.remote"},
     {"engine.cache"},

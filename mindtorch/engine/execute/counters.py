@@ -7,6 +7,7 @@ from typing import Any
 from ..._ext import context as _context
 from ..._ext import intercept as _intercept
 from ...base import torch_facts
+from .. import passes
 from ..record import eager
 from . import between, triggers, values
 
@@ -30,11 +31,14 @@ def _totals() -> dict[str, Any]:
 
 
 def _by_key() -> dict[str, dict[str, int]]:
+    changed, saved = passes.counts()
     return {
         "triggers": triggers.reasons,
         "trigger_lines": triggers.lines(),
         "fallbacks": eager.fallback_counts,
         "not_cacheable": between.refused,
+        "passes": changed,
+        "bytes_saved": saved,
         **more,
     }
 
@@ -46,9 +50,10 @@ def stats() -> dict[str, Any]:
     (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
     ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
     ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
-    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``npu_native`` / ``npu_staged`` (op
-    → calls on NPU tensors that the NPU ran itself / that went through the CPU), ``cache_hits`` / ``cache_misses``
-    (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept
+    (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``passes`` (pass of the optimization
+    engine → calls that ran otherwise because of it), ``bytes_saved`` (pass → bytes of memory not taken because of it),
+    ``npu_native`` / ``npu_staged`` (op → calls on NPU tensors that the NPU ran itself / that went through the CPU),
+    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept
     → segments). Current state: ``cache_bytes`` (bytes that the cache in use holds), ``ops_pending``,
     ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),

@@ -15,6 +15,7 @@ from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError, UsageError
 from ...base.warned import without_what_was_said
+from .. import passes
 from ..record.predict import contiguous, quiet
 from . import cuda, triggers
 from .base import Executor
@@ -76,6 +77,7 @@ class LocalExecutor(Executor):
         self.place = self.device
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
+        self._optimizer = passes.optimizer_on(self.device)
 
     @property
     def states(self) -> dict[int, torch.Tensor]:
@@ -126,6 +128,8 @@ class LocalExecutor(Executor):
                 self._default_generator(),
                 self._states,
                 _op_observer,
+                self._optimizer.in_use(),
+                passes.in_place(),
             )
 
     def settle(
@@ -193,7 +197,9 @@ class _States(dict[int, torch.Tensor]):
 def _verify(sig: int, out: int, value: Any) -> torch.Tensor:
     """Compare the first result of a call with what was predicted when it was recorded."""
     dtype, size, stride, offset, _device = _core.sig_output_meta(sig, out)
-    name = _core.sig_info(sig).name
+    info = _core.sig_info(sig)
+    passes.ask(info)
+    name = info.name
     if value is None and 0 in size:
         return torch.empty(size, dtype=dtype, device="cpu")  # what the kernel leaves out is predicted to be empty
     if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != size:

@@ -1,0 +1,38 @@
+from collections.abc import Callable
+from typing import Any, final
+
+from mindtorch._ext.tape import Tape
+
+@final
+class Step:
+    same: int
+    spent: int
+    def __new__(
+        cls,
+        call: Callable[..., Any] | None,
+        args: tuple[Any, ...] = ...,
+        kwargs: dict[str, Any] | None = ...,
+        inputs: tuple[tuple[int, int], ...] = ...,
+        spent: int = ...,
+        same: int = ...,
+    ) -> Step: ...
+
+@final
+class Form:
+    tape: Tape
+    n: int
+    n_values: int
+    runs: int
+    notes: dict[str, tuple[int, int]] | None
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def records(self) -> list[tuple[int, bool, tuple[int, ...], tuple[int, ...]]]: ...
+    def values(self) -> list[tuple[int, bool]]: ...
+    def set(self, steps: dict[int, Step]) -> None: ...
+
+@final
+class Forms:
+    after: int
+    fewest: int
+    def __init__(self, improve: Callable[[Form], None], after: int, fewest: int = ..., most: int = ...) -> None: ...
+    def forget(self) -> None: ...
+    def totals(self) -> dict[str, tuple[int, int]]: ...

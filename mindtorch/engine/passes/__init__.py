@@ -1,0 +1,20 @@
+"""The optimization engine: what recorded calls run in place of what was recorded, with eager's bits."""
+
+from .optimizer import ask, counts, in_place, known_passes, optimizer_on, set_passes
+from .optimizer_pass import Pass
+from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
+
+__all__ = [
+    "Input",
+    "Pass",
+    "RecordedCall",
+    "SegmentGraph",
+    "Unproven",
+    "Value",
+    "ask",
+    "counts",
+    "in_place",
+    "known_passes",
+    "optimizer_on",
+    "set_passes",
+]

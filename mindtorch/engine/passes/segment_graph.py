@@ -1,0 +1,221 @@
+"""What one read runs, as passes see it: calls in program order, the values that they read and give (SPEC L13).
+
+Only segments that repeat themselves are looked at, once for each form; what a pass changes holds for every segment of
+the form. A change that the graph cannot prove to keep eager's bits is refused (`Unproven`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..._ext import lazy as _core
+from ..._ext.forms import Form, Step
+
+__all__ = ["Input", "RecordedCall", "SegmentGraph", "Unproven", "Value"]
+
+
+class Unproven(Exception):
+    """A change that might show; its text says how."""
+
+
+class Input(int):
+    """In a call's arguments: its input of this number."""
+
+
+@dataclass
+class Value:
+    """A tensor that a segment reads or makes.
+
+    storage: number of the value that owns its storage, its own if that is new. maker: number of the call, -1: it was
+    there before. kept: may it be read when all has run? readers: numbers of the calls that read it, one for each time.
+    """
+
+    number: int
+    storage: int
+    kept: bool
+    maker: int = -1
+    meta: tuple[Any, ...] = ()
+    readers: list[int] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.meta[0]
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.meta[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        count = self.dtype.itemsize
+        for n in self.shape:
+            count *= n
+        return count
+
+
+@dataclass
+class RecordedCall:
+    """One call. ``args`` and ``kwargs`` have an `Input` where a tensor goes.
+
+    function: what is called; overload: what the program or autograd called, which that stands for.
+    metas: (dtype, sizes, strides or None when contiguous, offset, device index) of the inputs, as the call saw them.
+    written: numbers of the inputs that it writes. view: its outputs are on its input's storage. single: it gives one
+    new tensor and nothing else.
+    """
+
+    number: int
+    sig: int
+    overload: Any
+    function: Any
+    op: str
+    grad: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    metas: tuple[tuple[Any, ...], ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    written: tuple[int, ...]
+    view: bool
+    random: bool
+    single: bool
+
+    @property
+    def pure(self) -> bool:
+        """Does it nothing but give values?"""
+        return not (self.written or self.random)
+
+
+class SegmentGraph:
+    """Calls, values, and what passes have changed.
+
+    calls, values: by number. writes: storage → numbers of the calls that write to it.
+    """
+
+    def __init__(self, form: Form, device: torch.device) -> None:
+        self.values = [Value(n, storage, kept) for n, (storage, kept) in enumerate(form.values())]
+        self.calls: list[RecordedCall] = []
+        self.writes: dict[int, list[int]] = {}
+        self.on: dict[int, list[int]] = {}  # storage → values on it
+        for number, (sig, grad, inputs, outputs) in enumerate(form.records()):
+            call = _call(form, number, sig, grad, inputs, outputs, device)
+            self.calls.append(call)
+            for value, meta in zip(inputs, call.metas, strict=True):
+                self.values[value].readers.append(number)
+                self.values[value].meta = self.values[value].meta or meta
+            for place, value in enumerate(outputs):
+                self.values[value].maker = number
+                self.values[value].meta = _core.sig_output_meta(sig, place)
+            for place in call.written:
+                self.writes.setdefault(self.values[inputs[place]].storage, []).append(number)
+        for each in self.values:
+            self.on.setdefault(each.storage, []).append(each.number)
+        self.notes: dict[str, tuple[int, int]] = {}  # pass → (calls that it changed, bytes not taken)
+        self.steps: dict[int, Step] = {}
+        self.alike: dict[int, int] = {}  # value → the one whose tensor it has
+
+    # ---- what passes ask ---------------------------------------------------------------------------------------------
+    def alone(self, value: int) -> bool:
+        """Was its storage made in this segment, and is no other value on it?"""
+        found = self.values[value]
+        return found.maker >= 0 and found.storage == value and len(self.on[value]) == 1
+
+    def version(self, value: int, before: int) -> int:
+        """How often its storage is written before a call."""
+        return sum(number < before for number in self.writes.get(self.values[value].storage, ()))
+
+    def is_changed(self, call: RecordedCall) -> bool:
+        return call.number in self.steps
+
+    # ---- what passes change ------------------------------------------------------------------------------------------
+    def replace(self, call: RecordedCall, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any],
+                overwrites: int = -1) -> None:  # fmt: skip
+        """Run ``function(*args, **kwargs)`` in place of the call, which gives the same: that is the pass's to know.
+
+        overwrites: the input whose memory the result takes.
+        """
+        if overwrites >= 0:
+            self._may_overwrite(call, overwrites)
+        args = tuple(args)
+        step = prepared(function, args, kwargs, overwrites)
+        if step is None:
+            raise Unproven("tensors within lists")
+        self.steps[call.number] = step
+
+    def _may_overwrite(self, call: RecordedCall, place: int) -> None:
+        value = self.values[call.inputs[place]]
+        (out,) = call.outputs
+        if not call.single or not call.pure or call.view:
+            raise Unproven("it does more than give one new tensor")
+        if not self.alone(value.number) or value.kept or value.readers != [call.number]:
+            raise Unproven("something else needs what would be overwritten")
+        if value.number in self.alike or value.number in self.alike.values():
+            raise Unproven("it is shared")
+        if not value.meta == call.metas[place] == self.values[out].meta:
+            raise Unproven("the result lies otherwise than what would be overwritten")
+
+    def share(self, call: RecordedCall, value: int) -> None:
+        """Do not run the call: what it gives is this value, bit for bit; that is the pass's to know."""
+        if not call.single or not call.pure:
+            raise Unproven("it does more than give one tensor")
+        (out,) = (self.values[n] for n in call.outputs)
+        source = self.values[value]
+        if not 0 <= source.maker < call.number or source.meta != out.meta:
+            raise Unproven("the value comes later, or lies otherwise")
+        if out.kept:
+            raise Unproven("the program may write to one and see it in the other")
+        if call.view:
+            if source.storage != out.storage:
+                raise Unproven("they are views of other storages")
+        else:
+            until = max(out.readers, default=call.number)
+            if source.storage != value or self.on[out.number] != [out.number]:
+                raise Unproven("there are views of it")
+            if any(source.maker < n <= until for n in self.writes.get(value, ())) or self.writes.get(out.number):
+                raise Unproven("one of them is written")
+        self.steps[call.number] = Step(None, same=value)
+        self.alike[out.number] = value
+
+
+def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], overwrites: int = -1,
+             ) -> Step | None:  # fmt: skip
+    """A call made ready; None where tensors are within lists."""
+    given: list[tuple[int, int]] = []
+    for position, value in enumerate((*args, *kwargs.values())):
+        if isinstance(value, Input):
+            given.append((position, int(value)))
+        elif isinstance(value, (tuple, list)) and _has_inputs(value):
+            return None
+    return Step(function, args, kwargs, tuple(given), overwrites)
+
+
+def _has_inputs(value: Any) -> bool:
+    return isinstance(value, Input) or (isinstance(value, (tuple, list)) and any(map(_has_inputs, value)))
+
+
+def _call(form: Form, number: int, sig: int, grad: bool, inputs: tuple[int, ...], outputs: tuple[int, ...],
+          device: torch.device) -> RecordedCall:  # fmt: skip
+    info = _core.sig_info(sig)
+    args, kwargs = _core.call_template(sig, tuple(map(Input, range(len(inputs)))), device)
+    return RecordedCall(
+        number,
+        sig,
+        info.func,
+        info.call,
+        info.name,
+        grad,
+        inputs,
+        outputs,
+        tuple(map(form.tape.interner.meta, _core.input_metas(sig))),
+        args,
+        kwargs,
+        _core.sig_written(sig),
+        _core.sig_is_view(sig),
+        _core.sig_generator(sig) >= 0,
+        len(outputs) == 1 and _core.sig_returns(sig) is None,
+    )

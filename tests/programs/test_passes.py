@@ -1,0 +1,62 @@
+"""Random programs give what eager gives with each pass on every segment, seen before or not (SPEC L13, L7)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import mindtorch
+from mindtorch.engine import passes
+
+DEFAULT = 25
+SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
+
+
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    """Every segment is looked at when it comes for the first time, however short it is."""
+    forms = passes.optimizer_on(torch.device("cpu")).forms
+    mindtorch.flush("test")
+    before = forms.after, forms.fewest
+    forms.after = forms.fewest = 1
+    yield
+    forms.after, forms.fewest = before
+
+
+@pytest.mark.only_on("local")
+@pytest.mark.parametrize("names", [[each.name] for each in passes.known_passes()] + [None], ids=str)
+def test_L13_random_programs_keep_their_bits(
+    programs: types.SimpleNamespace, pytestconfig: pytest.Config, names: list[str] | None, at_once: None
+) -> None:
+    number = st.integers(0, 11)
+    step = st.tuples(st.sampled_from(programs.kinds), number, number, number)
+    program = st.integers(5, 60).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
+    wanted = [each.name for each in passes.known_passes()] if names is None else names
+    before = passes.set_passes(wanted)
+    counted = passes.counts()[0]
+
+    @hypothesis.settings(
+        max_examples=(pytestconfig.getoption("--programs") or 5 * DEFAULT) // 5,
+        phases=SEARCH,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.booleans(), program, st.booleans())
+    def run(gradients: bool, steps: list[tuple[str, int, int, int]], large: bool) -> None:
+        steps = steps if gradients else [("no_gradients", 0, 0, 0), *steps]
+        machine = programs.large if large and len(steps) < 30 else None
+        for _ in range(2):  # what a call gives is compared with what was predicted when it runs for the first time
+            programs.run_both(steps, *([machine] if machine else []))
+
+    try:
+        run()
+    finally:
+        after = passes.counts()[0]
+        passes.set_passes(before)
+    for name in wanted:
+        assert after.get(name, 0) > counted.get(name, 0)
