@@ -8,6 +8,7 @@ that ``Module.to`` can keep a parameter's identity).
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,9 @@ from ..._ext import intern as _intern
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
+from ..._ext import wrappers as _wrappers
 from ..._ext.guards import NoGrad, Unseen
-from ...base import config
+from ...base import config, torch_facts
 from ...base.warned import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, torch_device  # noqa: F401
 from ...devices.places import RECORDED, where
@@ -368,6 +370,13 @@ def _install() -> None:
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     _view_chains.init(torch)
+    with Unseen():
+        laid_out = torch_facts.tensors_laid_out()
+    if laid_out:
+        _wrappers.start(values.tape, _FastLazyTensor, dataless, offset)
+        atexit.register(_wrappers.keep, False)
+    else:
+        torch_facts.lost["the layout of tensors"] = "each recorded tensor is made anew, which takes twice as long"
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():
