@@ -352,6 +352,10 @@ _BINARY = {
     "__or__": torch.Tensor.bitwise_or,
     "__xor__": torch.Tensor.bitwise_xor,
 }
+#: Methods that are recorded without the detour over `__torch_function__`.
+_METHODS = (
+    "add sub mul div mm bmm pow neg abs exp log sqrt rsqrt square relu sigmoid tanh sum mean softmax log_softmax"
+).split()
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
@@ -394,6 +398,8 @@ def _install() -> None:
     for name, func in _REFLECTED.items():
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    for name in _METHODS:
+        setattr(RecordedTensor, name, _intercept.make_method(getattr(torch.Tensor, name)))
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     convert = meta.MetaTensor._as_dtype
     meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]
