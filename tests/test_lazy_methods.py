@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_L7_a_mode_sees_a_method() -> None:
 
 
 class Mine(torch.Tensor):
-    seen: list[Any] = []
+    seen: ClassVar[list[Any]] = []
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
