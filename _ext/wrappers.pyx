@@ -61,6 +61,7 @@ cdef uint32_t n_kept = 0
 cdef uint32_t freeing = 0              # calls of give_back() that have not returned
 cdef mt_destructor torchs = NULL       # what frees a tensor
 cdef PyObject *classes[2]
+cdef object set_class = object.__dict__["__class__"].__set__
 
 
 # ---- what is new -----------------------------------------------------------------------------------------------------
@@ -283,3 +284,19 @@ def keep(bint on):
 def kept():
     """How many wrappers wait to be taken again."""
     return n_kept
+
+
+def assign_class(t, cls):
+    """``t.__class__ = cls``: Python compares how objects of the two classes are freed."""
+    global freeing
+    if torchs == NULL:
+        set_class(t, cls)
+        return
+    freeing += 1
+    set_dealloc(torchs)
+    try:
+        set_class(t, cls)
+    finally:
+        freeing -= 1
+        if not freeing:
+            set_dealloc(dealloc)

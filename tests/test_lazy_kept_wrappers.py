@@ -241,6 +241,30 @@ def test_S1_a_finalizer_of_the_class_is_heard() -> None:
     assert len(died) == 3 and wrappers.kept() == before + 1
 
 
+class Mine(torch.Tensor):
+    pass
+
+
+def test_S1_a_class_is_assigned_as_ever() -> None:
+    x, y = inputs()
+    other = (x + y).as_subclass(Mine)
+    t = x + y
+    t.__class__ = other.__class__
+    assert isinstance(t, Mine) and type(t) is type(other) and (t + 1).tolist() == [[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]
+    gc.collect()
+    before = wrappers.kept()
+    del t
+    assert wrappers.kept() == before
+    t = x + y
+    address = id(t)
+    other.__class__ = t.__class__
+    assert type(other) is type(t)
+    with pytest.raises(TypeError, match="layout differs"):
+        t.__class__ = torch.Tensor
+    del t
+    assert id(x + y) == address, "wrappers are kept from then on"
+
+
 def test_S1_the_number_of_kept_wrappers_is_bounded() -> None:
     x, y = inputs()
     many = [x + y for _ in range(500)]

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._ext import intercept as _intercept
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
+from ..._ext import wrappers as _wrappers
 from ..._ext.attributes import Attribute
 from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError
@@ -67,6 +68,7 @@ class Slotted(torch.Tensor):
     that ``Module.to`` has moved) cannot have one: see `_ext.lazy.adopt`."""
 
     __slots__ = ("_handle",)
+    __class__: Any = property(type, _wrappers.assign_class)  # type: ignore[assignment]
 
 
 class _Unannounced:
