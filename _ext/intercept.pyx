@@ -737,6 +737,7 @@ def make_method(func):
         return func(self, *args, **kwargs)
 
     method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
+    method.__wrapped__ = func
     return method
 
 

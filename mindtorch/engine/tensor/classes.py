@@ -275,7 +275,9 @@ def _attributes_of(base: Any) -> dict[str, Attribute]:
 def _overridden(base: Any) -> dict[Any, Any]:
     table = _tables.get(base)
     if table is None:
-        table = _tables[base] = {getattr(torch.Tensor, name): ours for name, ours in _methods(base).items()}
+        found = ((getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items())
+        # What is torch's method by a shorter way is recorded by its call.
+        table = _tables[base] = {theirs: ours for theirs, ours in found if getattr(ours, "__wrapped__", None) is not theirs}
     return table
 
 
