@@ -277,7 +277,9 @@ def _overridden(base: Any) -> dict[Any, Any]:
     if table is None:
         found = ((getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items())
         # What is torch's method by a shorter way is recorded by its call.
-        table = _tables[base] = {theirs: ours for theirs, ours in found if getattr(ours, "__wrapped__", None) is not theirs}
+        table = _tables[base] = {
+            theirs: ours for theirs, ours in found if getattr(ours, "__wrapped__", None) is not theirs
+        }
     return table
 
 
