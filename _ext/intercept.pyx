@@ -716,6 +716,31 @@ def make_binary(func, fallback, bint reflected=False):
     return operator
 
 
+def make_method(func):
+    """As make_operator, for method `func` of torch's, which is recorded, and is no view."""
+    cdef OpInfo info = info_of(func, False)
+    if info.kind != KIND_RECORD or info.view or info.writes:
+        raise ValueError(f"[make_method] expected a method that is recorded as it is, got {info.name}")
+
+    def method(self, *args, **kwargs):
+        global n_whole
+        if info.at_function is None and not PyObject_CallNoArgs(function_stack) and _plain_call() and (
+            info.handler is None or info.handler()
+        ):
+            for a in args:
+                if asks_first(type_of(<PyObject *>a)):
+                    return func(self, *args, **kwargs)
+            out = _record(info, (self,) + args, <dict>kwargs if kwargs else None, False)
+            if out is not NOT_RECORDED:
+                n_whole += 1
+                return out
+        return func(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
+    method.__wrapped__ = func
+    return method
+
+
 cdef int _append_device(int device) except -1:
     # Behind the template: part of the call's identity (the result's metadata), not of its arguments.
     room(8)

@@ -1,5 +1,5 @@
 from cpython.ref cimport PyObject
-from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from .structs cimport STICKY, MetaS, SigS
 
@@ -30,6 +30,7 @@ cdef class Interner:
     cdef readonly size_t limit     # bytes that entries may take which nothing names any more
     cdef size_t at_once            # bytes at which to look for those that are not found again, either
     cdef size_t evict_at           # as `at_once`, and more when much is in use
+    cdef uint64_t evictions        # times that ids may have gone
     cdef uint32_t frozen           # no entry may go: somebody holds an id that is not counted yet
     cdef object size_type          # torch.Size
 

@@ -432,6 +432,7 @@ cdef class Interner:
             free(used)
             free(holes)
             raise MemoryError()
+        self.evictions += 1
         try:
             while True:
                 memset(used, 0, self.n_metas)

@@ -53,6 +53,25 @@ cdef extern from *:
     static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     static inline newfunc *mt_constructor(PyObject *type) { return &((PyTypeObject *)type)->tp_new; }
 
+    /* ---- Objects that die and come back. How those of a class are freed; whether the class wants to know. */
+    typedef void (*mt_destructor)(PyObject *o);
+    static inline mt_destructor *mt_dealloc_of(PyObject *type) { return &((PyTypeObject *)type)->tp_dealloc; }
+    static inline int mt_has_finalizer(PyObject *o) { return Py_TYPE(o)->tp_finalize || Py_TYPE(o)->tp_del; }
+    static inline Py_ssize_t mt_basicsize(PyObject *o) { return Py_TYPE(o)->tp_basicsize; }
+    /* Its `__dict__`, borrowed; NULL: it has none yet. From 3.11 on one is made where there is none. */
+    static inline PyObject *mt_attributes(PyObject *o) {
+        PyObject **at = _PyObject_GetDictPtr(o);
+        return at ? *at : NULL;
+    }
+    /* Has nobody it but the object that dies? Whoever borrows it (3.14) has it from one who is counted. */
+    static inline int mt_is_unshared(PyObject *attributes) { return Py_REFCNT(attributes) == 1; }
+    static inline void mt_let_go(PyObject *o) { PyObject_GC_UnTrack(o); }
+    static inline PyObject *mt_again(PyObject *o) {
+        _Py_NewReference(o);
+        PyObject_GC_Track(o);
+        return o;
+    }
+
     /* ---- Weak references. 3.13 takes the borrowed answer away. */
     static inline int mt_is_referent(PyObject *wr, PyObject *ob) {
         PyObject *got = NULL;
@@ -67,8 +86,8 @@ cdef extern from *:
     static inline int mt_alive(PyObject *wr) { return !mt_is_referent(wr, NULL) && !mt_is_referent(wr, Py_None); }
 
     /* ---- Variables of frames. Until 3.12 a function's frame keeps the copy that `f_locals` gives: has nobody it but
-       the frame and `held` others? From 3.13 on there is no copy. The only count of references that is asked
-       for: one of 3.14's borrowed references would not be in it. */
+       the frame and `held` others? From 3.13 on there is no copy: one of 3.14's borrowed references would not be in
+       the count. */
     static inline int mt_is_kept_copy(PyObject *variables, Py_ssize_t held) {
     #if PY_VERSION_HEX >= 0x030D0000
         (void)variables; (void)held;
@@ -186,6 +205,14 @@ cdef extern from *:
     PyObject *MT_SLOT(PyObject *obj, Py_ssize_t off) noexcept
     void MT_SET_SLOT(PyObject *obj, Py_ssize_t off, PyObject *val) noexcept
     PyObject *mt_class_name(PyObject *obj) noexcept
+    ctypedef void (*mt_destructor)(PyObject *o) noexcept
+    mt_destructor *mt_dealloc_of(PyObject *type) noexcept
+    bint mt_has_finalizer(PyObject *o) noexcept
+    Py_ssize_t mt_basicsize(PyObject *o) noexcept
+    PyObject *mt_attributes(PyObject *o) noexcept
+    bint mt_is_unshared(PyObject *attributes) noexcept
+    void mt_let_go(PyObject *o) noexcept       # of a dying object: the garbage collector does not see it any more
+    object mt_again(PyObject *o)               # it lives again
     bint mt_is_referent(PyObject *wr, PyObject *ob) noexcept
     bint mt_alive(PyObject *wr) noexcept
     bint mt_is_kept_copy(PyObject *variables, Py_ssize_t held) noexcept

@@ -8,6 +8,7 @@ cdef extern from "Python.h":
         pass
     enum:
         Py_tp_new
+        Py_tp_dealloc
     void *PyType_GetSlot(PyTypeObject *type, int slot) noexcept
 
 METHOD_WRAPPER = <PyObject *>MethodWrapperType
@@ -17,9 +18,13 @@ class _Slotted:
     __slots__ = ("member",)
 
 
+class _Attributed:
+    pass
+
+
 cdef bint agrees() except -1:
     """Does CPython itself say what is read here past its documented interface?"""
-    cdef object function = len, method = list.append, slotted = _Slotted()
+    cdef object function = len, method = list.append, slotted = _Slotted(), attributed = _Attributed()
     cdef object attribute = FunctionType.__dict__["__code__"]
     cdef object twin = mt_copy(function)
     cdef Py_ssize_t offset = mt_slot_offset(<PyObject *><object>_Slotted.member)
@@ -28,12 +33,16 @@ cdef bint agrees() except -1:
     cdef PyGetSetDef **of_attribute = mt_attribute(<PyObject *>attribute)
     if of_function == NULL or of_method == NULL or of_attribute == NULL or offset < 0:
         return False
-    slotted.member = twin
+    slotted.member = attributed.name = twin
     return (of_function[0].ml_name == b"len" and of_method[0].ml_name == b"append" and twin("ab") == 2
             and of_attribute[0].name == b"__code__" and mt_ask(attribute, new_class) is new_class.__code__
             and MT_SLOT(<PyObject *>slotted, offset) == <PyObject *>twin
             and <object>mt_class_name(<PyObject *>slotted) == "_Slotted"
-            and mt_constructor(<PyObject *>int)[0] == PyType_GetSlot(<PyTypeObject *><PyObject *>int, Py_tp_new))
+            and mt_constructor(<PyObject *>int)[0] == PyType_GetSlot(<PyTypeObject *><PyObject *>int, Py_tp_new)
+            and <void *>mt_dealloc_of(<PyObject *>int)[0] == PyType_GetSlot(<PyTypeObject *><PyObject *>int,
+                                                                            Py_tp_dealloc)
+            and mt_attributes(<PyObject *>slotted) == NULL
+            and mt_attributes(<PyObject *>attributed) == <PyObject *><object>attributed.__dict__)
 
 
 if not agrees():

@@ -21,10 +21,12 @@ from .structs cimport (
 )
 from .tape cimport Handle, Tape, new_handle
 from .template cimport decode_call, hole_metas
+from .wrappers cimport keeping, learn, take
 
 cdef extern from "Python.h":
     object PyLong_FromVoidPtr(void *p)
     PyObject* PyDict_GetItem_ "PyDict_GetItem"(object d, object key) noexcept
+    object PyObject_CallNoArgs(object callable)
     object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *kwnames)
 
 cdef Tape tape = None                 # the process's tape of lazy tensors
@@ -34,7 +36,7 @@ cdef PyObject *slotted_type = NULL    # what both of these and other classes wit
 cdef PyObject *dataless_type = NULL   # the same, of tensors that hold no data
 cdef Py_ssize_t slot_offset = 0
 cdef object reference = None          # weakref.ref
-cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided, empty
+cdef object make_wrapper, fast_type_obj, set_conj, set_neg, strided, as_strided, empty, inference_enabled
 cdef list places = None               # devices that C++ is told for the places that hold no data, -1 first
 
 
@@ -44,7 +46,7 @@ def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places,
     Returns the offset of the handle's slot.
     """
     global tape, base_type, fast_type, dataless_type, fast_type_obj, slot_offset, make_wrapper, set_conj, set_neg
-    global strided, places, as_strided, empty, slotted_type, reference
+    global strided, places, as_strided, empty, slotted_type, reference, inference_enabled
     slot_offset = mt_slot_offset(<PyObject*>slotted.__dict__["_handle"])
     if slot_offset < 0 or not issubclass(fast, slotted) or not issubclass(dataless, slotted):
         raise TypeError(f"[init] expected classes with the `_handle` slot of {slotted!r}, got {fast!r}, {dataless!r}")
@@ -59,6 +61,7 @@ def init(*, Tape main_tape, base, fast, dataless, slotted, list dataless_places,
     set_conj = torch._C._set_conj
     set_neg = torch._C._set_neg
     strided = torch.strided
+    inference_enabled = torch.is_inference_mode_enabled
     as_strided = torch._C._VariableFunctions.as_strided
     empty = torch._C._VariableFunctions.empty
     places = dataless_places
@@ -120,6 +123,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
     cdef object t, offset = None
     cdef Handle h = new_handle(tape, slot, meta)     # from here on the metadata's objects cannot go
     cdef int bits
+    cdef bint inference = False
     h.no_grad = no_grad
     if r:
         h.set_sig(r.sig)
@@ -128,6 +132,13 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
         h.phase = r.phase
     m = &tape.interner.metas[meta]
     bits = m.bits
+    if keeping:
+        inference = PyObject_CallNoArgs(inference_enabled)
+        t = take(tape, meta, inference)
+        if t is not None:
+            Py_INCREF(h)
+            MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
+            return t
     if m.offset:
         offset = m.offset
     argv[0] = NULL
@@ -150,6 +161,8 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
     MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
     if bits:
         set_view_bits(t, bits)
+    elif keeping:
+        learn(tape, meta, inference, t)
     return t
 
 

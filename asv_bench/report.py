@@ -53,11 +53,13 @@ def times(row: str, what: str, pair: Pair, must: float | None, aim: float | None
 
 
 def s1() -> Iterator[Line]:
-    yield times("S1", "record x + y", bench_record.record_add(), 2, 1)
+    yield times("S1", "record x + y", bench_record.record_add(), 0.6, 0.4)
+    yield times("S1", "record x.add(y)", bench_record.record_add("x.add(y)"), 0.6, 0.4)
+    yield times("S1", "record torch.add(x, y)", bench_record.record_add("torch.add(x, y)"), 1.5, 0.4)
 
 
 def s2() -> Iterator[Line]:
-    yield times("S2", "record torch.relu(x)", bench_record.record_relu(), 3, 1.8)
+    yield times("S2", "record torch.relu(x)", bench_record.record_relu(), 1.5, 0.6)
 
 
 def s3() -> Iterator[Line]:
@@ -128,7 +130,7 @@ def s7() -> Iterator[Line]:
         1,
     )
     yield times("S7", "run 100 ops, repeated", bench_materialize.repeated(), 2, 1.15)
-    yield times("S7", "record and run, repeated", bench_materialize.record_and_run(), None, None)
+    yield times("S7", "record and run, repeated", bench_materialize.record_and_run(), 2, 1.2)
 
 
 def s8() -> Iterator[Line]:

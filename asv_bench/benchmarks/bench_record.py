@@ -10,10 +10,10 @@ from .timing import LAZY, Pair, compare, pair_of_inputs, torch
 SHORT, LONG = 1_000, 1_000_000
 
 
-def record_add() -> Pair:
-    """S1: ``x + y`` recorded, against eager."""
+def record_add(statement: str = "x + y") -> Pair:
+    """S1: ``x + y``, in whatever form, recorded, against eager."""
     lazy, plain = pair_of_inputs()
-    return compare(("x + y", lazy), ("x + y", plain))
+    return compare((statement, lazy), (statement, plain))
 
 
 def record_relu() -> Pair:
@@ -69,6 +69,12 @@ class Record:
 
     def time_add_eager(self) -> None:
         self.plain_x + self.plain_y
+
+    def time_add_method_lazy(self) -> None:
+        self.x.add(self.y)
+
+    def time_add_function_lazy(self) -> None:
+        torch.add(self.x, self.y)
 
     def time_relu_lazy(self) -> None:
         torch.relu(self.x)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -127,6 +128,40 @@ def break_at_compiled_methods(package: str) -> None:
         return True
 
     user_defined.is_cython_function = is_cython_function
+
+
+def tensors_laid_out() -> bool:
+    """Are torch's tensors the structs that `_ext/wrappers.pyx` reads, and does it see each change of one?"""
+    from .._ext.wrappers import is_laid_out
+
+    names = ("_set_neg", "_WeakTensorRef")
+    if not all(hasattr(torch._C, name) for name in names):
+        return False
+
+    def versioned(t: Any) -> Any:
+        other = t.detach()
+        other.data = torch.empty(2, 3, device="cpu")  # what they share now is the version alone
+        return other
+
+    def hooked(t: Any) -> None:
+        t._backward_hooks = {}
+
+    def marked(t: Any) -> None:
+        t.mark = 1
+
+    def refilled(t: Any) -> None:
+        t.data = torch.empty(2, 3, device="cpu")
+
+    changes: list[Any] = [
+        lambda t: t.requires_grad_(), lambda t: t.t_(), lambda t: t.resize_(1, 1), lambda t: t.detach(),
+        lambda t: t.as_strided_((1, 3), (3, 1), 3), lambda t: t.data, lambda t: t.untyped_storage(),
+        lambda t: torch._C._set_neg(t, True), lambda t: torch.autograd.graph.increment_version(t),
+        lambda t: torch._C._WeakTensorRef(t), weakref.ref, versioned, hooked, marked, refilled,
+    ]  # fmt: skip
+    with torch.inference_mode(False), torch.enable_grad():
+        return is_laid_out(
+            lambda: torch.zeros(2, 3, device="cpu"), changes, lambda t: t._cdata, lambda t: t.untyped_storage()._cdata
+        )
 
 
 def data_pointers() -> list[Any]:

@@ -8,6 +8,7 @@ that ``Module.to`` can keep a parameter's identity).
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,9 @@ from ..._ext import intern as _intern
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
+from ..._ext import wrappers as _wrappers
 from ..._ext.guards import NoGrad, Unseen
-from ...base import config
+from ...base import config, torch_facts
 from ...base.warned import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, torch_device  # noqa: F401
 from ...devices.places import RECORDED, where
@@ -353,6 +355,10 @@ _BINARY = {
     "__or__": torch.Tensor.bitwise_or,
     "__xor__": torch.Tensor.bitwise_xor,
 }
+#: Methods that are recorded without the detour over `__torch_function__`.
+_METHODS = (
+    "add sub mul div mm bmm pow neg abs exp log sqrt rsqrt square relu sigmoid tanh sum mean softmax log_softmax"
+).split()
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
@@ -371,6 +377,13 @@ def _install() -> None:
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     _view_chains.init(torch)
+    with Unseen():
+        laid_out = torch_facts.tensors_laid_out()
+    if laid_out:
+        _wrappers.start(values.tape, _FastLazyTensor, dataless, offset)
+        atexit.register(_wrappers.keep, False)
+    else:
+        torch_facts.lost["the layout of tensors"] = "each recorded tensor is made anew, which takes twice as long"
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():
@@ -388,6 +401,8 @@ def _install() -> None:
     for name, func in _REFLECTED.items():
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
+    for name in _METHODS:
+        setattr(RecordedTensor, name, _intercept.make_method(getattr(torch.Tensor, name)))
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     convert = meta.MetaTensor._as_dtype
     meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]

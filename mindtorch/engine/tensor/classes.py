@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._ext import intercept as _intercept
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
+from ..._ext import wrappers as _wrappers
 from ..._ext.attributes import Attribute
 from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError
@@ -67,6 +68,7 @@ class Slotted(torch.Tensor):
     that ``Module.to`` has moved) cannot have one: see `_ext.lazy.adopt`."""
 
     __slots__ = ("_handle",)
+    __class__: Any = property(type, _wrappers.assign_class)  # type: ignore[assignment]
 
 
 class _Unannounced:
@@ -273,7 +275,11 @@ def _attributes_of(base: Any) -> dict[str, Attribute]:
 def _overridden(base: Any) -> dict[Any, Any]:
     table = _tables.get(base)
     if table is None:
-        table = _tables[base] = {getattr(torch.Tensor, name): ours for name, ours in _methods(base).items()}
+        found = ((getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items())
+        # What is torch's method by a shorter way is recorded by its call.
+        table = _tables[base] = {
+            theirs: ours for theirs, ours in found if getattr(ours, "__wrapped__", None) is not theirs
+        }
     return table
 
 
