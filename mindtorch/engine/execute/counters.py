@@ -53,9 +53,10 @@ def stats() -> dict[str, Any]:
     (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``passes`` (pass of the optimization
     engine → calls that ran otherwise because of it), ``bytes_saved`` (pass → bytes of memory not taken because of it),
     ``npu_native`` / ``npu_staged`` (op → calls on NPU tensors that the NPU ran itself / that went through the CPU),
-    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / that it ran and kept), ``not_cacheable`` (why others were not kept
-    → segments). Current state: ``cache_bytes`` (bytes that the cache in use holds), ``ops_pending``,
-    ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the user's tensors),
+    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / that it ran and kept),
+    ``not_cacheable`` (why others were not kept → segments). Current state: ``cache_bytes`` (bytes that the cache in use
+    holds), ``ops_pending``, ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the
+    user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
     ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release does not have
     → what that costs; empty on releases that mindtorch knows).
