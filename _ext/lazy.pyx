@@ -21,7 +21,7 @@ from .structs cimport (
 )
 from .tape cimport Handle, Tape, new_handle
 from .template cimport decode_call, hole_metas
-from .wrappers cimport keeping, learn, take
+from .kept_wrappers cimport keeping, learn, take
 
 cdef extern from "Python.h":
     object PyLong_FromVoidPtr(void *p)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch._ext import wrappers
+from mindtorch._ext import kept_wrappers as wrappers
 from mindtorch.base import torch_facts
 from mindtorch.engine.execute import values
 
@@ -401,7 +401,7 @@ def test_S1_random_programs_are_as_eager(first: int) -> None:
 def test_S1_a_process_that_forks_and_ends_with_kept_wrappers_ends_well() -> None:
     code = """
 import os, torch, mindtorch
-from mindtorch._ext import wrappers
+from mindtorch._ext import kept_wrappers as wrappers
 x = torch.ones(2, 3, device="remote_accelerator:0")
 held = [x + 1 for _ in range(9)]
 del held

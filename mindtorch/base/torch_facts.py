@@ -131,8 +131,8 @@ def break_at_compiled_methods(package: str) -> None:
 
 
 def tensors_laid_out() -> bool:
-    """Are torch's tensors the structs that `_ext/wrappers.pyx` reads, and does it see each change of one?"""
-    from .._ext.wrappers import is_laid_out
+    """Are torch's tensors the structs that `_ext/kept_wrappers.pyx` reads, and does it see each change of one?"""
+    from .._ext.kept_wrappers import is_laid_out
 
     names = ("_set_neg", "_WeakTensorRef")
     if not all(hasattr(torch._C, name) for name in names):

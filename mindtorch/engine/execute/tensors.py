@@ -23,7 +23,7 @@ from ..._ext import intern as _intern
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
-from ..._ext import wrappers as _wrappers
+from ..._ext import kept_wrappers as _wrappers
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config, torch_facts
 from ...base.warned import listen
