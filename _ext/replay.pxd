@@ -52,3 +52,4 @@ cdef class Segment:
 
 cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written)
 cdef object again(object failure)
+cdef int place_of(Tape tape, Record *r, bint *mixed) except -2

@@ -14,6 +14,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import lazy as _core
+from mindtorch._ext.divided import facts
 from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote import division, placing
 from mindtorch.engine.remote.placing import PlacingExecutor
@@ -230,7 +231,7 @@ class _Anywhere(PlacingExecutor):
     dice = random.Random(0)
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = segment.facts()
+        records, begins, stays = facts(segment)
         work = self._work(records, begins, stays)
         places = [self.dice.randrange(len(self.executors)) for _ in records]
         for part in division._parted(records, places, dict(work.homes), self._generator).parts:

@@ -4,6 +4,8 @@ The C++ side of a lazy tensor is a wrapper with device ``cpu`` and no data, so a
 checks work natively; ``.device`` is overridden on the class. The engine's handle sits in a slot (LazyTensor objects
 that calls return) or beside the object (LazyParameter, which must have the object layout of ``torch.nn.Parameter`` so
 that ``Module.to`` can keep a parameter's identity).
+
+One file: the two classes, and what torch is told of them, are one answer to what a tensor is.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from ..._ext import attributes as _attributes
 from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
+from ..._ext import kept_wrappers as _wrappers
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
 from ..._ext import view_chains as _view_chains
-from ..._ext import kept_wrappers as _wrappers
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config, torch_facts
 from ...base.warned import listen

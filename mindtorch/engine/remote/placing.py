@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..._ext import context as _context
+from ..._ext import divided as _divided
 from ..record.arguments import quiet
 from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
@@ -111,7 +112,7 @@ class PlacingExecutor(SpreadExecutor):
 
     def _fits(self, segment: Any) -> bool:
         """Has the first worker room for it, whatever dies when?"""
-        most = self._held(self.executors[0]) + self._waiting.nbytes + segment.nbytes()
+        most = self._held(self.executors[0]) + self._waiting.nbytes + _divided.nbytes(segment)
         if self._limits is None and most * (1 + sum(_GROWS.values())) <= _LITTLE:
             return True
         return most * (1 + sum(_GROWS.values())) <= self.limits()[0]
@@ -123,7 +124,7 @@ class PlacingExecutor(SpreadExecutor):
         return self._divided(segment)
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = segment.facts()
+        records, begins, stays = _divided.facts(segment)
         for index in {record[3] for record in records}:
             self._at(index)  # or say that there is none
         work = self._work(records, begins, stays)

@@ -19,9 +19,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..._ext import intercept as _intercept
+from ..._ext import kept_wrappers as _wrappers
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
-from ..._ext import kept_wrappers as _wrappers
 from ..._ext.attributes import Attribute
 from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError

@@ -1,0 +1,6 @@
+from typing import Any
+
+from .replay import Segment
+
+def nbytes(segment: Segment) -> int: ...
+def facts(segment: Segment) -> tuple[list[tuple], dict[int, Any], set[int]]: ...

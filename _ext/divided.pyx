@@ -1,0 +1,92 @@
+"""What of a segment somebody needs to know who divides it among several executors."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from .intern cimport SigS, sig_out_meta, sig_written
+from .replay cimport Segment, place_of
+from .structs cimport REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
+from .tape cimport Tape, rec_ins, rec_outs
+
+
+def nbytes(Segment segment):
+    """Bytes of all storages that the records make, whenever those die."""
+    cdef Tape tape = segment.tape
+    cdef Record *r
+    cdef SigS *s
+    cdef uint64_t found = 0
+    cdef size_t k
+    cdef uint32_t i, n
+    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
+        segment._plan()
+    for k in range(segment.seqs.n):
+        r = tape.record(segment.seqs.data[k])
+        if not r:
+            continue
+        s = tape.interner.sigs[r.sig]
+        for i in range(s.n_out):
+            n = rec_outs(r, s)[i]
+            if tape.slot(n).root == n:
+                found += tape.interner.metas[sig_out_meta(s)[i]].nbytes
+    return found
+
+
+def facts(Segment segment):
+    """What an executor needs to know that divides the records by itself: (records, begins, stays).
+
+    records: (module id, phase, index whose generator it draws from or -1, index of its device, was grad mode on,
+    slots of the storages that it takes, of those that it writes, (slot, bytes) of those of its results; 0 bytes for
+    one that was there before) of each. begins: slot -> what stands for a value on it, of storages that the segment
+    begins with. stays: the slots of those that something will name when all have run.
+    """
+    cdef Tape tape = segment.tape
+    cdef Record *r
+    cdef SigS *s
+    cdef Slot *slot
+    cdef list records = [], takes, writes, makes
+    cdef dict begins = {}, left = {}       # slot of a result -> those who use it and are no record of these
+    cdef set stays = set()
+    cdef size_t k
+    cdef uint32_t i, n
+    cdef bint mixed
+    cdef int place, draws
+    cdef object found
+    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
+        segment._plan()
+    for k in range(segment.seqs.n):
+        r = tape.record(segment.seqs.data[k])
+        takes, writes, makes = [], [], []
+        if not r:
+            records.append((0, 0, -1, 0, False, takes, writes, makes))
+            continue
+        s = tape.interner.sigs[r.sig]
+        for i in range(s.n_in):
+            n = rec_ins(r)[i]
+            slot = tape.slot(n)
+            takes.append(slot.root)
+            if sig_written(s)[i]:
+                writes.append(slot.root)
+            found = left.get(n)
+            if found is not None:
+                left[n] = found - 1
+            elif not slot.flags & (SLOT_PENDING | SLOT_FAILED) and slot.concrete and slot.root not in begins:
+                begins[slot.root] = <object>slot.concrete
+        for i in range(s.n_out):
+            n = rec_outs(r, s)[i]
+            slot = tape.slot(n)
+            left[n] = slot.users
+            if slot.handles:
+                stays.add(slot.root)
+            if slot.root == n:
+                makes.append((n, tape.interner.metas[sig_out_meta(s)[i]].nbytes))
+            else:
+                makes.append((slot.root, 0))
+                found = left.get(slot.root)
+                if found is not None:
+                    left[slot.root] = found - 1
+        draws = s.device if s.flags & SIG_RANDOM else -1
+        place = place_of(tape, r, &mixed)
+        records.append((r.module, r.phase, draws, place, r.flags & REC_GRAD != 0, takes, writes, makes))
+    for found in left:
+        if left[found] > 0:
+            n = found
+            stays.add(tape.slot(n).root)
+    return records, begins, stays
