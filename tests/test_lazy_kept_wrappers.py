@@ -21,6 +21,7 @@ from mindtorch.base import torch_facts
 from mindtorch.engine.execute import values
 
 LAZY = "remote_accelerator:0"
+pytestmark = pytest.mark.skipif(not torch_facts.wrappers_tried(), reason="wrappers are kept on CPython 3.11 alone")
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,11 @@ def break_at_compiled_methods(package: str) -> None:
     user_defined.is_cython_function = is_cython_function
 
 
+def wrappers_tried() -> bool:
+    """Is this a CPython that `_ext/kept_wrappers.pyx` was tried on? It takes part in how that frees objects."""
+    return sys.version_info[:2] == (3, 11)
+
+
 def tensors_laid_out() -> bool:
     """Are torch's tensors the structs that `_ext/kept_wrappers.pyx` reads, and does it see each change of one?"""
     from .._ext.kept_wrappers import is_laid_out

@@ -381,10 +381,10 @@ def _install() -> None:
     _view_chains.init(torch)
     with Unseen():
         laid_out = torch_facts.tensors_laid_out()
-    if laid_out:
+    if laid_out and torch_facts.wrappers_tried():
         _wrappers.start(values.tape, _FastLazyTensor, dataless, offset)
         atexit.register(_wrappers.keep, False)
-    else:
+    elif not laid_out:
         torch_facts.lost["the layout of tensors"] = "each recorded tensor is made anew, which takes twice as long"
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
