@@ -22,7 +22,7 @@ Examples:
   genie run --executor pipe -m pkg.train   a module, in a child process
   genie run --map cuda train.py            cuda means remote_accelerator
   genie run --device remote_accelerator:1 train.py
-  genie run --executor pipe --workers 3 --map cuda train.py    a model that is too large for one
+  genie run --executor pipe --workers 3 --map cuda train.py   too large for one
 """
 
 

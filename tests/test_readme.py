@@ -31,6 +31,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": 2,
     "docs/ACCURACY.md": 1,
     "docs/DIFF.md": 1,
+    "docs/EXECUTORS.md": 1,
     "docs/PROFILE.md": 1,
     "docs/NPU.md": 1,
     "docs/CLUSTER.md": 3,
