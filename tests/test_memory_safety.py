@@ -83,6 +83,7 @@ def reports(env: Mapping[str, str], folder: Path) -> tuple[dict[str, str], Calla
     return env, lambda: "".join(path.read_text(errors="replace") for path in sorted(folder.glob("report.*")))
 
 
+@pytest.mark.long
 def test_L9_the_extension_under_sanitizers(
     sanitized: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
