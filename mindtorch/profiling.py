@@ -20,6 +20,7 @@ from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
+from mindtorch.profile.measure.run import check_iterations
 from mindtorch.profile.report.export import FORMATS
 
 if TYPE_CHECKING:
@@ -167,10 +168,7 @@ def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: in
     """The profile of ``of(*inputs)``: see `mindtorch.profile`."""
     if not callable(of):
         raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
-    if not isinstance(warmup, int) or not isinstance(steps, int):
-        raise TypeError(f"[profile] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
-    if warmup < 0 or steps < 1:
-        raise ValueError(f"[profile] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+    check_iterations("profile", warmup, steps)
     profile = Profile(whole=False, **options)
     with profile:
         for i in range(warmup + steps):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .optimizer_pass import Pass
+from .optimizer_pass import Pass, first_of
 
 __all__ = ["DIRECT", "DirectCalls", "direct"]
 
@@ -46,4 +46,4 @@ def direct(func: Any) -> Any:
     name, _, overload = func.name().removeprefix("aten::").partition(".")
     if f"{name}.{overload or 'default'}" not in DIRECT:
         return None
-    return next((f for holder in _HOLDERS if (f := getattr(holder, name, None)) is not None), None)
+    return first_of(_HOLDERS, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .optimizer_pass import Pass
+from .optimizer_pass import Pass, first_of
 
 __all__ = ["FRESH", "POINTWISE", "InPlace"]
 
@@ -44,8 +44,7 @@ class InPlace(Pass):
 
     def function(self, info: Any) -> None:
         info.fresh = info.name in FRESH
-        name = info.name.removeprefix("aten::") + "_"
-        found = next((f for holder in _HOLDERS if (f := getattr(holder, name, None)) is not None), None)
+        found = first_of(_HOLDERS, info.name.removeprefix("aten::") + "_")
         if info.name not in POINTWISE or info.writes or found is None:
             return
         if not isinstance(info.func, types.FunctionType):

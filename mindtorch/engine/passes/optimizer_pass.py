@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from .segment_graph import RecordedCall, SegmentGraph
 
-__all__ = ["Pass"]
+__all__ = ["Pass", "first_of"]
+
+
+def first_of(holders: Iterable[Any], name: str) -> Any:
+    """What the first of these that has the name gives by it; None where none has."""
+    return next((found for holder in holders if (found := getattr(holder, name, None)) is not None), None)
 
 
 class Pass:

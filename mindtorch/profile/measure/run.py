@@ -22,19 +22,21 @@ from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.recording import Parameters, Recording, Stage
 
 
+def check_iterations(who: str, warmup: int, steps: int | None, unlimited: bool = False) -> None:
+    """TypeError and ValueError: both are numbers, warmup >= 0 and steps >= 1. unlimited: steps may be None."""
+    if not isinstance(warmup, int) or not (isinstance(steps, int) or (unlimited and steps is None)):
+        raise TypeError(f"[{who}] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
+    if warmup < 0 or (steps is not None and steps < 1):
+        raise ValueError(f"[{who}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+
+
 class Run:
     """A program's run in stages. Where it is in one is told in the program's own measure: nanoseconds, calls."""
 
     def __init__(
         self, stage: str, target: Target | None, warmup: int, steps: int | None, lines: bool = False, hits: bool = False
     ) -> None:
-        """Raises TypeError and ValueError: both are numbers, warmup >= 0 and steps >= 1."""
-        if not isinstance(warmup, int) or not isinstance(steps, int | None):
-            name = type(self).__name__
-            raise TypeError(f"[{name}] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
-        if warmup < 0 or (steps is not None and steps < 1):
-            name = type(self).__name__
-            raise ValueError(f"[{name}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+        check_iterations(type(self).__name__, warmup, steps, unlimited=True)
         self.target, self.warmup, self.steps = target, warmup, steps
         self.lines = LineWatch(lines, hits)
         self.generated = generation.Generated()

@@ -43,15 +43,16 @@ class Looked:
         self.time_s: float = report["totals"]["time_s"]
         self.memory: Mapping[str, Any] = report["memory"] or {}
         self.peak: int = self.memory.get("peak_bytes") or 0
+        #: The peak that the report's header says: of a device, with what is there besides tensors.
+        self.held: int = self.memory.get("peak_device_bytes") or self.peak
         self.kinds: Mapping[str, int] = self.memory.get("categories") or {}
 
     def part(self, seconds: float) -> float:
         return seconds / self.time_s if self.time_s else 0.0
 
     def whole(self, nbytes: float) -> float:
-        """The part of the peak that the report's header says: of a device, with what is there besides tensors."""
-        peak = self.memory.get("peak_device_bytes") or self.peak
-        return nbytes / peak if peak else 0.0
+        """The part of `held`."""
+        return nbytes / self.held if self.held else 0.0
 
     def op(self, row: Row) -> str:
         return self.seen.op_name(row.sig)

@@ -55,9 +55,9 @@ class Labels:
         mixed: set[Key] = set()
         known: dict[Any, Any] = {}
         patterns, self.failed = loaded() if samples else ((), {})
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            with quiet():  # whoever watches the program sees its operations only, not those of the trials
-                every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
+        # Quiet: whoever watches the program sees its operations only, not those of the trials.
+        with torch.no_grad(), torch._C.DisableTorchFunction(), quiet():
+            every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
         found = [
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]

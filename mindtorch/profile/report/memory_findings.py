@@ -14,11 +14,10 @@ _FULL = 0.8  # of a device's memory
 def activations(of: Looked) -> Said | None:
     """Where a card is nearly full, and most of it is kept for backward."""
     capacity = of.memory.get("capacity_bytes")
-    held = of.memory.get("peak_device_bytes") or of.peak
     share = of.whole(of.kinds.get("activations", 0))
-    if not capacity or held < _FULL * capacity or share < 0.5 or not any(row.phase == BACKWARD for row in of.rows):
+    if not capacity or of.held < _FULL * capacity or share < 0.5 or not any(row.phase == BACKWARD for row in of.rows):
         return None
-    fits = "does not fit" if of.memory.get("fits") is False else f"takes {percent(held / capacity)} of the memory"
+    fits = "does not fit" if of.memory.get("fits") is False else f"takes {percent(of.held / capacity)} of the memory"
     text = f"the program {fits}: {percent(share)} of the peak is activations kept for the backward pass"
     to_try = (
         "checkpointing of the repeated layers (--what-if checkpointing), bfloat16 (--what-if bf16), smaller batches"
