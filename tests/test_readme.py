@@ -194,7 +194,7 @@ def test_layout_every_piece_of_python_runs(page: str, request: pytest.FixtureReq
     names: dict[str, object] = {"__name__": "page"}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     executor = mindtorch.get_executor()
-    request.addfinalizer(lambda: mindtorch.set_executor(executor))
+    request.addfinalizer(lambda: mindtorch.get_executor() is executor or mindtorch.set_executor(executor))
     for block in blocks(page):
         if block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()):
