@@ -20,14 +20,24 @@ from .loss import Loss
 from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
+from .rotary import Rotary
 from .routing import Routing
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
-#: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss())
+#: Those that stand within others first, then the larger ones: what is part of one is no other's.
+_OWN: tuple[Pattern, ...] = (
+    Rotary(),
+    Attention(),
+    Routing(),
+    FeedForward(),
+    Convolution(),
+    Normalization(),
+    Embedding(),
+    Loss(),
+)
 
 
 @dataclass(frozen=True)
