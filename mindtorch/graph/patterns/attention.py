@@ -338,12 +338,6 @@ def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> d
     return about
 
 
-def _place(flow: Flow, linear: int) -> int:
-    sides = flow.sides(linear)
-    assert sides is not None
-    return flow.inputs(linear).index(sides[0])
-
-
 def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
     """How many heads keys have before they are repeated for all queries."""
     least = whole = math.prod(flow.shape(k))
@@ -356,7 +350,7 @@ def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
 def _projected(flow: Flow, source: Source, times: int) -> set[Source]:
     """What a side is a projection of, and what that is a projection of: weights of low rank are two of them."""
     _, ends = flow.back([source[0]], lambda n: not flow.is_op(n) or flow.is_linear(n), _FAR)
-    found = {flow.behind(flow.inputs(n)[_place(flow, n)])[0] for n in ends if flow.is_op(n)}
+    found = {flow.behind(sides[0])[0] for n in ends if flow.is_op(n) and (sides := flow.sides(n)) is not None}
     for got in list(found) if times > 1 else ():
         found |= _projected(flow, got, times - 1)
     return found
@@ -371,8 +365,8 @@ def _around(flow: Flow, core: set[int], sides: tuple[Source, ...], last: int) ->
     if not any(n in nodes for n in linears if flow.is_op(n)):
         nodes = flow.own([n for n in passed if flow.moves(n)], core)  # without projections: only what is its own
     after, ends = flow.ahead(last, lambda n: flow.moves(n), 8)
-    outer = [n for n, _ in ends]
+    outer = list({flow.whole(n) for n, _ in ends})
     if len(outer) == 1 and flow.is_linear(outer[0]):
         nodes |= after | set(outer)
     weights = [sides_[1][0] for n in sorted(nodes) if flow.is_linear(n) and (sides_ := flow.sides(n)) is not None]
-    return nodes, [flow.behind((n, 0))[0][0] for n in weights]
+    return nodes | {flow.base(n) for n in nodes}, [flow.behind((n, 0))[0][0] for n in weights]

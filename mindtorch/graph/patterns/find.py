@@ -17,6 +17,7 @@ from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
 from .loss import Loss
+from .low_rank import LowRank
 from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 #: Those that stand within others first, then the larger ones: what is part of one is no other's.
 _OWN: tuple[Pattern, ...] = (
     Rotary(),
+    LowRank(),
     Attention(),
     Routing(),
     FeedForward(),

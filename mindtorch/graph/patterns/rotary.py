@@ -23,7 +23,8 @@ _MULTIPLIED = frozenset({"aten::mul", "aten::mul_"})
 _JOINED = frozenset({"aten::cat", "aten::stack"})
 _COMPLEX = frozenset({"aten::view_as_complex", "aten::view_as_real", "aten::complex", "aten::real", "aten::imag"})
 _TURNS = frozenset({"aten::cos", "aten::sin", "aten::polar"})  # of angles
-_PICKED = frozenset({"aten::gather", "aten::index_select", "aten::embedding", "aten::_conj", "aten::ones_like"})
+_PICKED = frozenset({"aten::gather", "aten::index_select", "aten::embedding", "aten::_conj", "aten::ones_like", "aten::repeat"})
+_WRITTEN = frozenset({"aten::copy_"})  # of the numbers of several axes, one after the other
 _FAR = 40  # nodes of a walk
 _MANY = 1 << 16  # numbers of a trial that is tried with fewer rows first
 _COMPUTED, _GIVEN, _TURNED = range(3)  # what a value is made of: other things, tables from outside, sines and cosines
@@ -129,7 +130,7 @@ class _Search:
         if flow.moves(node):
             return sources[:1]
         op = flow.ops[node]
-        if not sources or op in _JOINED or op in _COMPLEX or op in _PICKED or flow.is_pointwise(node):
+        if not sources or op in _JOINED | _COMPLEX | _PICKED | _WRITTEN or flow.is_pointwise(node):
             return sources
         return None
 
@@ -169,7 +170,7 @@ class _Search:
 
     def _passes(self, node: int) -> bool:
         op = self.flow.ops[node]
-        return op in _JOINED or op in _COMPLEX or self.flow.moves(node) or self.flow.is_pointwise(node)
+        return op in _JOINED | _COMPLEX or self.flow.moves(node) or self.flow.is_pointwise(node)
 
     def _with_tables(self, parts: _Parts) -> _Parts:
         """With what makes its tables of angles, or of what is given."""
@@ -187,8 +188,7 @@ class _Search:
                 or flow.is_weight(node)
                 or not (
                     flow.moves(node)
-                    or flow.ops[node] in _JOINED
-                    or flow.ops[node] in _COMPLEX
+                    or flow.ops[node] in _JOINED | _COMPLEX | _WRITTEN
                     or flow.ops[node] == "aten::ones_like"
                     or (flow.is_pointwise(node) and (not of_angles or len(flow.inputs(node)) == 1))
                 )
@@ -234,7 +234,8 @@ def _with_rest(flow: Flow, parts: _Parts) -> tuple[set[int], int | None]:
         last = len(flow.shape((reader, 0))) - 1
         if flow.ops[reader] != "aten::cat" or flow[reader].args[1:] not in ((-1,), (last,)):
             continue
-        return parts.nodes | {reader}, flow.shape((reader, 0))[-1]
+        whole = flow.shape((reader, 0))[-1]
+        return parts.nodes | {reader}, whole if whole > flow.shape(parts.x)[-1] else None
     return parts.nodes, None
 
 
