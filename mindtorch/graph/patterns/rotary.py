@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .flow import PRODUCTS, Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
 from .rerun import CannotRun, Source
 
 __all__ = ["Rotary"]
@@ -26,6 +26,7 @@ _TURNS = frozenset({"aten::cos", "aten::sin", "aten::polar"})  # of angles
 _PICKED = frozenset({"aten::gather", "aten::index_select", "aten::embedding", "aten::_conj", "aten::ones_like", "aten::repeat"})
 _WRITTEN = frozenset({"aten::copy_"})  # of the numbers of several axes, one after the other
 _FAR = 40  # nodes of a walk
+_MOVES = 6
 _MANY = 1 << 16  # numbers of a trial that is tried with fewer rows first
 _COMPUTED, _GIVEN, _TURNED = range(3)  # what a value is made of: other things, tables from outside, sines and cosines
 
@@ -210,6 +211,19 @@ def _still_complex(flow: Flow, todo: set[Source]) -> bool:
     return any(flow[source[0]].outputs[source[1]].dtype.is_complex for source in todo)
 
 
+def _unordered(flow: Flow, parts: _Parts) -> _Parts:
+    """With the moves that put neighbours into halves, or into pairs, before they are turned."""
+    shape = flow.shape(parts.x)
+    shape = (*shape[:-2], shape[-2] * 2) if shape[-1] == 2 and len(shape) > 1 else shape
+    at, passed, found = parts.x, set[int](), parts
+    while len(passed) < _MOVES and flow.is_op(at[0]) and flow.moves(at[0]) and flow.inputs(at[0]):
+        passed.add(at[0])
+        at = flow.inputs(at[0])[0]
+        if flow.shape(at) == shape:
+            found = parts._replace(x=at, nodes=parts.nodes | passed)
+    return found
+
+
 def _found(flow: Flow, parts: _Parts) -> Found:
     passed, linears = flow.back([parts.x[0]], lambda n: not flow.is_op(n) or flow.is_linear(n), _FAR)
     linears = [n for n in linears if flow.is_op(n)]
@@ -244,30 +258,30 @@ def _refuse(why: str) -> Check:
 
 
 def _check(flow: Flow, parts: _Parts) -> Check:
-    sources = {parts.x, *parts.tables, *parts.angles}
-    small = {source: fewer(flow.shape(source), min(2, len(flow.shape(source)))) for source in sources}
-    few = {source: (*(min(n, 2) for n in flow.shape(source)[:-1]), *flow.shape(source)[-1:]) for source in sources}
-    trials: list[dict[Source, tuple[int, ...]]] = [{}]
-    if torch.Size(flow.shape(parts.x)).numel() > _MANY:
-        trials = [few, small, {}]
+    """With fewer rows where it has many, unless the calls name their sizes."""
     why: Exception = Refused("no way of running it")
-    for shapes in trials:
-        try:
-            return Check(True, {"pairs": _pairs(Trial(flow, parts.nodes, shapes=shapes), parts)})
-        except (Refused, CannotRun) as error:
-            why = error
-        except KeyError:
-            why = CannotRun("it is of a view of what was written since")
+    for each in {_unordered(flow, parts).x: _unordered(flow, parts), parts.x: parts}.values():
+        shapes = {source: flow.shape(source) for source in (each.x, *each.tables, *each.angles)}
+        few = {source: (*(min(n, 2) for n in shape[:-1]), *shape[-1:]) for source, shape in shapes.items()}
+        for tried in (few, {}) if torch.Size(shapes[each.x]).numel() > _MANY else ({},):
+            try:
+                return Check(True, {"pairs": _pairs(Trial(flow, each.nodes, shapes=tried), each)})
+            except (Refused, CannotRun) as error:
+                why = error
+            except KeyError:
+                why = CannotRun("it is of a view of what was written since")
     raise why
 
 
 def _pairs(trial: Trial, parts: _Parts) -> str:
     """Where the two numbers of a pair stand: ``halves`` of the width, or ``neighbours``."""
     x = trial.given(parts.x)
+    wide = x.shape[-1] if x.shape[-1] > 2 else x.shape[-2:].numel()
     said = "what comes out is not what went in, turned"
     for fill in _FILLS:
-        tables = {source: fill(trial.given(source)) for source in parts.tables | parts.angles}
-        for pairs in ("halves", "neighbours"):
+        tables = {source: trial.given(source) for source in parts.tables | parts.angles}
+        tables = {source: fill(table) if table.shape[-1:] == (wide,) else table for source, table in tables.items()}
+        for pairs in ("neighbours",) if x.shape[-1] == 2 else ("halves", "neighbours"):
             (found,) = trial.run((parts.last, 0), given={**tables, parts.x: x})
             for width in _widths(found):
                 got = x[..., :width] if x.shape[-1] > width else x
@@ -329,12 +343,12 @@ def _complex_parts(numbers: torch.Tensor) -> torch.Tensor:
 
 def _twice_in_halves(table: torch.Tensor) -> torch.Tensor:
     half = table[..., : table.shape[-1] // 2]
-    return table if table.shape[-1:] in ((), (1,)) or table.shape[-1] % 2 else torch.cat([half, half], -1)
+    return torch.cat([half, half], -1) if table.shape[-1] % 2 == 0 else table
 
 
 def _twice_in_pairs(table: torch.Tensor) -> torch.Tensor:
     half = table[..., : table.shape[-1] // 2]
-    return table if table.shape[-1:] in ((), (1,)) or table.shape[-1] % 2 else half.repeat_interleave(2, -1)
+    return half.repeat_interleave(2, -1) if table.shape[-1] % 2 == 0 else table
 
 
 #: A table may have a number for each pair, or the same one at both places of a pair.
