@@ -72,7 +72,7 @@ FORMS: dict[str, tuple[Callable[[Tensor], object], Tensor | None, dict[str, Any]
     "a negative scale": (linear(scale=-0.5), None, {"scale": -0.5}),
     "of many rows": (linear(), torch.randn(4, 1000, 12), {}),
     "a convolution": (
-        Adapter(nn.Conv2d(12, 16, 3, padding=1), nn.Conv2d(12, 3, 3, padding=1, bias=False), nn.Conv2d(3, 16, 1, bias=False)),
+        Adapter(nn.Conv2d(12, 16, 3, 1, 1), nn.Conv2d(12, 3, 3, 1, 1, bias=False), nn.Conv2d(3, 16, 1, bias=False)),
         IMAGE, {"of": "a convolution"},
     ),
     "an embedding": (Embedded(), torch.randint(20, (2, 5)), {"of": "an embedding", "scale": 0.5}),

@@ -99,7 +99,9 @@ def test_L13_a_written_out_normalization_of_many_rows_is_tried_with_fewer() -> N
 
 
 NEAR: dict[str, Callable[[Tensor], object]] = {
-    "another's deviation": lambda x: (x - x.mean(-1, True)) / ((x * 2 + torch.relu(x)).var(-1, keepdim=True) + 1e-5).sqrt(),
+    "another's deviation": lambda x: (
+        (x - x.mean(-1, True)) / ((x * 2 + torch.relu(x)).var(-1, keepdim=True) + 1e-5).sqrt()
+    ),
     "by the variance": lambda x: (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + 1e-5),
     "another axis": lambda x: (x - x.mean(-1, True)) / (x.var(1, keepdim=True) + 1e-5).sqrt(),
     "the fourth power": lambda x: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-6),

@@ -75,8 +75,9 @@ def _scales(flow: Flow, node: int) -> bool:
 
 
 def adds_bias(flow: Flow, node: int) -> bool:
-    inputs = flow.inputs(node)
-    return flow.ops[node] in _SUMS and len(inputs) == 2 and flow.is_leaf(inputs[1][0]) and not flow.is_leaf(inputs[0][0])
+    """Does it add a weight?"""
+    leaves = [flow.is_leaf(source) for source, _ in flow.inputs(node)]
+    return flow.ops[node] in _SUMS and leaves == [False, True]
 
 
 def is_product(flow: Flow, node: int) -> bool:

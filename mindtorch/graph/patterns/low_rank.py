@@ -112,6 +112,8 @@ def _called(flow: Flow, trial: Trial, node: int, x: torch.Tensor) -> torch.Tenso
         bias = trial.argument(flow[node], given["bias"])
         how = {name: given[name] for name in ("stride", "padding", "dilation", "groups")}
         return _CONVOLVED[_sides(flow, node) - 1](x, weight, bias, **how)
+    if weight.dim() != 2:
+        raise Refused("its weight is no matrix")
     if flow.ops[node] in ("aten::linear", "aten::mkldnn_linear"):
         weight = weight.mT
     found = x.reshape(-1, x.shape[-1]) @ weight

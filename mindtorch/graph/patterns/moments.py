@@ -49,7 +49,7 @@ def written_out(flow: Flow, root: int) -> Found | None:
 
 
 def nearby(flow: Flow, last: int, x: Source) -> list[int]:
-    """The weights of the products that read it, else of those that gave it: which one it is, if it has none of its own."""
+    """Weights of the products that read it, else of those that gave it: they tell it from others without weights."""
     _, ends = flow.ahead(last, lambda n: flow.moves(n) or (flow.is_pointwise(n) and len(flow.inputs(n)) == 1), _FAR)
     linears = sorted({flow.whole(n) for n, _ in ends if flow.is_linear(n)})
     if not linears:
@@ -147,6 +147,8 @@ def _check(flow: Flow, parts: _Parts) -> Check:
             why = error
         except KeyError:
             why = CannotRun("it is of a view of what was written since")
+        except RuntimeError:  # torch's, of sizes
+            why = Refused("its weights do not lie as what they scale")
     raise why
 
 
@@ -156,11 +158,11 @@ def _kind(trial: Trial, parts: _Parts) -> str:
     for kind, expected in _normalized(x, parts.axes):
         if expected.numel() != found.numel():
             continue
-        expected = expected.reshape(found.shape)  # noqa: PLW2901 - as the weights lie
+        expected = expected.reshape(found.shape)  # as the weights lie
         for scale in parts.scales:
-            expected = expected * trial.given(scale)  # noqa: PLW2901
+            expected = expected * trial.given(scale)
         for offset in parts.offsets:
-            expected = expected + trial.given(offset)  # noqa: PLW2901
+            expected = expected + trial.given(offset)
         if agree(found, expected):
             return kind
     raise Refused("it is no normalization")

@@ -1,7 +1,7 @@
 """Rotary embedding: pairs of numbers of a query or a key, each turned by an angle that depends on its position.
 
-Programs write it in many ways (two halves, neighbours, complex numbers). What they share is tried, not read off: taken as
-complex numbers, the pairs that come out are those that went in, times numbers of one length that the angles alone give.
+Programs write it in many ways (two halves, neighbours, complex numbers). What they share is tried, not read off: taken
+as complex numbers, the pairs that come out are those that went in, times numbers of one length, given by the angles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MULTIPLIED = frozenset({"aten::mul", "aten::mul_"})
 _JOINED = frozenset({"aten::cat", "aten::stack"})
 _COMPLEX = frozenset({"aten::view_as_complex", "aten::view_as_real", "aten::complex", "aten::real", "aten::imag"})
 _TURNS = frozenset({"aten::cos", "aten::sin", "aten::polar"})  # of angles
-_PICKED = frozenset({"aten::gather", "aten::index_select", "aten::embedding", "aten::_conj", "aten::ones_like", "aten::repeat"})
+_PICKED = frozenset(f"aten::{name}" for name in ("gather", "index_select", "embedding", "_conj", "ones_like", "repeat"))
 _WRITTEN = frozenset({"aten::copy_"})  # of the numbers of several axes, one after the other
 _FAR = 40  # nodes of a walk
 _MOVES = 6
@@ -74,8 +74,7 @@ class _Search:
             return node if flow.is_op(made) and flow.ops[made] in _MULTIPLIED and self._factor(made) else None
         if flow.ops[node] not in _SUMS or not self._is_sum(node):
             return None
-        after, ends = flow.ahead(node, flow.moves, 4)
-        for reader, _ in ends:
+        for reader, _ in flow.ahead(node, flow.moves, 4)[1]:
             if flow.ops[reader] in _JOINED and len(flow.inputs(reader)) == 2:
                 others = [flow.behind(source)[0][0] for source in flow.inputs(reader)]
                 if all(flow.is_op(n) and flow.ops[n] in _SUMS and self._is_sum(n) for n in others):
@@ -157,7 +156,7 @@ class _Search:
             if not todo:
                 return None
         (x,) = todo
-        if not tables or not flow[x[0]].outputs[x[1]].dtype.is_floating_point:
+        if not tables or not all(flow[n].outputs[at].dtype.is_floating_point for n, at in (x, (last, 0))):
             return None
         return self._with_tables(_Parts(x, last, nodes, tables, set()))
 

@@ -1,4 +1,4 @@
-"""Routing whose choice is not by the scores alone: among the best groups of experts, or with a bias added to choose by."""
+"""Routing whose choice is not by the scores alone: of the best groups of experts, or with a bias added to choose by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["divided", "find_among"]
 
 _QUOTIENTS = frozenset({"aten::div", "aten::div_"})
 _ON_THE_WAY = frozenset(f"aten::{name}" for name in (
-    "topk", "sum", "amax", "max", "scatter", "scatter_", "zeros_like", "_softmax", "softmax", "gather", "cat", "new_zeros",
+    "topk", "sum", "amax", "max", "scatter", "scatter_", "zeros_like", "_softmax", "softmax", "gather", "cat",
+    "new_zeros",
 ))  # fmt: skip
 _FAR = 60  # nodes of a walk
 _SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -33,7 +34,7 @@ _OF_GROUPS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 
 class _Parts(NamedTuple):
-    """groups: how many there are and are chosen. bias: what is added to choose by. last: what each chosen one counts."""
+    """groups: how many there are, and are chosen. bias: what is added to choose by. last: what each one counts."""
 
     logits: Source
     topk: int
@@ -63,7 +64,8 @@ def find_among(flow: Flow, topk: int) -> Found | None:
     sides = flow.sides(linear)
     assert sides is not None
     nodes = flow.own([*parts.nodes, linear], parts.nodes)
-    return Found(parts.last, nodes, [flow.behind(sides[1])[0][0]], partial(_check, flow, parts), form_of(flow, parts.nodes))
+    weights, form = [flow.behind(sides[1])[0][0]], form_of(flow, parts.nodes)
+    return Found(parts.last, nodes, weights, partial(_check, flow, parts), form)
 
 
 def _parts(flow: Flow, topk: int) -> _Parts | None:
@@ -112,6 +114,8 @@ def _check(flow: Flow, parts: _Parts) -> Check:
         raise Refused("its scores are read otherwise than they were given") from None
     weights, chosen = trial.run((parts.last, 0), (parts.topk, 1))
     rows, k = logits.reshape(-1, logits.shape[-1]), chosen.shape[-1]
+    if weights.numel() != chosen.numel() or rows.shape[-1] % parts.groups[0]:
+        raise Refused("it gives other numbers than what each chosen expert counts")
     order = chosen.reshape(-1, k).sort(-1)
     found = weights.reshape(-1, k).gather(-1, order.indices)
     for scores, function in _SCORES.items():
