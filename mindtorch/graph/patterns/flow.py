@@ -58,7 +58,7 @@ class Flow:
         self._within: dict[int, int] = {}
         for total, parts in adapted(self):  # which may be of those that it gave before
             self.adapted[total] = parts
-            self._within.update(dict.fromkeys(parts.nodes, total))
+            self._within.update(dict.fromkeys((*parts.nodes, parts.products[0]), total))
 
     def __getitem__(self, node: int) -> Node:
         return self.graph.nodes[node]

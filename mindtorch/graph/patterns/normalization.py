@@ -148,5 +148,6 @@ def _scaled_after(flow: Flow, core: set[int], last: int, axis: int) -> Found:
         scales = [t for t in values if t is not whole]
         return math.prod(scales, start=found)
 
+    weights = weights or nearby(flow, last, flow.inputs(min(core))[0])
     return Found(last, core, weights, partial(_check, flow, core, last, reference, {"kind": "RMS norm"}),
                  form_of(flow, core))  # fmt: skip
