@@ -17,17 +17,29 @@ from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
 from .loss import Loss
+from .low_rank import LowRank
 from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
+from .rotary import Rotary
 from .routing import Routing
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
-#: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss())
+#: Those that stand within others first, then the larger ones: what is part of one is no other's.
+_OWN: tuple[Pattern, ...] = (
+    Rotary(),
+    LowRank(),
+    Attention(),
+    Routing(),
+    FeedForward(),
+    Convolution(),
+    Normalization(),
+    Embedding(),
+    Loss(),
+)
 
 
 @dataclass(frozen=True)
