@@ -14,6 +14,7 @@ import fnmatch
 import io
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
 import hypothesis  # noqa: E402, F401
@@ -113,6 +114,8 @@ NEAREST = {
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
+#: Seconds of a processor that a process of tests may take, and a tenth of what it may take to the end.
+LIMIT = 120
 #: A token, and what stands in its place.
 OTHERS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "//": "*", "&": "|",
@@ -143,13 +146,16 @@ class Mutant(NamedTuple):
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """All of a file, in Python or Cython: what tokens may become. Declarations of C have none worth a try."""
+    """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
+    depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
-    before = ""
+    before = two_before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line = lines[min(token.start[0], len(lines)) - 1].strip()
         declares = line.startswith(("cdef extern", "ctypedef", "from ", "import ", "@", "cimport", "__all__"))
+        declares = declares or (token.string == "|" and re.search(r"\|[^=(]*\bNone\b|^(async )?def |->", line) is not None)
+        declares = declares or (before == "=" and two_before == "strict")
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             new = str(int(token.string) + 1)
@@ -162,7 +168,7 @@ def mutants(path: str) -> Iterator[Mutant]:
             if token.string != "not" or not following.startswith("in "):
                 yield Mutant(path, token.start[0], token.start[1], token.string, new)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
-            before = token.string
+            before, two_before = token.string, before
 
 
 def nearest(path: str) -> list[str]:
@@ -202,13 +208,22 @@ def compiles(path: str) -> int:
     return 0
 
 
+class Failed:
+    """A plugin of pytest's that writes down which test failed."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            Path("failed").write_text(report.nodeid)
+
+
 def fails(tests: list[str]) -> int:
     """In the tree: run these tests until one fails. 0 where none does."""
     os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
     sys.modules.pop("tests", None)
     sys.dont_write_bytecode = True
     sys.path[:] = [f"{Path.cwd()}/site", *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--messages", "400"]
+    return int(pytest.main([*quick, *tests], plugins=[Failed()]))
 
 
 class Trial:
@@ -217,24 +232,23 @@ class Trial:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.tree = copied(Path(self.folder.name))
-        self.seconds: dict[tuple[str, ...], float] = {}
 
-    def ends_well(self, work: Callable[..., int], given: object, seconds: int = 3600) -> bool:
-        """Whether this gives 0 in the tree, in a process of its own with so many seconds of a processor."""
+    def ends_well(self, work: Callable[[Any], int], given: object) -> bool:
+        """Whether this gives 0 in the tree, in a process of its own, in the time that tests are given."""
         child = os.fork()
         if not child:
             code = 1
             with contextlib.suppress(BaseException):  # how it ended is all that is asked
                 os.setsid()
                 os.chdir(self.tree)
-                resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+                resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
                 for stream in range(3):
                     os.dup2(os.open(os.devnull, os.O_RDWR), stream)
                 code = work(given)
             os._exit(code)
-        limit = time.monotonic() + 10 * seconds  # of one that waits for ever
+        until = time.monotonic() + 10 * LIMIT  # of one that waits for ever
         ended, status = os.waitpid(child, os.WNOHANG)
-        while not ended and time.monotonic() < limit:
+        while not ended and time.monotonic() < until:
             time.sleep(0.1)
             ended, status = os.waitpid(child, os.WNOHANG)
         with contextlib.suppress(ProcessLookupError):
@@ -243,33 +257,26 @@ class Trial:
             os.waitpid(child, 0)
         return bool(ended) and status == 0
 
-    def limit(self, tests: list[str]) -> int:
-        """Three times what the tests take on what is right, which they must pass."""
-        key = tuple(tests)
-        if key not in self.seconds:
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            if not self.ends_well(fails, tests):
-                raise SystemExit(f"expected tests that pass as they are, got failures in {' '.join(tests)}")
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self.seconds[key] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return 10 + int(3 * self.seconds[key])
-
     def end_of(self, mutant: Mutant) -> str:
         """What becomes of it: "killed", "survived" or "invalid"."""
-        tests = nearest(mutant.path)
-        limit = self.limit(tests)
         modules = {path: path.read_bytes() for path in self.tree.glob(f"_ext/{Path(mutant.path).stem}.*.so")}
         before = mutant.apply(self.tree)
+        failed = self.tree / "failed"
+        failed.unlink(missing_ok=True)
         try:
             if mutant.path.endswith(".pyx") and not self.ends_well(compiles, mutant.path):
                 return "invalid"
-            return "survived" if self.ends_well(fails, tests, limit) else "killed"
+            if self.ends_well(fails, nearest(mutant.path)):
+                return "survived"
         finally:
             (self.tree / mutant.path).write_text(before)
             if mutant.path.endswith(".pyx"):
                 for path, held in modules.items():
                     path.unlink(missing_ok=True)  # a process may still have it mapped
                     path.write_bytes(held)
+        if failed.exists() and not self.ends_well(fails, [test := failed.read_text()]):
+            raise SystemExit(f"expected tests that pass as they are, got a failure of {test}")
+        return "killed"
 
 
 _trial: Trial
