@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import importlib
 import io
 import os
 import random
@@ -31,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
-import hypothesis  # noqa: E402, F401
-import pytest  # noqa: E402
-import torch  # noqa: E402, F401
+import hypothesis  # noqa: F401
+import pytest
+import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
@@ -92,8 +93,8 @@ NEAREST = {
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
-    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py test_lazy_late_errors.py"
-    " test_lazy_operators.py test_lazy_autograd.py",
+    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
+    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py",
     "engine/record/meeting.py": "cli/test_cli_run_devices.py",
     "engine/record/meta.py": "test_meta.py",
     "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
@@ -105,11 +106,12 @@ NEAREST = {
     "engine/remote/spread.py": "remote/test_spread.py",
     "engine/remote/checks.py engine/remote/functions.py engine/remote/wire.py": "remote/test_wire.py"
     " remote/test_loopback.py remote/test_checks.py",
-    "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py engine/remote/failing.py":
-    "remote/test_pipe.py remote/test_lost_writes.py",
+    "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
+    "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
     "engine/remote/lineage.py": "cluster/test_lineage.py",
-    "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_changing.py",
+    "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
+    " remote/test_changing.py",
     "engine/semantics/generation.py": "test_generation.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
@@ -122,6 +124,9 @@ OTHERS = {
     "|": "&", "<<": ">>", ">>": "<<", "+=": "-=", "-=": "+=", "and": "or", "or": "and", "True": "False",
     "False": "True", "not": "", "break": "continue", "continue": "break",
 }  # fmt: skip
+
+
+CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 
 
 class Mutant(NamedTuple):
@@ -154,8 +159,11 @@ def mutants(path: str) -> Iterator[Mutant]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line = lines[min(token.start[0], len(lines)) - 1].strip()
         declares = line.startswith(("cdef extern", "ctypedef", "from ", "import ", "@", "cimport", "__all__"))
-        declares = declares or (token.string == "|" and re.search(r"\|[^=(]*\bNone\b|^(async )?def |->", line) is not None)
-        declares = declares or (before == "=" and two_before == "strict")
+        declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
+        declares |= (two_before, before) == ("strict", "=")
+        declares |= token.string in "<>" and any(
+            cast.start() <= token.start[1] < cast.end() for cast in CAST.finditer(lines[token.start[0] - 1])
+        )
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             new = str(int(token.string) + 1)
@@ -198,8 +206,9 @@ def copied(to: Path) -> Path:
 
 def compiles(path: str) -> int:
     """In the tree: compile this module alone. 0 where that works."""
-    from setuptools._distutils.core import run_setup
+    import setuptools  # noqa: F401 - it comes with distutils
 
+    run_setup = importlib.import_module("distutils.core").run_setup
     os.environ["GENIE_BUILD"] = "quick"
     everything = run_setup("setup.py", ["-q", "build_ext", "--inplace"], stop_after="commandline")
     name = f"mindtorch._ext.{Path(path).stem}"

@@ -213,7 +213,13 @@ def test_L9_the_layout_of_a_dense_result_carries_over() -> None:
 
 @pytest.mark.parametrize(
     ("size", "stride", "expected"),
-    [((2, 3), None, True), ((2, 3), (3, 3), True), ((2, 3), (1, 2), False), ((1, 3), (3, 1), True), ((0, 3), None, False)],
+    [
+        ((2, 3), None, True),
+        ((2, 3), (3, 3), True),
+        ((2, 3), (1, 2), False),
+        ((1, 3), (3, 1), True),
+        ((0,), None, False),
+    ],
 )
 def test_L9_strides_that_never_grow(size: tuple, stride: tuple | None, expected: bool) -> None:
     assert trial._descending((torch.float32, size, stride, 0, 0, 0)) is expected

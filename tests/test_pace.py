@@ -21,7 +21,7 @@ def test_R1_a_program_that_never_reads_has_its_steps_begun() -> None:
 @pytest.mark.parametrize("stepped", [0, 100])
 @pytest.mark.parametrize(("since", "begins"), [(8, False), (9, True)])
 def test_R1_reads_right_after_a_step_keep_the_next_one_from_beginning(stepped: int, since: int, begins: bool) -> None:
-    """Up to eight ops after a step, or the program's first ones, are no forward pass: it looks at its loss at the end."""
+    """Up to eight ops after a step, or a program's first ones, are no forward pass: it looks at its loss at the end."""
     pace = Pace()
     if stepped:
         pace.step(stepped)
