@@ -157,13 +157,12 @@ def mutants(path: str) -> Iterator[Mutant]:
     lines = text.splitlines()
     before = two_before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        line = lines[min(token.start[0], len(lines)) - 1].strip()
+        whole = lines[min(token.start[0], len(lines)) - 1]
+        line = whole.strip()
         declares = line.startswith(("cdef extern", "ctypedef", "from ", "import ", "@", "cimport", "__all__"))
         declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
         declares |= (two_before, before) == ("strict", "=")
-        declares |= token.string in "<>" and any(
-            cast.start() <= token.start[1] < cast.end() for cast in CAST.finditer(lines[token.start[0] - 1])
-        )
+        declares |= any(cast.start() <= token.start[1] < cast.end() for cast in CAST.finditer(whole))
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             new = str(int(token.string) + 1)
