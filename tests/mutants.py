@@ -94,7 +94,7 @@ NEAREST = {
     " test_lazy_autograd_writes.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py",
+    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
     "engine/record/meeting.py": "cli/test_cli_run_devices.py",
     "engine/record/meta.py": "test_meta.py",
     "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
