@@ -359,6 +359,56 @@ def test_C2_no_finding_where_no_grad_would_change_nothing() -> None:
     assert report["totals"]["peak_bytes"] == other["totals"]["peak_bytes"] and "no-grad" not in ids(report)
 
 
+def practise(device: str, learns: bool, rows: int = 4096) -> None:
+    """Trains, and evaluates after each step."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, device=device), nn.GELU()) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.ones(64, 256, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.set_grad_enabled(learns):
+            float(model(torch.ones(rows, 256, device=device)).sum())  # evaluates between steps
+
+
+@pytest.mark.parametrize("run", [lambda *args: measured(practise, "cpu", *args), lambda *args: estimated(practise, *args)])
+def test_C2_finding_no_grad_of_evaluations_of_a_program_that_trains(run: Callable[..., Report]) -> None:
+    report, other = run(True), run(False)
+    row = the(report, "no-grad", "evaluates between steps")
+    peaks = [each["memory"]["peak_bytes"] for each in (report, other)]
+    held = report["memory"].get("peak_device_bytes", peaks[0])
+    assert row["share"] * held == pytest.approx(peaks[0] - peaks[1], rel=0.1)
+    assert "no-grad" not in ids(other)
+    assert "no-grad" not in ids(run(True, 48)), "the peak is that of training"
+
+
+def compare() -> None:
+    """Several calls of a model, and one backward pass for all of them."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    for _ in range(3):
+        first, second = model(torch.ones(4096, 256)), model(torch.zeros(4096, 256))
+        (first - second).square().sum().backward()
+        model.zero_grad()
+
+
+def collect() -> None:
+    """Trains a little, then keeps what a model says of much."""
+    practise("cpu", False, 64)
+    model = nn.Linear(256, 1024)
+    with torch.no_grad():
+        kept = [model(torch.ones(1024, 256)) for _ in range(16)]
+    del kept
+
+
+@pytest.mark.parametrize("program", [compare, collect])
+def test_C2_no_finding_where_a_backward_pass_comes_or_gradients_are_off(program: Callable[[], None]) -> None:
+    report = measured(program)
+    assert report["memory"]["kept_in_vain_bytes"] == 0 and "no-grad" not in ids(report)
+    with Estimator() as seen:
+        program()
+    assert seen.report()["memory"]["kept_in_vain_bytes"] == 0
+
+
 # ---- those that deserve none
 
 
