@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import about, targets
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.report import time_findings
 
 Report = dict[str, Any]
 _LINES = Path(__file__).read_text().splitlines()
@@ -122,6 +123,43 @@ def test_C2_finding_python_line() -> None:
     assert "python-line" not in ids(measured(crunch, 0, warmup=1))
 
 
+def go_back() -> None:
+    loss = torch.ones((), requires_grad=True)
+    for _ in range(300):
+        loss = loss * 1.0
+    for _ in range(10):
+        loss.backward(retain_graph=True)
+
+
+def step_only() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(100)]
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    for _ in range(4):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("program", [go_back, step_only])
+def test_C2_no_finding_python_line_where_torch_works_between_operations(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_findings, "_CALLING", 0)  # as on a machine that is busy with other things
+    assert "python-line" not in ids(measured(program))
+
+
+def hook() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        y = x * 2
+        y.register_hook(lambda g: time.sleep(0.1))  # Python within backward
+        y.sum().backward()
+
+
+def test_C2_finding_python_line_of_a_hook() -> None:
+    the(measured(hook), "python-line", "Python within backward")
+
+
 @torch.no_grad()
 def begin(seconds: float) -> None:
     model = nn.Linear(512, 512)
@@ -135,6 +173,7 @@ def test_C2_finding_first_iteration() -> None:
     row, steps = the(report, "first-iteration", module="Linear"), report["steps"]
     assert row["seconds"] == pytest.approx(steps["first_s"] - steps["time_s"]["median"])
     assert row["seconds"] >= 0.5 and f"{steps['first_s'] / steps['time_s']['median']:.1f} ×" in row["text"]
+    assert "python-line" not in ids(report), "the same second is told once"
     assert "first-iteration" not in ids(measured(begin, 0.05))
     assert "first-iteration" not in ids(measured(begin, 1.0, warmup=1))
 
@@ -273,6 +312,11 @@ def test_C2_finding_optimizer_unfused_says_what_a_fused_one_saves(kind: type[tor
     assert row["try"] == f"fused=True for {kind.__name__}"
     assert "optimizer-unfused" not in ids(other)
     assert "optimizer-unfused" not in ids(estimated(learn, torch.optim.Rprop, 2048)), "torch has no fused one"
+
+
+def test_C2_no_finding_optimizer_unfused_where_the_estimated_program_stays_on_the_cpu() -> None:
+    report = estimated(lambda _: learn("cpu", torch.optim.Adam, 256))
+    assert "optimizer-unfused" not in ids(report), "on the GPU, torch takes the parameters together"
 
 
 def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
