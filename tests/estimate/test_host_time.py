@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from types import FunctionType
 
 import pytest
 import torch
@@ -49,6 +50,24 @@ def test_C4_what_a_library_does_it_does_for_the_programs_line():
 
     numbers = list(range(20_000))
     assert [row["source"] for row in report_of(program)["host"]["lines"]][0].endswith("# the library works")
+
+
+def test_C4_what_the_standard_library_does_for_torch_is_torchs(monkeypatch):
+    def slow(tensor):
+        end = time.perf_counter() + REST
+        while time.perf_counter() < end:
+            random.shuffle(numbers)
+
+    def program():
+        model, x = nn.Linear(4, 4).cuda(), torch.ones(2, 4, device="cuda")
+        model(x)
+        torch.nn.functional.slow(x)
+        model(x)
+
+    numbers = list(range(20_000))
+    code = slow.__code__.replace(co_filename=torch.nn.functional.__file__)
+    monkeypatch.setattr(torch.nn.functional, "slow", FunctionType(code, globals(), "slow", None, slow.__closure__), False)
+    assert report_of(program)["host"]["here_s"] < REST / 2
 
 
 def test_C4_what_came_before_the_model_is_not_told():
