@@ -49,7 +49,7 @@ def test_C4_what_a_library_does_it_does_for_the_programs_line():
         model(torch.ones(2, 4, device="cuda"))
 
     numbers = list(range(20_000))
-    assert [row["source"] for row in report_of(program)["host"]["lines"]][0].endswith("# the library works")
+    assert report_of(program)["host"]["lines"][0]["source"].endswith("# the library works")
 
 
 def test_C4_what_the_standard_library_does_for_torch_is_torchs(monkeypatch):
@@ -66,7 +66,8 @@ def test_C4_what_the_standard_library_does_for_torch_is_torchs(monkeypatch):
 
     numbers = list(range(20_000))
     code = slow.__code__.replace(co_filename=torch.nn.functional.__file__)
-    monkeypatch.setattr(torch.nn.functional, "slow", FunctionType(code, globals(), "slow", None, slow.__closure__), False)
+    function = FunctionType(code, globals(), "slow", None, slow.__closure__)
+    monkeypatch.setattr(torch.nn.functional, "slow", function, raising=False)
     assert report_of(program)["host"]["here_s"] < REST / 2
 
 

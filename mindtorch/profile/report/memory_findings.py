@@ -53,8 +53,8 @@ def no_grad(of: Looked) -> Said | None:
         return None
     rows = [row for row in of.memory.get("largest") or () if row["category"] == "activations"]
     needed = 2 * max((row["bytes"] // row["count"] for row in rows), default=0)
-    trains = max((row["peak_bytes"] for row in of.report["phases"] if row["name"] in ("backward", "optimizer")), default=0)
-    share = of.whole(min(in_vain - needed, of.peak - trains))
+    training = [row["peak_bytes"] for row in of.report["phases"] if row["name"] in ("backward", "optimizer")]
+    share = of.whole(min(in_vain - needed, of.peak - max(training, default=0)))
     text = (
         f"calls of models kept what a backward pass needs, and none came for them: about {percent(share)} of the peak "
         "is activations that need not be there"

@@ -98,7 +98,8 @@ def host(of: Looked) -> Said | None:
         return None
     calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
     text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
-    to_try = "torch.compile(model, mode='reduce-overhead'), larger batches, or fewer small operations"
+    what = "model" if of.report["models"] else "step"  # a function of the program's
+    to_try = f"torch.compile({what}, mode='reduce-overhead'), larger batches, or fewer small operations"
     return Said(text, share, of.heaviest(of.forward(mine)), to_try)
 
 
@@ -143,8 +144,9 @@ def attention(of: Looked) -> Said | None:
         between = sum(row.ns * part for row, part in parts.items() if of.op(row) not in (*_BATCHED, "aten::mm"))
         # Which operations of the backward pass are theirs is not known of all.
         least = "at least " if any(row.phase == BACKWARD for row in of.rows) else ""
-        text = f"{start}: {least}{percent(of.part(between / 1e9))} of the time goes into its scores, beside its two products"
-        return Said(text, of.part(between / 1e9), place, to_try)
+        share = of.part(between / 1e9)
+        text = f"{start}: {least}{percent(share)} of the time goes into its scores, beside its two products"
+        return Said(text, share, place, to_try)
     device: dict[int, float] = {}
     host: dict[int, float] = {}
     for row, part in parts.items():
