@@ -107,6 +107,16 @@ def test_C2_finding_data_wait() -> None:
     assert "data-wait" not in ids(measured(load, 0.0))
 
 
+def test_C2_finding_data_wait_says_what_more_there_is_where_workers_work() -> None:
+    def program() -> None:
+        for _ in DataLoader(Slow(0.2), batch_size=3, num_workers=1):
+            nn.Identity()(torch.ones(1))
+
+    with Profiler(whole=True) as seen:
+        program()
+    assert the(seen.report(), "data-wait")["try"].startswith("more num_workers")
+
+
 @torch.no_grad()
 def crunch(n: int) -> None:
     model = nn.Linear(1024, 1024)

@@ -38,6 +38,8 @@ def data(of: Looked) -> Said | None:
     share = of.part(sum(row.ns for row in mine) / 1e9)
     text = f"{percent(share)} of the time the model waits for data"
     to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
+    if any("DataLoader" in kind for kind in of.seen.children):
+        to_try = "more num_workers of the DataLoader, persistent_workers=True for several epochs; or cheaper transforms"
     return Said(text, share, of.heaviest(mine), to_try) if of.seen.mode == "measured" else None
 
 
