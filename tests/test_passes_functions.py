@@ -12,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch._ext import intern
-from mindtorch.engine.passes.direct import DIRECT, direct
+from mindtorch.engine.passes.direct import DIRECT, DirectCalls, direct
 from mindtorch.engine.passes.in_place import POINTWISE, InPlace
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -97,6 +97,12 @@ def test_L13_a_direct_call_is_the_operators_own() -> None:
         assert found[0][2].keys() == kwargs.keys() and all(_equal(v, kwargs[k]) for k, v in found[0][2].items())
         met.add(_key(func))
     assert met == DIRECT
+
+
+def test_L13_a_torch_that_nobody_tried_has_no_direct_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DirectCalls.on and direct(torch.ops.aten.mm.default) is not None
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert direct(torch.ops.aten.mm.default) is None
 
 
 def _in_place(func: Any, name: str) -> Any:

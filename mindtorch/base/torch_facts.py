@@ -169,6 +169,11 @@ def tensors_laid_out() -> bool:
         )
 
 
+def functions_proven() -> bool:
+    """Has each of torch's functions that stands for an operator been seen to make that operator's very call?"""
+    return known()
+
+
 def data_pointers() -> list[Any]:
     """The methods that give a tensor's address. ``const_data_ptr`` came with torch 2.13."""
     base: Any = torch._C.TensorBase
