@@ -132,7 +132,7 @@ def break_at_compiled_methods(package: str) -> None:
 
 def wrappers_tried() -> bool:
     """Is this a CPython that `_ext/kept_wrappers.pyx` was tried on? It takes part in how that frees objects."""
-    return (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return sys.version_info[:2] == (3, 11)
 
 
 def tensors_laid_out() -> bool:
