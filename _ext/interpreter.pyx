@@ -26,7 +26,7 @@ class _Attributed:
 cdef bint agrees() except -1:
     """Does CPython itself say what is read here past its documented interface?"""
     cdef object function = len, method = list.append, slotted = _Slotted(), attributed = _Attributed()
-    cdef object referred = _Attributed(), reference = ref(referred)
+    cdef object referred = _Attributed(), _reference = ref(referred)
     cdef object attribute = FunctionType.__dict__["__code__"]
     cdef object twin = mt_copy(function)
     cdef Py_ssize_t offset = mt_slot_offset(<PyObject *><object>_Slotted.member)

@@ -12,6 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch._ext import intern
+from mindtorch.base import torch_facts
 from mindtorch.engine.passes.direct import DIRECT, DirectCalls, direct
 from mindtorch.engine.passes.in_place import POINTWISE, InPlace
 
@@ -99,10 +100,13 @@ def test_L13_a_direct_call_is_the_operators_own() -> None:
     assert met == DIRECT
 
 
-def test_L13_a_torch_that_nobody_tried_has_no_direct_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DirectCalls.on and direct(torch.ops.aten.mm.default) is not None
-    monkeypatch.setattr(torch, "__version__", "2.99.0")
-    assert direct(torch.ops.aten.mm.default) is None
+@pytest.mark.parametrize("version, proven", [("2.13.0+cpu", True), ("2.15.1", True), ("2.99.0", False)])
+def test_L13_direct_calls_are_on_where_they_were_proven(
+    version: str, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DirectCalls.on is torch_facts.functions_proven()
+    monkeypatch.setattr(torch, "__version__", version)
+    assert torch_facts.functions_proven() is proven
 
 
 def _in_place(func: Any, name: str) -> Any:

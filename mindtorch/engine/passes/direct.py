@@ -12,7 +12,7 @@ from .optimizer_pass import Pass, first_of
 __all__ = ["DIRECT", "DirectCalls", "direct"]
 
 #: Overloads that torch's function for Python of that name comes to, whatever arguments they were recorded with
-#: (tests/test_passes_functions.py asks the dispatcher of each release that is known).
+#: (tests/test_passes_functions.py asks torch's dispatcher).
 DIRECT = frozenset(
     (
         "_log_softmax.default _safe_softmax.default _softmax.default add.Tensor add_.Tensor addcdiv_.default "
@@ -32,7 +32,7 @@ class DirectCalls(Pass):
     """What autograd called as an operator is called by torch's function for Python, which reads arguments sooner."""
 
     name = "direct calls"
-    on = torch_facts.functions_proven()
+    on = torch_facts.functions_proven()  # elsewhere for who asks for it
 
     def function(self, info: Any) -> None:
         found = direct(info.func)
@@ -42,7 +42,7 @@ class DirectCalls(Pass):
 
 def direct(func: Any) -> Any:
     """Torch's function for Python that makes this very call of the dispatcher; None where none is known to."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not torch_facts.functions_proven():
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return None
     name, _, overload = func.name().removeprefix("aten::").partition(".")
     if f"{name}.{overload or 'default'}" not in DIRECT:
