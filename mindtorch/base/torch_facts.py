@@ -170,7 +170,7 @@ def tensors_laid_out() -> bool:
 
 
 def functions_proven() -> bool:
-    """Was this torch seen to make an operator's very call by each function that `engine/passes/direct.py` puts there?"""
+    """Was it tested that this torch's functions make the very calls that `engine/passes/direct.py` takes them for?"""
     return release() in (RELEASES[1], RELEASES[3])
 
 
