@@ -171,7 +171,7 @@ def tensors_laid_out() -> bool:
 
 def functions_proven() -> bool:
     """Was it tested that this torch's functions make the very calls that `engine/passes/direct.py` takes them for?"""
-    return release() in (RELEASES[1], RELEASES[3])
+    return known() and release() != RELEASES[2]
 
 
 def data_pointers() -> list[Any]:
