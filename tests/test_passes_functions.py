@@ -100,7 +100,9 @@ def test_L13_a_direct_call_is_the_operators_own() -> None:
     assert met == DIRECT
 
 
-@pytest.mark.parametrize("version, proven", [("2.13.0+cpu", True), ("2.14.1", False), ("2.15.1", True), ("2.99.0", False)])
+@pytest.mark.parametrize(
+    "version, proven", [("2.13.0+cpu", True), ("2.14.1", False), ("2.15.1", True), ("2.99.0", False)]
+)
 def test_L13_direct_calls_are_on_where_they_were_proven(
     version: str, proven: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
