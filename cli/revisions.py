@@ -15,6 +15,8 @@ import click
 
 from mindtorch.base.errors import UsageError
 
+from .how_far import note
+
 __all__ = ["both"]
 
 _GENIE = (
@@ -137,8 +139,7 @@ def _ended_cleanly() -> Iterator[None]:
 
 def _profiled(words: Sequence[str], name: str, folder: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """The report of a run in that folder. What the program prints goes to stderr."""
-    if sys.stderr.isatty():
-        click.echo(f"genie: profiling {name} ...", err=True)
+    note(f"profiling {name} ...")
     command = [sys.executable, "-c", _GENIE, "profile", "--json", "-", *words[1:]]
     code, text, _ = _ran(command, cwd=folder, env={**os.environ, **environment})
     if code:
