@@ -21,6 +21,7 @@ __all__ = ["HowFar", "Iterations", "note"]
 _FIRST = 5.0  # seconds after which it is said
 _LATER = 1.5  # times as long until it is said again
 _PATIENCE = 1.0  # seconds to wait for a line that is being said
+_COMMAND = os.path.dirname(__file__)
 
 
 def note(text: str) -> None:
@@ -106,12 +107,11 @@ def _following(due: float) -> float:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost line that is the program's own; empty where none is."""
+    """The innermost line that is the program's own, which this command has called; empty where none is."""
     from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 
     others = (*skipped_prefixes(), *installed_folders(), "<")
-    while frame is not None:
-        file = frame.f_code.co_filename
+    while frame is not None and os.path.dirname(file := frame.f_code.co_filename) != _COMMAND:
         if not file.startswith(others):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -210,7 +210,9 @@ class _Boxes:
     def _list(self, holder: Box, row: range) -> Box | None:
         """A box for a `Sequential`, whose layers have taken its name, where these children are all that are in it."""
         name = holder.children[row.start].name.rpartition(".")[0]
-        its = [i for i, child in enumerate(holder.children) if child.kind == "module" and child.name.startswith(name + ".")]
+        its = [
+            i for i, child in enumerate(holder.children) if child.kind == "module" and child.name.startswith(name + ".")
+        ]
         if not name or its != list(row):
             return None
         first = holder.children[row.start]

@@ -46,7 +46,9 @@ def to_dict(graph: ComputationGraph) -> dict[str, Any]:
 
 def to_json(graph: ComputationGraph) -> str:
     """`to_dict` as text, one node per line."""
-    return _text({**_head(graph), "nodes": _nodes(graph), "edges": [list(edge) for edge in graph.edges], **_tail(graph)})
+    return _text(
+        {**_head(graph), "nodes": _nodes(graph), "edges": [list(edge) for edge in graph.edges], **_tail(graph)}
+    )
 
 
 def to_networkx_json(graph: ComputationGraph) -> str:

@@ -68,9 +68,7 @@ def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
             continue
         around_it = _size(box.parent)  # in between are modules whose layers have taken their names
         places = {graph.nodes[node].module_info.names for node in box.nodes}
-        box.found = any(
-            names[:size] in wanted for names in places for size in range(around_it + 1, _size(box) + 1)
-        )
+        box.found = any(names[:size] in wanted for names in places for size in range(around_it + 1, _size(box) + 1))
         if box.found and box.parent is not None:
             around[box.parent] = None
     whole = Box(root.name, kind="all")
