@@ -71,6 +71,10 @@ def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
         box.found = any(names[:size] in wanted for names in places for size in range(around_it + 1, _size(box) + 1))
         if box.found and box.parent is not None:
             around[box.parent] = None
+    for box in list(around):
+        if any(up in around for up in box.above()):  # is shown there
+            box.found = True
+            del around[box]
     whole = Box(root.name, kind="all")
     for box in around:
         phase = next(up for up in (box, *box.above()) if up.kind == "phase")

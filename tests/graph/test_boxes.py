@@ -200,7 +200,9 @@ def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():
     ("Sequential.0.mlp", ["mlp"]), ("*.mlp.1", ["mlp.1"]), ("*.more", ["more.0", "more.1", "more.2", "more.3"]),
 ])  # fmt: skip
 def test_C6_focus_finds_modules_whose_layers_have_taken_their_name(pattern, found):
-    assert [box.name for box in inside(boxes(listed(), focus=pattern)) if box.found] == found
+    shown_boxes = inside(boxes(listed(), focus=pattern))
+    assert [box.name for box in shown_boxes if box.found and box.kind == "module"] == found
+    assert all(box.open for box in shown_boxes if box.found)
 
 
 def test_C6_focus_says_a_models_name_once():
