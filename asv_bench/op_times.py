@@ -1,6 +1,6 @@
-"""Op times of ``mindtorch.profile()`` beside torch.profiler's: ``python asv_bench/op_times.py [--runs N] [program ...]``.
+"""Op times beside torch.profiler's: ``python asv_bench/op_times.py [--runs N] [program ...]``.
 
-Of the ten ops that are heaviest by torch.profiler's self time: time of a loop, after ten iterations, under one and under
+Of the ten ops that are heaviest by torch.profiler's self time: time in a loop, after ten iterations, under the one and
 the other. Processes of one thread, in turn, medians. Exits 1 where one is more than a tenth off. Takes six minutes.
 """
 

@@ -140,7 +140,7 @@ Examples:
     "others",
     multiple=True,
     metavar="PROGRAM",
-    help="In --svg and --html: another program, side by side with this one; with arguments of its own in quotes. May be "
+    help="In --svg and --html: another program, side by side with this one; in quotes where it has arguments. May be "
     "given again.",
 )
 @click.option(

@@ -19,13 +19,15 @@ text { font: 11px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; 
 text.name { font-weight: 600; } text.facts { fill: #59616b; } text.pattern { fill: #5b2a9d; }
 svg { background: #ffffff; }
 rect { fill: #ffffff; stroke: #b3bac3; rx: 4px; }
-.graph > rect { fill: none; } .phase > rect { fill: #f5f6f8; stroke: none; } .module > rect { fill: #eceff3; } .op > rect { stroke: #d8dce1; }
+.graph > rect { fill: none; }
+.phase > rect { fill: #f5f6f8; stroke: none; } .module > rect { fill: #eceff3; } .op > rect { stroke: #d8dce1; }
 .pattern > rect { fill: #eee6fb; stroke: #9a79cf; } .these > rect, .initialization > rect { stroke-dasharray: 4 3; }
 .found > rect { stroke: #0b57b7; stroke-width: 2; }
 path { fill: none; stroke: #6b7480; } marker path, circle { fill: #6b7480; stroke: none; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e7eaee; } text.facts { fill: #a0a9b4; } text.pattern { fill: #cdb4ff; } svg { background: #14171b; }
-  rect { fill: #14171b; stroke: #4a535e; } .graph > rect { fill: none; } .phase > rect { fill: #1a1e23; } .module > rect { fill: #242a31; }
+  rect { fill: #14171b; stroke: #4a535e; } .graph > rect { fill: none; }
+  .phase > rect { fill: #1a1e23; } .module > rect { fill: #242a31; }
   .op > rect { stroke: #343b44; } .pattern > rect { fill: #2c2340; stroke: #7a5fb0; } .found > rect { stroke: #8ab8ff; }
   path { stroke: #8b95a1; } marker path, circle { fill: #8b95a1; }
 }

@@ -313,8 +313,8 @@ def test_C6_initialization_is_one_line_in_text_and_one_box_in_pictures():
     assert f'init [label="{line}"' in graph.to_dot()
     first = boxes(graph).children[0]
     assert first.lines() == [line] and first.ops == ops and sorted(first.nodes) == list(range(after))
-    for shown in (graph.to_text(init=True), graph.to_dot(init=True)):
-        assert "initialization" not in shown and "uniform_" in shown
+    for text in (graph.to_text(init=True), graph.to_dot(init=True)):
+        assert "initialization" not in text and "uniform_" in text
     assert "uniform_" not in graph.to_text() + graph.to_dot()
     assert all(box.kind != "initialization" for box in inside(boxes(graph, init=True)))
     assert "9 more parameters and buffers are made" in graph.to_text(init=True)
