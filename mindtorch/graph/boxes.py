@@ -43,7 +43,7 @@ class Pattern(NamedTuple):
 
 
 class Box:
-    """kind: ``all``, ``graph`` (of several), ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, or ``these``:
+    """kind: ``all``, ``graph`` of several, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, or ``these``,
     some in a row.
     """
 
