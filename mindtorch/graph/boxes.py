@@ -43,8 +43,9 @@ class Pattern(NamedTuple):
 
 
 class Box:
-    """kind: ``all``, ``graph`` of several, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, or ``these``,
-    some in a row.
+    """kind: ``all``, ``graph`` of several, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, ``these``.
+
+    The last are some in a row.
     """
 
     def __init__(
