@@ -90,14 +90,14 @@ with OnlyCallsOn() if "mode" in sys.argv else contextlib.nullcontext():
 """
 
 
-def printed(command: list[str], folder: str, word: str) -> str:
-    """What a process of one thread writes on standard error in the line that begins with a word, after it."""
+def seconds(command: list[str], folder: str) -> float:
+    """CPU time of the loop in one process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    line = next((line for line in done.stderr.splitlines() if line.startswith(f"{word} ")), None)
+    line = next((line for line in done.stderr.splitlines() if line.startswith("loop ")), None)
     if line is None:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    return line.removeprefix(f"{word} ")
+    return float(line.split()[1])
 
 
 def main() -> int:
@@ -116,7 +116,7 @@ def main() -> int:
             path.write_text(TEMPLATE.format(**program._asdict()))
             plain = [sys.executable, str(path)]
             kinds = plain, [*plain, "mode"], [sys.executable, "-m", "mindtorch.cli.main", "profile", str(path)]
-            runs = [[float(printed(kind, folder, "loop")) for kind in kinds] for _ in range(asked.runs)]
+            runs = [[seconds(kind, folder) for kind in kinds] for _ in range(asked.runs)]
             least, mode, profiled = (min(column) for column in zip(*runs, strict=True))
             times = "".join(f"{time * 1e3:7.1f} ms" for time in (least, mode, profiled))
             print(f"{name:28}{times}{mode / least:7.2f}x{profiled / least:8.2f}x", flush=True)
