@@ -12,22 +12,26 @@ from typing import Any
 from ..._ext.signals import by_signal_handler
 from ..graph import ComputationGraph
 from .attention import Attention
+from .clipping import GradientClipping
 from .convolution import Convolution
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
 from .loss import Loss
 from .normalization import Normalization
+from .optimizer_update import OptimizerUpdate
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
 from .routing import Routing
+from .sampling import Sampling
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
 #: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss())
+_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss(),
+                            Sampling(), GradientClipping(), OptimizerUpdate())  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,12 @@ def find_patterns(
     such a pattern has no instances.
     """
     known = {} if known is None else known
-    flow = Flow(graph)
+    flows: dict[tuple[str, ...], Flow] = {}
     taken: set[int] = set()
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:
         of_it, nodes = [], set(taken)
+        flow = flows.get(pattern.phases) or flows.setdefault(pattern.phases, Flow(graph, pattern.phases))
         try:
             for instance in _instances(flow, pattern, known, nodes):
                 of_it.append(instance)

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CALLS = 2  # of each model, with gradients and without: of a generation, prefill and a step of decode
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
+_BACKWARD = context.PHASES.index("backward")
 
 
 Key = tuple[int, Any, str]  # path id of the module, line, op
@@ -59,27 +60,54 @@ class Sample:
 
 
 class Sampling:
-    """Told of outermost calls, it takes graphs of the first ones; where nobody says how, none."""
+    """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
+
+    A graph is of a call with gradients, of two calls without and what is done between them (a token is chosen), or of a
+    pass backward and what is done with its gradients until the next call.
+    """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.with_gradients = 0  # calls
         self._seen: Counter[tuple[int, bool]] = Counter()
+        self._steps = self._passes = 0  # that changed weights; of which there may be a graph
+        self._of = ""  # what it is being taken of: a call, what comes after it, or a step
         self._nodes = 0
         self._thread: int | None = None
 
     def mark(self, kind: str, which: int) -> None:
         """A mark of the program's (see `Collector`)."""
+        own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
             self.with_gradients += key[1]
-            full = len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES
-            if self._thread is None and self._seen[key] < CALLS and not full and not torch.compiler.is_compiling():
+            wanted = self._seen[key] < CALLS and not torch.compiler.is_compiling()
+            if own and self._of == "step" or (self._of == "after" and not (wanted and not key[1])):
+                self.close()
+            if wanted and self._may_begin(own and self._of == "after"):
                 self._seen[key] += 1
-                self._thread = threading.get_ident()
-                self._begin()
-        elif kind == "exit" and threading.get_ident() == self._thread:
-            self.close()
+                self._of = "call"
+        elif kind == "exit" and own and self._of == "call":
+            if torch.is_grad_enabled() or self._seen[which, False] >= CALLS:
+                self.close()
+            else:
+                self._of = "after"
+        elif kind == "backward":
+            if own and self._of == "after":
+                self.close()
+            if self._steps < CALLS and self._passes < MOST_CALLS and self._may_begin():
+                self._passes += 1
+                self._of = "step"
+
+    def _may_begin(self, already: bool = False) -> bool:
+        """Watch from now on, if nothing else is watched and there is room."""
+        if already:
+            return True
+        if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
+            return False
+        self._thread = threading.get_ident()
+        self._begin()
+        return True
 
     def close(self) -> None:
         """The call is over, or the run."""
@@ -87,9 +115,14 @@ class Sampling:
             return
         self._thread = None
         found = self._end()
-        if found is not None:
-            self._nodes += len(found.graph)
-            self.samples.append(found)
+        if found is None:
+            return
+        if self._of == "step":
+            if not _changes(found.graph):  # gradients are summed up first
+                return
+            self._steps += 1
+        self._nodes += len(found.graph)
+        self.samples.append(found)
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         """A model, or a module of it, is called for the first time."""
@@ -100,6 +133,11 @@ class Sampling:
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
         return None
+
+
+def _changes(graph: ComputationGraph) -> bool:
+    """Does anything after a pass backward write to memory?"""
+    return any(graph._phase[node] != _BACKWARD for node in graph._writes)
 
 
 def prefix_of(path: int) -> str:

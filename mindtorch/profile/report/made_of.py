@@ -75,12 +75,14 @@ class Labels:
             cores = {node for instance in instances for node in instance.core}
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             for node, keys in keys_of.items():
+                if graph._phase[node] == _BACKWARD:
+                    continue  # of these, the rows are told by what ran forward
                 label_ = labels.get(node)
                 for key in keys:
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
                         mixed.add(key)
                     _agree(self.at_line, key[:2], label_)
-                    if node in differentiated:
+                    if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
                 self.alike.update(keys)
@@ -122,6 +124,8 @@ def _differentiated(graph: ComputationGraph) -> set[int]:
     carrying: set[int] = set()
     found = set()
     for node in graph.nodes:
+        if graph._phase[node.id] == _BACKWARD:
+            break  # what comes after it has no gradients of its own
         if any(output.dtype.is_floating_point for output in node.outputs) and (
             node.kind != "op" or any(source in carrying for source, _ in node.inputs)
         ):
