@@ -86,12 +86,16 @@ def _updates(flow: Flow, gradients: Gradients, nodes: set[int]) -> list[_Update]
         if flow.is_pointwise(node) or flow.ops[node].startswith(("aten::_foreach_", "aten::_fused_")):
             last.update((origin, value) for value, origin in gradients.written(node))
     inside = {n for n in nodes if flow.ops[n] not in _MADE_ANEW}
+    read = {source for n in nodes for source in flow.inputs(n)}
     found = []
     for origin, value in last.items():
-        if gradients.is_gradient(value) or not gradients.is_stepped(origin):
+        of_optimizer = flow[value[0]].phase == "optimizer"
+        if gradients.is_gradient(value) or not _is_weight(flow, gradients, origin, value):
             continue
+        if of_optimizer and value in read:
+            continue  # what it remembers until the next step
 
-        def within(node: int, of_optimizer: bool = flow[value[0]].phase == "optimizer") -> bool:
+        def within(node: int, of_optimizer: bool = of_optimizer) -> bool:
             if node not in inside or not (
                 flow.is_pointwise(node) or flow.moves(node) or flow.ops[node].startswith("aten::_f")
             ):
@@ -102,11 +106,18 @@ def _updates(flow: Flow, gradients: Gradients, nodes: set[int]) -> list[_Update]
         weight = [key for key, source in leaves if gradients.origin(source) == origin]
         of_it = [key for key, source in leaves if gradients.is_gradient(source) and key not in weight]
         state = [key for key, source in leaves if key not in (*weight, *of_it) and flow.shape(source)]
-        if len(of_it) != len(weight) or len(weight) != 1 or any(_is_drawn(flow, key[0]) for key in state):
+        if len(of_it) != 1 or len(weight) != 1 or any(_is_drawn(flow, key[0]) for key in state):
             continue
         values += [each for key in state if (each := last.get(gradients.origin(key[:2]))) and each not in values]
         found.append(_Update(value, values, weight[0], of_it[0], state))
     return found
+
+
+def _is_weight(flow: Flow, gradients: Gradients, origin: Source, value: Source) -> bool:
+    node, output = value
+    if flow.ops[node].startswith("aten::_fused_"):
+        return output < len(flow[node].args[0])
+    return flow[node].phase == "optimizer" or gradients.is_stepped(origin)
 
 
 def _is_drawn(flow: Flow, node: int) -> bool:

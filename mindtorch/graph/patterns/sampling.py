@@ -162,6 +162,8 @@ def _check(flow: Flow, draw: _Draw, logits: Source, nodes: set[int]) -> Check:
     if draw.noise is not None:
         _check_noise(flow, draw)
     inverse = _inverse_temperature(rows)
+    if flow.is_op(logits[0]) and flow.ops[logits[0]] in _STEPS - _PARTS - _KEPT:
+        return Check(True, {"kind": "drawn"})  # what is done before that cannot be run by itself
     counts = {row.kept for row in rows}
     whole = len(rows[0].scores)
     about: dict[str, Any] = {"kind": "drawn", "temperature": float(f"{1 / inverse:.4g}")}

@@ -23,7 +23,8 @@ __all__ = ["Key", "Sample", "Sampling", "SamplingProfile", "prefix_of"]
 
 log = logging.getLogger(__name__)
 
-CALLS = 2  # of each model, with gradients and without: of a generation, prefill and a step of decode
+CALLS = 2  # of each model with gradients, and passes backward that change weights
+GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
 _BACKWARD = context.PHASES.index("backward")
 
@@ -62,8 +63,8 @@ class Sample:
 class Sampling:
     """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
 
-    A graph is of a call with gradients, of two calls without and what is done between them (a token is chosen), or of a
-    pass backward and what is done with its gradients until the next call.
+    A graph is of a call with gradients, of some calls without and what is done between them (a token is chosen), or of
+    a pass backward and what is done with its gradients until the next call.
     """
 
     def __init__(self) -> None:
@@ -81,14 +82,14 @@ class Sampling:
         if kind == "enter":
             key = which, torch.is_grad_enabled()
             self.with_gradients += key[1]
-            wanted = self._seen[key] < CALLS and not torch.compiler.is_compiling()
+            wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
             if own and self._of == "step" or (self._of == "after" and not (wanted and not key[1])):
                 self.close()
             if wanted and self._may_begin(own and self._of == "after"):
                 self._seen[key] += 1
                 self._of = "call"
         elif kind == "exit" and own and self._of == "call":
-            if torch.is_grad_enabled() or self._seen[which, False] >= CALLS:
+            if torch.is_grad_enabled() or self._seen[which, False] >= GENERATING:
                 self.close()
             else:
                 self._of = "after"

@@ -87,7 +87,7 @@ class Labels:
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
                 self.alike.update(keys)
                 if node in anchors:
-                    self.anchors[_main(keys)] += 1
+                    self.anchors[_main(keys, graph._calls[graph._call[node]].op)] += 1
                 if node in cores:
                     self.cores.update(keys)
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
@@ -140,9 +140,12 @@ def _agree(found: dict[Any, Any], key: Any, label: Any) -> None:
         found[key] = None
 
 
-def _main(keys: Sequence[Key]) -> Key:
-    """Of several calls that one op is made of, the one that stands for it: the last product, else the last of all."""
-    return next((key for key in reversed(keys) if key[2] in PRODUCTS), keys[-1])
+def _main(keys: Sequence[Key], op: str) -> Key:
+    """Of several calls that one op is made of, the one that stands for it: the last product, else that op, else the
+    last of all.
+    """
+    found = next((key for key in reversed(keys) if key[2] in PRODUCTS), None)
+    return found or next((key for key in reversed(keys) if key[2] == op), keys[-1])
 
 
 def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
