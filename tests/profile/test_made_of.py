@@ -98,7 +98,10 @@ def test_L13_a_report_names_each_block_with_its_places_and_calls(how):
         "feed-forward": (LAYERS, 4 * LAYERS, True),
         "normalization": (2 * LAYERS, 8 * LAYERS, True),
         "embedding": (1, 4, True),
+        "optimizer update": (1, 4, True),
     }
+    assert patterns["optimizer update"]["modules"] == []
+    assert patterns["optimizer update"]["attributes"]["kind"] == "AdamW"
     assert patterns["attention"]["modules"] == ["Model.layers.*.mixes"]
     assert patterns["feed-forward"]["modules"] == ["Model.layers.*"]
     assert patterns["attention"]["attributes"]["kind"] == "multi-head"

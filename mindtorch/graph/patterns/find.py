@@ -24,14 +24,17 @@ from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
 from .routing import Routing
 from .sampling import Sampling
+from .scan import StateSpaceScan
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
 #: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss(),
-                            Sampling(), GradientClipping(), OptimizerUpdate())  # fmt: skip
+_OWN: tuple[Pattern, ...] = (
+    Attention(), Routing(), FeedForward(), Convolution(), StateSpaceScan(), Normalization(), Embedding(), Loss(),
+    Sampling(), GradientClipping(), OptimizerUpdate(),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

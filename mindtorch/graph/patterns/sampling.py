@@ -30,6 +30,7 @@ _STEPS = _SOFTMAX | _SORTED | _KEPT | frozenset(f"aten::{name}" for name in (
     "bitwise_not", "logical_not", "clamp", "clamp_min", "roll", "neg", "zero_",
 ))  # fmt: skip
 _PARTS = frozenset({"aten::select", "aten::slice", "aten::index"})  # of logits: what is before is another tensor
+_FILLED = frozenset(f"aten::{name}" for name in ("index_put", "index_put_", "masked_fill", "masked_fill_"))
 _DECODE = PHASES.index("decode")
 _FAR = 60  # nodes between logits and the draw
 _SPREADS = (0.01, 0.5, 1.0, 2.0, 4.0)  # of made-up logits
@@ -162,7 +163,7 @@ def _check(flow: Flow, draw: _Draw, logits: Source, nodes: set[int]) -> Check:
     if draw.noise is not None:
         _check_noise(flow, draw)
     inverse = _inverse_temperature(rows)
-    if flow.is_op(logits[0]) and flow.ops[logits[0]] in _STEPS - _PARTS - _KEPT:
+    if flow.is_op(logits[0]) and flow.ops[logits[0]] in _FILLED:
         return Check(True, {"kind": "drawn"})  # what is done before that cannot be run by itself
     counts = {row.kept for row in rows}
     whole = len(rows[0].scores)
