@@ -191,6 +191,9 @@ def command(
         if outcome.error is not None and program.is_model:
             return outcome.exit_code
     view = _View(" ".join((argument, *script_args)), depth, focus or "", init)
+    from mindtorch.graph.analysis import describe
+
+    describe(graph)
     part = graph.reduced(modules) if modules else graph
     closed = graph.reduced(modules, depth) if depth is not None else part
     for each, file in wanted:

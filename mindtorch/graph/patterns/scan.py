@@ -85,8 +85,9 @@ def _chains(flow: Flow) -> Iterator[list[_Step]]:
     followed = set()
     for node, steps in options.items():
         for step in steps:
-            if step.before[0] in options and step.before[0] not in following:
-                following[step.before[0]] = step
+            before = flow.behind(step.before)[0]
+            if before[0] in options and before[0] not in following and flow.shape(before) == flow.shape(step.before):
+                following[before[0]] = step
                 followed.add(node)
                 break
     for node, steps in options.items():
