@@ -153,7 +153,7 @@ def _named(graph: ComputationGraph, root: Item) -> dict[Item, str]:
         while below:
             item = below[0]
             below = [child for child in item.children if each.nodes <= set(child.ids)]
-        for named in (item.children if item is root else [item]):
+        for named in item.children if item is root else [item]:
             if not each.nodes.isdisjoint(named.ids):
                 found.setdefault(named, {})[each.pattern] = None
     return {item: ", ".join(names) for item, names in found.items()}

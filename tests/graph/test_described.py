@@ -90,8 +90,11 @@ class Silent(Analyzer):
 
 @pytest.mark.parametrize(
     ("analyzer", "why"),
-    [(Fails(), "Fails.analyze raised KeyError: 'layers'"), (Silent(), "expected an Analysis from Silent.analyze, got NoneType")],
-)  # fmt: skip
+    [
+        (Fails(), "Fails.analyze raised KeyError: 'layers'"),
+        (Silent(), "expected an Analysis from Silent.analyze, got NoneType"),
+    ],
+)
 def test_C6_an_analyzer_that_fails_is_one_clear_error(analyzer: Analyzer, why: str) -> None:
     previous = set_analyzer(analyzer)
     try:

@@ -42,7 +42,9 @@ def torchs(kind: type[torch.optim.Optimizer], **options: Any) -> Do:
 _O = torch.optim
 OPTIMIZERS: dict[str, tuple[Do, str, str]] = {
     "SGD": (torchs(_O.SGD), "SGD", "one by one"),
-    "SGD with all options": (torchs(_O.SGD, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=True), "SGD", "foreach"),
+    "SGD with all options": (
+        torchs(_O.SGD, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=True), "SGD", "foreach"
+    ),
     "SGD fused": (torchs(_O.SGD, momentum=0.9, fused=True), "SGD", "fused"),
     "Adam": (torchs(_O.Adam, weight_decay=0.1), "Adam", "one by one"),
     "Adam with the largest": (torchs(_O.Adam, amsgrad=True, foreach=True), "Adam", "foreach"),
@@ -150,14 +152,15 @@ def by_norm(parameters: Parameters) -> None:
         p.grad.mul_(part)  # type: ignore[union-attr]
 
 
+_NORM, _VALUE = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
 CLIPPED: dict[str, tuple[Do, dict[str, Any]]] = {
-    "norm": (lambda ps: nn.utils.clip_grad_norm_(ps, 1.5), {"by": "norm", "most": 1.5, "norm": 2.0}),
-    "one by one": (lambda ps: nn.utils.clip_grad_norm_(ps, 1.5, foreach=False), {"by": "norm", "most": 1.5, "norm": 2.0}),
-    "largest": (lambda ps: nn.utils.clip_grad_norm_(ps, 2.0, float("inf")), {"by": "norm", "most": 2.0, "norm": float("inf")}),
-    "value": (lambda ps: nn.utils.clip_grad_value_(ps, 0.3), {"by": "value", "most": 0.3}),
-    "value, one by one": (lambda ps: nn.utils.clip_grad_value_(ps, 0.3, foreach=False), {"by": "value", "most": 0.3}),
+    "norm": (lambda ps: _NORM(ps, 1.5), {"by": "norm", "most": 1.5, "norm": 2.0}),
+    "one by one": (lambda ps: _NORM(ps, 1.5, foreach=False), {"by": "norm", "most": 1.5, "norm": 2.0}),
+    "largest": (lambda ps: _NORM(ps, 2.0, float("inf")), {"by": "norm", "most": 2.0, "norm": float("inf")}),
+    "value": (lambda ps: _VALUE(ps, 0.3), {"by": "value", "most": 0.3}),
+    "value, one by one": (lambda ps: _VALUE(ps, 0.3, foreach=False), {"by": "value", "most": 0.3}),
     "by hand": (by_norm, {"by": "norm", "most": 0.5, "norm": 2.0}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CLIPPED)

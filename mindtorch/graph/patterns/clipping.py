@@ -59,8 +59,10 @@ def _stretches(flow: Flow, gradients: Gradients) -> Iterator[list[int]]:
     last: object = None
     for node in flow.nodes:
         view = flow[node]
-        if view.phase == "optimizer" or not view.writes or not (
-            flow.is_pointwise(node) or flow.ops[node].startswith("aten::_foreach_")
+        if (
+            view.phase == "optimizer"
+            or not view.writes
+            or not (flow.is_pointwise(node) or flow.ops[node].startswith("aten::_foreach_"))
         ):
             continue
         if not all(gradients.is_gradient(value) for value, _ in gradients.written(node)):

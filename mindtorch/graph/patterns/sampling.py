@@ -24,8 +24,8 @@ _KEPT = frozenset(f"aten::{name}" for name in (
 ))  # fmt: skip
 #: What is done to logits between the model and the draw.
 _STEPS = _SOFTMAX | _SORTED | _KEPT | frozenset(f"aten::{name}" for name in (
-    "div", "div_", "mul", "mul_", "sub", "sub_", "add", "log", "log_softmax", "_log_softmax", "logsumexp", "sum", "amax",
-    "max", "masked_fill", "masked_fill_", "where", "lt", "le", "gt", "ge", "index_put", "index_put_", "cumsum", "fill_",
+    "div", "div_", "mul", "mul_", "sub", "sub_", "add", "log", "log_softmax", "_log_softmax", "logsumexp", "sum",
+    "amax", "max", "masked_fill", "masked_fill_", "where", "lt", "le", "gt", "ge", "index_put", "index_put_", "cumsum", "fill_",
     "scatter", "scatter_", "select", "slice", "index", "copy_", "scalar_tensor", "full_like", "full", "zeros_like",
     "bitwise_not", "logical_not", "clamp", "clamp_min", "roll", "neg", "zero_",
 ))  # fmt: skip
@@ -80,7 +80,9 @@ class Sampling(Pattern):
 def _token(flow: Flow, draw: int) -> int:
     """What tells, of a draw among sorted ones, which token that is; the draw itself where there is none."""
     _, ends = flow.ahead(draw, lambda n: flow.ops[n] in _KEPT, 8)
-    return next((n for n, place in ends if flow.ops[n] in ("aten::gather", "aten::take_along_dim") and place == 1), draw)
+    return next(
+        (n for n, place in ends if flow.ops[n] in ("aten::gather", "aten::take_along_dim") and place == 1), draw
+    )
 
 
 def _best(flow: Flow, node: int) -> _Draw:

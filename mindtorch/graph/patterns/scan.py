@@ -78,9 +78,7 @@ def _chains(flow: Flow) -> Iterator[list[_Step]]:
                 continue
             new = flow.inputs(node)[1 - place]
             for side, before in enumerate(flow.inputs(product)):
-                options.setdefault(node, []).append(
-                    _Step(node, product, before, flow.inputs(product)[1 - side], new)
-                )
+                options.setdefault(node, []).append(_Step(node, product, before, flow.inputs(product)[1 - side], new))
     following: dict[int, _Step] = {}
     followed = set()
     for node, steps in options.items():

@@ -83,9 +83,10 @@ class Sampling:
             key = which, torch.is_grad_enabled()
             self.with_gradients += key[1]
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
-            if own and self._of == "step" or (self._of == "after" and not (wanted and not key[1])):
+            goes_on = own and self._of == "after" and wanted and not key[1]
+            if own and self._of != "call" and not goes_on:
                 self.close()
-            if wanted and self._may_begin(own and self._of == "after"):
+            if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
                 self._of = "call"
         elif kind == "exit" and own and self._of == "call":
@@ -100,10 +101,8 @@ class Sampling:
                 self._passes += 1
                 self._of = "step"
 
-    def _may_begin(self, already: bool = False) -> bool:
+    def _may_begin(self) -> bool:
         """Watch from now on, if nothing else is watched and there is room."""
-        if already:
-            return True
         if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
             return False
         self._thread = threading.get_ident()

@@ -220,8 +220,7 @@ def pattern_rows(
 
 def _folded(labels: Labels, name: str, places: set[int]) -> list[str]:
     """Their modules, numbers in a path as ``*``."""
-    paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)])
-             if path]
+    paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)]) if path]
     return list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths))
 
 
