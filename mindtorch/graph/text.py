@@ -143,7 +143,7 @@ def left_out(graph: ComputationGraph) -> str:
 
 
 def _named(graph: ComputationGraph, root: Item) -> dict[Item, str]:
-    """What an analyzer says that lines are: the innermost module that holds a pattern, else its operations."""
+    """What an analyzer says that lines are: the innermost that holds all of a pattern, else those of its parts."""
     found: dict[Item, dict[str, None]] = {}
     shown = set(root.ids)
     for each in graph.patterns or ():

@@ -50,7 +50,7 @@ def graph() -> Iterator[ComputationGraph]:
 def test_C6_patterns_of_an_analyzer_are_in_text_and_pictures(graph: ComputationGraph) -> None:
     text, svg, page = graph.to_text(), graph.to_svg(), graph.to_html()
     (line,) = [line for line in text.splitlines() if "[scoring]" in line]
-    assert "chosen" in line
+    assert "_softmax" in line
     assert "scoring" in svg and "scoring" in page
     assert "feed-forward" not in svg, "nothing but what it says"
 

@@ -25,7 +25,8 @@ _KEPT = frozenset(f"aten::{name}" for name in (
 #: What is done to logits between the model and the draw.
 _STEPS = _SOFTMAX | _SORTED | _KEPT | frozenset(f"aten::{name}" for name in (
     "div", "div_", "mul", "mul_", "sub", "sub_", "add", "log", "log_softmax", "_log_softmax", "logsumexp", "sum",
-    "amax", "max", "masked_fill", "masked_fill_", "where", "lt", "le", "gt", "ge", "index_put", "index_put_", "cumsum", "fill_",
+    "amax", "max",
+    "masked_fill", "masked_fill_", "where", "lt", "le", "gt", "ge", "index_put", "index_put_", "cumsum", "fill_",
     "scatter", "scatter_", "select", "slice", "index", "copy_", "scalar_tensor", "full_like", "full", "zeros_like",
     "bitwise_not", "logical_not", "clamp", "clamp_min", "roll", "neg", "zero_",
 ))  # fmt: skip
