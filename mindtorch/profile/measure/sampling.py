@@ -72,6 +72,7 @@ class Sampling:
         self.with_gradients = 0  # calls
         self._seen: Counter[tuple[int, bool]] = Counter()
         self._steps = self._passes = 0  # that changed weights; of which there may be a graph
+        self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
         self._nodes = 0
         self._thread: int | None = None
@@ -83,12 +84,12 @@ class Sampling:
             key = which, torch.is_grad_enabled()
             self.with_gradients += key[1]
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
-            goes_on = own and self._of == "after" and wanted and not key[1]
+            goes_on = own and self._of == "after" and wanted and key == self._key  # of two models, each has its own
             if own and self._of != "call" and not goes_on:
                 self.close()
             if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
-                self._of = "call"
+                self._of, self._key = "call", key
         elif kind == "exit" and own and self._of == "call":
             if torch.is_grad_enabled() or self._seen[which, False] >= GENERATING:
                 self.close()
