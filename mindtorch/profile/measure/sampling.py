@@ -95,6 +95,7 @@ class Sampling:
                 self.close()
             else:
                 self._of = "after"
+                self._called()
         elif kind == "backward":
             if own and self._of == "after":
                 self.close()
@@ -130,6 +131,9 @@ class Sampling:
 
     def _begin(self) -> None:
         """Watch from now on what reads what."""
+
+    def _called(self) -> None:
+        """The call is over, and its model may be gone before what comes after it is."""
 
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
