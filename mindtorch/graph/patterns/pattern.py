@@ -164,7 +164,7 @@ class Pattern:
     """
 
     name = ""
-    phases = FORWARD  # of the nodes that it is shown
+    phases: tuple[str, ...] = FORWARD  # of the nodes that it is shown
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         """Candidates, in program order; (node, why not) of what is refused at sight.
