@@ -157,7 +157,7 @@ def nothing_stays_set() -> Iterator[None]:
     def settings() -> dict[str, object]:
         return {
             "executor": values._executor and type(values._executor),
-            "passes": passes.optimizer._chosen,
+            "passes": passes.optimizer._used(),
             "analyzer": analysis._analyzer,
             "cache": between.keeper,
             "segment hook": between.listener,

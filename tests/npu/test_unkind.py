@@ -480,8 +480,7 @@ def test_N3_a_device_that_runs_nothing_more_after_a_failure_says_so_each_time(in
     assert other == "[2.0, 2.0]" and len(failed) == 8 and {line.split()[0] for line in failed} == {"507015"}
 
 
-#: What asks for memory, streams, events and copies, and calls operators next to each other: what kindness hides. All of
-#: the others: ``pytest tests/npu --npu unkind`` (docs/CHECKS.md).
+#: What asks for memory, streams, events and copies, and calls operators side by side. All: docs/CHECKS.md.
 UNKIND = ("aclnn", "aclnn_calls", "backward", "copies", "events", "faults", "kernel_rows", "load", "memory", "streams")
 
 
@@ -491,11 +490,11 @@ def test_N7_the_npu_tests_pass_where_the_library_is_unkind(pytestconfig, unkind,
     if unkind:
         pytest.skip("is what this run does")
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in UNKIND]
-    devices = pytestconfig.getoption("--npu-devices")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--npu", "unkind"]
+    devices = f"--npu-devices={pytestconfig.getoption('--npu-devices')}"
+    command = [sys.executable, *"-m pytest -q -p no:xdist -p no:cacheprovider --npu unkind".split()]
     done = subprocess.run(
-        [*command, f"--npu-devices={devices}", f"--basetemp={tmp_path / 'inner'}", *files],
-        cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=1800, check=False,
+        [*command, devices, f"--basetemp={tmp_path / 'inner'}", *files], cwd=pytestconfig.rootpath,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)

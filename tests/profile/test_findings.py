@@ -20,7 +20,7 @@ from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import time_findings
 
 Report = dict[str, Any]
-_LINES = Path(__file__).read_text().splitlines()
+_HERE = Path(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,10 @@ def precision() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def line_of(text: str) -> int:
-    """The only line of this file that ends so."""
-    (found,) = [number for number, line in enumerate(_LINES, 1) if line.endswith(f"  # {text}")]
+def line_of(text: str, file: Path = _HERE) -> int:
+    """The only line of the file that ends so."""
+    lines = file.read_text().splitlines()
+    (found,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {text}")]
     return found
 
 
@@ -48,8 +49,8 @@ def estimated(program: Callable[..., object], *args: Any, target: str = "h100", 
     return seen.report()
 
 
-def the(report: Report, which: str, text: str = "", module: str | None = None) -> Report:
-    """That finding, whose place is the line that ends with `text`."""
+def the(report: Report, which: str, text: str = "", module: str | None = None, file: Path = _HERE) -> Report:
+    """That finding, whose place is the line of the file that ends with `text`."""
     found = {row["id"]: row for row in report["findings"]}
     assert which in found, list(found)
     row = found[which]
@@ -60,8 +61,8 @@ def the(report: Report, which: str, text: str = "", module: str | None = None) -
     else:
         assert row["of"] == "peak" and row["seconds"] is None
     if text:
-        assert Path(row["place"]["file"]) == Path(__file__) and row["place"]["line"] == line_of(text)
-        assert row["text"].endswith(f" (test_findings.py:{line_of(text)})")
+        assert Path(row["place"]["file"]) == file and row["place"]["line"] == line_of(text, file)
+        assert row["text"].endswith(f" ({file.name}:{line_of(text, file)})")
     assert module is None or row["place"]["module"] == module
     return row
 
@@ -386,84 +387,6 @@ def test_C2_finding_kept_gradients_says_what_the_peak_is_lower_without() -> None
     peaks = [each["totals"]["peak_bytes"] for each in (report, other)]
     assert row["share"] * peaks[0] == pytest.approx(peaks[0] - peaks[1], rel=0.1)
     assert "kept-gradients" not in ids(other)
-
-
-def evaluate(learns: bool) -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
-    for _ in range(2):
-        with torch.set_grad_enabled(learns):
-            model(torch.ones(4096, 256))  # evaluates
-
-
-def test_C2_finding_no_grad() -> None:
-    report, other = measured(evaluate, True), measured(evaluate, False)
-    row = the(report, "no-grad", "evaluates")
-    peaks = [each["totals"]["peak_bytes"] for each in (report, other)]
-    assert row["share"] * peaks[0] == pytest.approx(peaks[0] - peaks[1], rel=0.1)
-    assert row["text"].startswith("calls of models kept what a backward pass needs, and none came")
-    assert "no-grad" not in ids(other)
-
-
-def test_C2_no_finding_where_no_grad_would_change_nothing() -> None:
-    def one(learns: bool) -> None:
-        with torch.set_grad_enabled(learns):
-            nn.Linear(64, 4096)(torch.ones(4096, 64))
-
-    report, other = measured(one, True), measured(one, False)
-    assert report["totals"]["peak_bytes"] == other["totals"]["peak_bytes"] and "no-grad" not in ids(report)
-
-
-def practise(device: str, learns: bool, rows: int = 4096) -> None:
-    """Trains, and evaluates after each step."""
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, device=device), nn.GELU()) for _ in range(8)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(3):
-        model(torch.ones(64, 256, device=device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.set_grad_enabled(learns):
-            float(model(torch.ones(rows, 256, device=device)).sum())  # evaluates between steps
-
-
-@pytest.mark.parametrize("mode", ["measured", "estimated"])
-def test_C2_finding_no_grad_of_evaluations_of_a_program_that_trains(mode: str) -> None:
-    def run(*args: Any) -> Report:
-        return measured(practise, "cpu", *args) if mode == "measured" else estimated(practise, *args)
-
-    report, other = run(True), run(False)
-    row = the(report, "no-grad", "evaluates between steps")
-    peaks = [each["memory"]["peak_bytes"] for each in (report, other)]
-    held = report["memory"].get("peak_device_bytes", peaks[0])
-    assert row["share"] * held == pytest.approx(peaks[0] - peaks[1], rel=0.1)
-    assert "no-grad" not in ids(other)
-    assert "no-grad" not in ids(run(True, 48)), "the peak is that of training"
-
-
-def compare() -> None:
-    """Several calls of a model, and one backward pass for all of them."""
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
-    for _ in range(3):
-        first, second = model(torch.ones(4096, 256)), model(torch.zeros(4096, 256))
-        (first - second).square().sum().backward()
-        model.zero_grad()
-
-
-def collect() -> None:
-    """Trains a little, then keeps what a model says of much."""
-    practise("cpu", False, 64)
-    model = nn.Linear(256, 1024)
-    with torch.no_grad():
-        kept = [model(torch.ones(1024, 256)) for _ in range(16)]
-    del kept
-
-
-@pytest.mark.parametrize("program", [compare, collect])
-def test_C2_no_finding_where_a_backward_pass_comes_or_gradients_are_off(program: Callable[[], None]) -> None:
-    report = measured(program)
-    assert report["memory"]["kept_in_vain_bytes"] == 0 and "no-grad" not in ids(report)
-    with Estimator() as seen:
-        program()
-    assert seen.report()["memory"]["kept_in_vain_bytes"] == 0
 
 
 # ---- those that deserve none

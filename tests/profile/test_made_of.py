@@ -284,7 +284,7 @@ def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatc
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint()])
     found, patterns = report(how, train)
-    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization"]
+    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization", "optimizer update"]
     (said,) = [line for line in found["warnings"] if "pattern" in line]
     why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
     assert said == f"the pattern failing was not looked for: {why}"

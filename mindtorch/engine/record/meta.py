@@ -74,7 +74,7 @@ class MetaStorage:
             return 0
         return self._extent * self.dtype.itemsize
 
-    def resize_(self, nbytes: int) -> MetaStorage:
+    def resize_(self, nbytes: int, /) -> MetaStorage:
         """In an estimate, memory given back and taken again; elsewhere there is none."""
         if mode.now.estimate is None:
             refuse("storage.resize_")
@@ -139,7 +139,7 @@ class TypedMetaStorage(MetaStorage):
 
     __len__ = size
 
-    def resize_(self, elements: int) -> TypedMetaStorage:
+    def resize_(self, elements: int, /) -> TypedMetaStorage:
         super().resize_(elements * self.dtype.itemsize)
         return self
 

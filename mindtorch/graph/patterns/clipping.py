@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .after_backward import AFTER_BACKWARD, Gradients, Key
 from .flow import Flow
-from .gradients import AFTER_BACKWARD, Gradients, Key
 from .pattern import Check, Found, Pattern, Refused, Trial, form_of
 from .rerun import Source
 

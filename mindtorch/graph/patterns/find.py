@@ -25,8 +25,8 @@ from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
 from .rotary import Rotary
 from .routing import Routing
-from .sampling import Sampling
 from .scan import StateSpaceScan
+from .token_sampling import Sampling
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from .after_backward import AFTER_BACKWARD, Gradients, Key
 from .flow import Flow
-from .gradients import AFTER_BACKWARD, Gradients, Key
 from .pattern import Check, Found, Pattern, Refused, Trial, form_of
 from .rerun import Source
 

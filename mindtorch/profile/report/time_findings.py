@@ -145,9 +145,9 @@ def attention(of: Looked) -> Said | None:
     if of.forecast is None:
         between = sum(row.ns * part for row, part in parts.items() if of.op(row) not in (*_BATCHED, "aten::mm"))
         # Which operations of the backward pass are theirs is not known of all.
-        least = "at least " if any(row.phase == BACKWARD for row in of.rows) else ""
+        at_least = "at least " if any(row.phase == BACKWARD for row in of.rows) else ""
         share = of.part(between / 1e9)
-        text = f"{start}: {least}{percent(share)} of the time goes into its scores, beside its two products"
+        text = f"{start}: {at_least}{percent(share)} of the time goes into its scores, beside its two products"
         return Said(text, share, place, to_try)
     device: dict[int, float] = {}
     host: dict[int, float] = {}
