@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..._ext import attributes as _attributes
+from ..._ext import functions as _functions
 from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
@@ -378,6 +379,7 @@ def _install() -> None:
     )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
+    _intercept.set_shorten(_functions.shorten)
     _view_chains.init(torch)
     with Unseen():
         laid_out = torch_facts.tensors_laid_out()
