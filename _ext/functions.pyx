@@ -1,4 +1,4 @@
-"""Torch's functions for Python (`torch.add`), which record at once what is known of their calls (SPEC S1, S2).
+"""Torch's functions and methods for Python, which record at once what is known of their calls (SPEC S1, S2).
 
 Torch looks for a `__torch_function__` among the arguments, which takes longer than all else of recording. So a function
 that has come that way, and was recorded whole, is called by an entry of ours from then on. As in `hooks`, the function
@@ -6,11 +6,13 @@ stays the object that it is. A call that is not known goes torch's way.
 """
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_SIZE
 
-from .intercept cimport NOT_RECORDED, known, may_be_whole
-from .intern cimport OpInfo
+from .intercept cimport NOT_RECORDED, known, may_be_whole, whole_call
+from .intern cimport KIND_RECORD, OpInfo
 from .interpreter cimport mt_copy
-from .keys cimport encode_vector, is_ours, somebody_asks_first
+from .keys cimport asks_first, encode_vector, is_ours, somebody_asks_first
+from .lazy cimport type_of
 from .registry cimport info_of
 
 cdef extern from *:
@@ -28,7 +30,9 @@ cdef extern from *:
     }
     /* Call it by the entry from now on. 0: it is no builtin function of those that take a tuple, or is hooked. */
     static int mt_shorten(PyObject *f) {
-        if (!PyCFunction_CheckExact(f) || PyCFunction_GET_FLAGS(f) != (METH_VARARGS | METH_KEYWORDS)) return 0;
+        const int how = ~(METH_STATIC | METH_CLASS | METH_COEXIST);
+        if (!PyCFunction_CheckExact(f)) return 0;
+        if ((PyCFunction_GET_FLAGS(f) & how) != (METH_VARARGS | METH_KEYWORDS)) return 0;
         if (*mt_entry(f) != NULL) return 0;
         *mt_entry(f) = mt_enter;
         return 1;
@@ -41,7 +45,7 @@ cdef extern from *:
 
 cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names):
     cdef OpInfo info = info_of(<object>f, False)
-    if is_among(given, n) and not somebody_asks_first() and may_be_whole(info):
+    if is_among(given, n + (PyTuple_GET_SIZE(<object>names) if names else 0)) and not somebody_asks_first() and may_be_whole(info):
         if not encode_vector(info, given, n, names):
             out = known(info)
             if out is not NOT_RECORDED:
@@ -70,3 +74,34 @@ def shorten(func, OpInfo info):
 
 
 mt_try = attempt
+
+
+def make_method(func):
+    """As intercept.make_operator, for method `func` of torch's, which is recorded, and is no view."""
+    cdef OpInfo info = info_of(func, False)
+    if info.kind != KIND_RECORD or info.view or info.writes:
+        raise ValueError(f"[make_method] expected a method that is recorded as it is, got {info.name}")
+
+    def method(self, *args, **kwargs):
+        if may_be_whole(info):
+            for a in args:
+                if asks_first(type_of(<PyObject *>a)):
+                    return func(self, *args, **kwargs)
+            out = whole_call(info, (self,) + args, <dict>kwargs if kwargs else None)
+            if out is not NOT_RECORDED:
+                return out
+        return func(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
+    method.__wrapped__ = func
+    return method
+
+
+def rule_finder(dict entries, torchs):
+    """Torch's look for the rule that a class has for an operator, `torchs(op, cls)`, asked at each dispatch: without
+    Python for operators of which torch has no entry.
+    """
+    def find_torch_dispatch_rule(op, cls):
+        return torchs(op, cls) if op.__qualname__ in entries else None
+
+    return find_torch_dispatch_rule

@@ -7,3 +7,6 @@ cdef bint may_be_whole(OpInfo info) except -1
 
 # Record the call that was encoded; NOT_RECORDED where it is not known, or torch has to see it.
 cdef object known(OpInfo info)
+
+# Record the call whole, if its arguments are constants and tensors of ours and its result can be inferred.
+cdef object whole_call(OpInfo info, tuple args, dict kwargs)

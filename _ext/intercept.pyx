@@ -401,6 +401,13 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     return _finish(sid)
 
 
+cdef object whole_call(OpInfo info, tuple args, dict kwargs):
+    global n_whole
+    cdef object out = _record(info, args, kwargs, False)
+    n_whole += out is not NOT_RECORDED
+    return out
+
+
 cdef object known(OpInfo info):
     global n_whole
     cdef uint32_t sid
@@ -572,7 +579,6 @@ cdef bint _folds(SigS *s) except -1:
 
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
-    global n_whole
     cdef OpInfo info = info_of(func, False)
     cdef bint mixed
     if cls is not None:
@@ -598,9 +604,8 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if not info.view and (info.whole or not info.writes) and _plain_call() and (
             info.handler is None or info.handler()
         ):
-            out = _record(info, args, <dict>kwargs, False)
+            out = whole_call(info, args, <dict>kwargs)
             if out is not NOT_RECORDED:
-                n_whole += 1
                 if info.twin is None and shorten is not None:
                     shorten(func, info)
                 return out
@@ -709,15 +714,13 @@ def make_operator(func, fallback, bint whole=True):
     cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, *args):
-        global n_whole
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
             out = _apart(method, fallback, None, (self,) + args, None)
             if out is not NOT_RECORDED:
                 return out
         elif whole and not PyObject_CallNoArgs(function_stack) and _plain_call():
-            out = _record(info, (self,) + args, None, False)
+            out = whole_call(info, (self,) + args, None)
             if out is not NOT_RECORDED:
-                n_whole += 1
                 return out
         return fallback(self, *args)
 
@@ -729,7 +732,6 @@ def make_binary(func, fallback, bint reflected=False):
     cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, other):
-        global n_whole
         cdef object out
         cdef int status
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
@@ -748,36 +750,12 @@ def make_binary(func, fallback, bint reflected=False):
                 out = known(info)
                 if out is not NOT_RECORDED:
                     return out
-            out = _record(info, (other, self) if reflected else (self, other), None, False)
+            out = whole_call(info, (other, self) if reflected else (self, other), None)
             if out is not NOT_RECORDED:
-                n_whole += 1
                 return out
         return fallback(self, other)
 
     return operator
-
-
-def make_method(func):
-    """As make_operator, for method `func` of torch's, which is recorded, and is no view."""
-    cdef OpInfo info = info_of(func, False)
-    if info.kind != KIND_RECORD or info.view or info.writes:
-        raise ValueError(f"[make_method] expected a method that is recorded as it is, got {info.name}")
-
-    def method(self, *args, **kwargs):
-        global n_whole
-        if may_be_whole(info):
-            for a in args:
-                if asks_first(type_of(<PyObject *>a)):
-                    return func(self, *args, **kwargs)
-            out = _record(info, (self,) + args, <dict>kwargs if kwargs else None, False)
-            if out is not NOT_RECORDED:
-                n_whole += 1
-                return out
-        return func(self, *args, **kwargs)
-
-    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
-    method.__wrapped__ = func
-    return method
 
 
 cdef int _append_device(int device) except -1:

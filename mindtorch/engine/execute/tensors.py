@@ -380,6 +380,7 @@ def _install() -> None:
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
     _intercept.set_shorten(_functions.shorten)
+    torch_facts.shorten_rules()
     _view_chains.init(torch)
     with Unseen():
         laid_out = torch_facts.tensors_laid_out()
@@ -406,7 +407,7 @@ def _install() -> None:
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name in _METHODS:
-        setattr(RecordedTensor, name, _intercept.make_method(getattr(torch.Tensor, name)))
+        setattr(RecordedTensor, name, _functions.make_method(getattr(torch.Tensor, name)))
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     convert = meta.MetaTensor._as_dtype
     meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]
