@@ -139,7 +139,7 @@ def shorten_rules() -> None:
     entries = getattr(getattr(registry, "singleton", None), "_data", None)
     if found is None or type(entries) is not dict:
         return
-    from .._ext.functions import rule_finder
+    from .._ext.function_entries import rule_finder
 
     entries.pop(probe := "mindtorch::probe", None)
     if found(types.SimpleNamespace(__qualname__=probe), torch.Tensor) is not None or entries.pop(probe, None) is None:
