@@ -16,7 +16,25 @@ from mindtorch.engine.execute import values
 from tests.caching import counts
 
 LAZY = "remote_accelerator:0"
-FLOATS = [0.5, 0.25, 1.0, -0.5, -1.0, 1.5, 99.5, -3.5, 100.0, 100.5, 0.0, -0.0, 1e-310, 1e30, math.inf, -math.inf, math.nan]
+FLOATS = [
+    0.5,
+    0.25,
+    1.0,
+    -0.5,
+    -1.0,
+    1.5,
+    99.5,
+    -3.5,
+    100.0,
+    100.5,
+    0.0,
+    -0.0,
+    1e-310,
+    1e30,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
 
 
 def calls() -> int:
@@ -96,7 +114,7 @@ def test_L9_a_refusal_that_depends_on_the_float_comes_at_the_call() -> None:
         half.masked_fill(mask, -1e9)
     x = torch.ones(3).to(LAZY)
     torch.nn.functional.celu(x, 0.5)
-    with pytest.raises(RuntimeError, match="alpha|ZeroDivision|zero"):
+    with pytest.raises(RuntimeError, match=r"alpha|zero"):
         torch.nn.functional.celu(x, 0.0)
 
 

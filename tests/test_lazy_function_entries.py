@@ -108,7 +108,7 @@ def test_S1_what_is_known_of_a_function_is_counted() -> None:
 
 
 def test_S3_rules_of_classes_are_asked() -> None:
-    x, y = pair()
+    _x, y = pair()
     find = torch._library.simple_registry.find_torch_dispatch_rule
 
     class Ruled(torch.Tensor):
