@@ -65,7 +65,7 @@ class Value:
 
 @dataclass
 class RecordedCall:
-    """One call. ``args`` and ``kwargs`` have an `Input` where a tensor goes, a `Number` where a float goes that may change.
+    """One call. ``args``, ``kwargs`` have an `Input` where a tensor goes, a `Number` for a float that may change.
 
     function: what is called; overload: what the program or autograd called, which that stands for.
     metas: (dtype, sizes, strides or None when contiguous, offset, device index) of the inputs, as the call saw them.
