@@ -239,7 +239,8 @@ cdef class Encoded:
             p += 3
         return found
 
-    cdef int _add(self, Record *r, uint64_t seq, uint32_t begin, uint32_t call, uint32_t end, uint32_t floats) except -1:
+    cdef int _add(self, Record *r, uint64_t seq, uint32_t begin, uint32_t call, uint32_t end,
+                  uint32_t floats) except -1:
         cdef Origin *o
         cdef size_t cap = self.cap * 2 + 64
         if self.n == self.cap:

@@ -26,8 +26,8 @@ cdef enum:
 @cython.final
 cdef class Step:
     def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), int spent=-1, uint32_t same=0):
-        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. The floats
-        that a record has for itself come after its inputs.
+        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. After a
+        record's inputs come the floats that it has for itself.
 
         call None: nothing is called; the result is value `same` of the form.
         """
@@ -103,8 +103,8 @@ cdef class Form:
                 unref(&s.refs)
 
     def records(self):
-        """[(id of the call, was torch's grad mode on, numbers of the values read, of the values given, of the floats that
-        the call leaves open: equal ones are one)]
+        """[(id of the call, was torch's grad mode on, numbers of the values read, of the values given, of the floats
+        that the call leaves open: equal ones are one)]
         """
         cdef list found = [], ins, outs, floats
         cdef size_t at = 0
@@ -234,10 +234,10 @@ cdef class Forms:
         return form
 
     cdef int _describe(self, Tape tape, Vec *seqs, Vec *slots) except -1:
-        """Write down in `words`: for each record its call, grad mode, the values that it reads and the floats that its call
-        leaves open; then for each value the one that owns its storage, twice, and one more if anything can read it when
-        all have run. 0: some record has failed. Values are numbered as they come, the owner of a storage after the first
-        value on it; floats as they come, equal ones alike.
+        """Write down in `words`: for each record its call, grad mode, the values that it reads and the floats that its
+        call leaves open; then for each value the one that owns its storage, twice, and one more if anything can read it
+        when all have run. 0: some record has failed. Values are numbered as they come, the owner of a storage after the
+        first value on it; floats as they come, equal ones alike.
         """
         cdef size_t k
         cdef uint32_t i, root

@@ -45,7 +45,8 @@ cdef extern from *:
 
 cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names):
     cdef OpInfo info = info_of(<object>f, False)
-    if is_among(given, n + (PyTuple_GET_SIZE(<object>names) if names else 0)) and not somebody_asks_first() and may_be_whole(info):
+    cdef Py_ssize_t named = PyTuple_GET_SIZE(<object>names) if names else 0
+    if is_among(given, n + named) and not somebody_asks_first() and may_be_whole(info):
         if not encode_vector(info, given, n, names):
             out = known(info)
             if out is not NOT_RECORDED:

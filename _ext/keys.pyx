@@ -1,6 +1,6 @@
 """Call keys: a torch call as bytes - function, argument template with holes for tensors, constants, metadata ids.
 
-Floats of element-wise calls stand beside the key, in the record, where all that have something in common (`_beside`) are
+Floats of element-wise calls stand beside the key, in the record, where all with something in common (`_beside`) are
 alike to kernels that are asked whether they take a call: a factor that changes at each step makes no new key.
 
 One static buffer serves all threads: no Python code runs between building a key and using it, and the GIL is held.

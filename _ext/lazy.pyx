@@ -116,7 +116,7 @@ def get_handle(t):
 
 
 cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const void *floats):
-    """A new LazyTensor for value `slot` with metadata `meta`. `r`, `floats`: the record that makes it, and its floats."""
+    """A new LazyTensor for value `slot` with metadata `meta`. `r`, `floats`: of the record that makes it."""
     cdef MetaS *m
     cdef PyObject *argv[9]
     cdef Py_ssize_t n_args = 6
@@ -581,7 +581,7 @@ def sig_floats(uint32_t sig):
 
 
 def call_template(uint32_t sig, tuple inputs, device=None, tuple floats=()):
-    """(args, kwargs) of call `sig` with `inputs` in its holes, and `floats` where those go that stand in its records."""
+    """(args, kwargs) of call `sig` with `inputs` in its holes, and `floats` where its records have those."""
     cdef SigS *s = _sig(sig)
     cdef PyObject **ptrs
     cdef Py_ssize_t k
