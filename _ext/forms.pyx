@@ -26,8 +26,8 @@ cdef enum:
 @cython.final
 cdef class Step:
     def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), int spent=-1, uint32_t same=0):
-        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. After a
-        record's inputs come the floats that it has for itself.
+        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. A
+        record has floats of its own after its inputs.
 
         call None: nothing is called; the result is value `same` of the form.
         """
