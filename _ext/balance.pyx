@@ -35,6 +35,7 @@ cdef class HeldStorage:
     cdef readonly uint32_t sig, module, location
     cdef readonly uint8_t phase, mark          # mark: what the program uses it for, as was said; 0: not known
     cdef readonly bint outlived                # the stretch of the program that it was made in
+    cdef readonly bint found                   # by a backward pass, which began after the peak
     cdef uint8_t where
 
     def __call__(self, reference):
@@ -192,6 +193,15 @@ cdef class Balance:
         reference = self.storages.get(<uintptr_t> <void *> storage)
         if reference is not None and reference.__callback__ is not None:
             (<HeldStorage> reference.__callback__).mark = what
+
+    def backward_begins(self):
+        """Of what was there at the peak, what is there now is found by a backward pass."""
+        cdef HeldStorage block
+        for reference in list(self.storages.values()):
+            callback = reference.__callback__  # None of one that died
+            if callback is not None:
+                block = <HeldStorage> callback
+                block.found = block.born <= self.born_by_peak
 
     def at_peak(self):
         """(Blocks live when most bytes were, what made the last of them: signature, module, location, phase)

@@ -58,10 +58,12 @@ cdef extern from *:
     static inline mt_destructor *mt_dealloc_of(PyObject *type) { return &((PyTypeObject *)type)->tp_dealloc; }
     static inline int mt_has_finalizer(PyObject *o) { return Py_TYPE(o)->tp_finalize || Py_TYPE(o)->tp_del; }
     static inline Py_ssize_t mt_basicsize(PyObject *o) { return Py_TYPE(o)->tp_basicsize; }
-    /* Its `__dict__`, borrowed; NULL: it has none yet. From 3.11 on one is made where there is none. */
-    static inline PyObject *mt_attributes(PyObject *o) {
-        PyObject **at = _PyObject_GetDictPtr(o);
-        return at ? *at : NULL;
+    /* Where its `__dict__` is, if it has one: in the object in 3.10, in front of it from 3.11 on; NULL: it cannot have
+       one. */
+    static inline PyObject **mt_attributes(PyObject *o) { return _PyObject_GetDictPtr(o); }
+    /* Has it weak references? Their list is in the object until 3.11, in front of it from 3.12 on. */
+    static inline int mt_has_weakrefs(PyObject *o) {
+        return PyType_SUPPORTS_WEAKREFS(Py_TYPE(o)) && *PyObject_GET_WEAKREFS_LISTPTR(o);
     }
     /* Has nobody it but the object that dies? Whoever borrows it (3.14) has it from one who is counted. */
     static inline int mt_is_unshared(PyObject *attributes) { return Py_REFCNT(attributes) == 1; }
@@ -209,7 +211,8 @@ cdef extern from *:
     mt_destructor *mt_dealloc_of(PyObject *type) noexcept
     bint mt_has_finalizer(PyObject *o) noexcept
     Py_ssize_t mt_basicsize(PyObject *o) noexcept
-    PyObject *mt_attributes(PyObject *o) noexcept
+    PyObject **mt_attributes(PyObject *o) noexcept
+    bint mt_has_weakrefs(PyObject *o) noexcept
     bint mt_is_unshared(PyObject *attributes) noexcept
     void mt_let_go(PyObject *o) noexcept       # of a dying object: the garbage collector does not see it any more
     object mt_again(PyObject *o)               # it lives again

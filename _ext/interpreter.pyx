@@ -1,5 +1,6 @@
 """The interpreter that this runs in: are its objects laid out as the headers said that this was compiled with?"""
 from types import FunctionType, MethodWrapperType, new_class
+from weakref import ref
 
 from cpython.object cimport PyObject
 
@@ -25,6 +26,7 @@ class _Attributed:
 cdef bint agrees() except -1:
     """Does CPython itself say what is read here past its documented interface?"""
     cdef object function = len, method = list.append, slotted = _Slotted(), attributed = _Attributed()
+    cdef object referred = _Attributed(), _reference = ref(referred)
     cdef object attribute = FunctionType.__dict__["__code__"]
     cdef object twin = mt_copy(function)
     cdef Py_ssize_t offset = mt_slot_offset(<PyObject *><object>_Slotted.member)
@@ -42,7 +44,8 @@ cdef bint agrees() except -1:
             and <void *>mt_dealloc_of(<PyObject *>int)[0] == PyType_GetSlot(<PyTypeObject *><PyObject *>int,
                                                                             Py_tp_dealloc)
             and mt_attributes(<PyObject *>slotted) == NULL
-            and mt_attributes(<PyObject *>attributed) == <PyObject *><object>attributed.__dict__)
+            and mt_attributes(<PyObject *>attributed)[0] == <PyObject *><object>attributed.__dict__
+            and not mt_has_weakrefs(<PyObject *>attributed) and mt_has_weakrefs(<PyObject *>referred))
 
 
 if not agrees():

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memset
 
 from .interpreter cimport (
     MT_SLOT, MT_SET_SLOT, mt_again, mt_attributes, mt_basicsize, mt_dealloc_of, mt_destructor, mt_has_finalizer,
-    mt_is_unshared, mt_let_go,
+    mt_has_weakrefs, mt_is_unshared, mt_let_go,
 )
 from .tape cimport Handle, Tape
 
@@ -97,15 +97,16 @@ cdef bint take_picture(PyObject *o, Picture *p) noexcept:
 cdef bint is_bare(PyObject *o, Py_ssize_t handle) noexcept:
     """Is there nothing on the Python object that a program, or torch, has put there? `handle`: offset of its slot."""
     cdef Py_ssize_t at = (CDATA + 1) * sizeof(void *), size = mt_basicsize(o)
-    cdef PyObject *attributes
+    cdef PyObject **attributes = mt_attributes(o)
     while at < size:
-        if at != handle and MT_SLOT(o, at):
+        if at != handle and <char *>o + at != <char *>attributes and MT_SLOT(o, at):
             return False
         at += sizeof(void *)
-    attributes = mt_attributes(o)
-    return attributes == NULL or (
-        PyDict_CheckExact(<object>attributes) and PyDict_Size(<object>attributes) == 0
-        and mt_is_unshared(attributes)
+    if mt_has_weakrefs(o):
+        return False
+    return attributes == NULL or attributes[0] == NULL or (
+        PyDict_CheckExact(<object>attributes[0]) and PyDict_Size(<object>attributes[0]) == 0
+        and mt_is_unshared(attributes[0])
     )
 
 

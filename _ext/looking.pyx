@@ -90,10 +90,11 @@ cdef class HostLook(_Looking):
 
     `look` is called again and again. Where from one look to the next `position()` stayed what it was, so that no op was
     noted, and the thread was both times at something that is neither torch's nor ours nor an import, the time between
-    them was the program's own: numpy, an environment, sleeping. What lasts less than that is not seen.
+    them was the program's own: numpy, an environment, sleeping. What lasts less than that is not seen. What a library
+    does, it does for the program's line that called it; what the standard library does, for whoever called it.
     """
     cdef object position
-    cdef tuple skipped
+    cdef tuple skipped, installed, library, foreign
     cdef unsigned long thread
     cdef uint64_t looked, before
     cdef bint own
@@ -101,16 +102,24 @@ cdef class HostLook(_Looking):
 
     def __init__(self, position, skipped, thread):
         self.position, self.skipped, self.thread = position, skipped, thread
+        self.library = ("<", sysconfig.get_path("stdlib") + os.sep)
+        self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+        self.foreign = self.library + self.installed + skipped
         self.ns = {}
 
     cdef object note(self):
         cdef uint64_t now = mt_now(), position = self.position()
-        cdef bint own
+        cdef bint own, told = False, found = False
         frame = current_frames().get(self.thread)
-        own = frame is not None and not frame.f_code.co_filename.startswith(self.skipped)
+        own = frame is not None
         place = location.place(frame.f_code, frame.f_lasti) if own else 0
         while frame is not None and own:
-            own = frame.f_code.co_name != "_find_and_load"
+            file = frame.f_code.co_filename
+            if not told and (file.startswith(self.installed) or not file.startswith(self.library)):
+                told, own = True, not file.startswith(self.skipped)
+            if not found and not file.startswith(self.foreign):
+                found, place = True, location.place(frame.f_code, frame.f_lasti)
+            own = own and frame.f_code.co_name != "_find_and_load"
             frame = frame.f_back
         if own and self.own and position == self.before:
             self.ns[place] = self.ns.get(place, 0) + now - self.looked

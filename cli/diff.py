@@ -12,6 +12,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
+from .how_far import HowFar
 from .output import OutputFile, output_options
 
 __all__ = ["FORMATS", "command"]
@@ -86,7 +87,8 @@ def command(
         names = words[0], words[1]
     from mindtorch.profile.report.difference import compare  # `genie --help` does without
 
-    difference = compare(before, after, names)
+    with HowFar(lambda: "still comparing"):
+        difference = compare(before, after, names)
     for condition in asked:
         condition.check(difference)
 

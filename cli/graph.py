@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
+from mindtorch.program.program import split_argument
 
 from .apart import left_alone, numbers_marked, writes_nothing
+from .how_far import note
+from .in_child import made
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -43,18 +48,25 @@ _PATTERN = _Pattern()
 
 
 class _View(NamedTuple):
-    """What of a graph is wanted, in which the formats differ. title: what ran."""
+    """What of a graph is wanted, in which the formats differ. title: what ran. beside: other programs and their graphs.
+
+    layout: of the JSON.
+    """
 
     title: str
     depth: int | None
     focus: str
     init: bool
+    beside: Sequence[tuple[str, ComputationGraph]]
+    layout: str
 
     def of_picture(self) -> dict[str, Any]:
-        return {"init": self.init, "depth": self.depth, "focus": self.focus}
+        return {key: value for key, value in self._asdict().items() if key != "layout"}
 
 
 _PICTURES = ("svg", "html")  # which close modules themselves
+_NETWORKX = "networkx-json"
+_OF_A_PROGRAM = ("argument", "script_args", "as_module", "inputs", "layout")
 
 #: What ``genie graph`` can write; `write` gives the text of a graph.
 FORMATS = (
@@ -62,7 +74,7 @@ FORMATS = (
         "json",
         "Write nodes and edges as JSON; - for stdout.",
         rb'\{\s*"schema_version":\s*\d+,\s*"counts":\s*\{\s*"nodes"',
-        lambda graph, view: graph.to_json(),
+        lambda graph, view: graph.to_networkx_json() if view.layout == _NETWORKX else graph.to_json(),
     ),
     Format(
         "dot",
@@ -80,7 +92,7 @@ FORMATS = (
         "html",
         "Write a page to look at in a browser, in one file: the picture, its boxes to open and to search.",
         rb"<!doctype html>\s<!-- genie graph: ",
-        lambda graph, view: graph.to_html(title=view.title, **view.of_picture()),
+        lambda graph, view: graph.to_html(**view.of_picture()),
     ),
 )
 
@@ -90,6 +102,7 @@ Examples:
   genie graph --dot graph.dot train.py --epochs 1
   genie graph --html graph.html train.py
   genie graph --svg attn.svg --focus h.0.attn model.py:build --input 1x128:int64
+  genie graph --html both.html --beside new.py old.py       side by side
   genie graph --json - model.py:build --input 1x128:int64
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
@@ -121,6 +134,21 @@ Examples:
     type=_PATTERN,
     metavar="PATTERN",
     help="In --svg and --html: only modules of this path, and what they read from and give to.",
+)
+@click.option(
+    "--beside",
+    "others",
+    multiple=True,
+    metavar="PROGRAM",
+    help="In --svg and --html: another program, side by side with this one; in quotes where it has arguments. May be "
+    "given again.",
+)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["json", _NETWORKX]),
+    default="json",
+    help="What --json writes: genie's own, or what networkx.node_link_graph reads; to stdout without --json.",
 )
 @click.option(
     "--why",
@@ -155,6 +183,8 @@ def command(
     depth: int | None,
     modules: tuple[str, ...],
     focus: str | None,
+    others: tuple[str, ...],
+    layout: str,
     patterns: tuple[str, ...],
     passes: bool,
     init: bool,
@@ -170,10 +200,14 @@ def command(
     rank = Rank.of_process()
     if rank is not None:  # each its own file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
+    if layout == _NETWORKX and files["json"] is None:
+        files["json"] = OutputFile("-")
     program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
     if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
         raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
+    if others and not any(each.name in _PICTURES for each, _ in wanted):
+        raise click.UsageError("--beside is for --svg and --html")
     if patterns and any(file.is_stdout for _, file in wanted):
         raise click.UsageError("--why prints to stdout; give the graph a file")
     if passes:
@@ -184,13 +218,17 @@ def command(
         return show_passes(program)
     if patterns:
         _check(patterns, device)
+    commands = [_command_for(each, inputs, steps, device) for each in others]
+    made_beside = [_graph_of(each, words) for each, words in zip(others, commands)]
     if device is not None:
         writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
         outcome, graph = _record(program, steps, device)
         if outcome.error is not None and program.is_model:
             return outcome.exit_code
-    view = _View(" ".join((argument, *script_args)), depth, focus or "", init)
+    beside = [(each, graph.from_dict(data)) for each, data in zip(others, made_beside)]
+    beside = [(each, one.reduced(modules) if modules else one) for each, one in beside]
+    view = _View(" ".join((argument, *script_args)), depth, focus or "", init, beside, layout)
     part = graph.reduced(modules) if modules else graph
     closed = graph.reduced(modules, depth) if depth is not None else part
     for each, file in wanted:
@@ -214,6 +252,33 @@ def command(
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         hint_torch_npu(outcome.error)
     return outcome.exit_code
+
+
+def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device: str | None) -> list[str]:
+    """What makes the graph of a program beside this one, whose inputs it gets where it is a model and names none.
+
+    UsageError where that is no program.
+    """
+    try:
+        words = shlex.split(other)
+    except ValueError as error:
+        raise click.UsageError(f"--beside {other!r}: {error}") from error
+    asked = command.make_context("genie graph --beside", list(words)).params
+    if any(value for name, value in asked.items() if name not in _OF_A_PROGRAM):
+        raise click.UsageError(f"--beside {other!r}: expected a program, its arguments and --input, got another option")
+    is_model = not asked["as_module"] and split_argument(asked["argument"])[0] != "script"
+    given = inputs if is_model and not asked["inputs"] else ()
+    parse_program(asked["argument"], asked["script_args"], given or asked["inputs"], as_module=asked["as_module"])
+    options = [word for each in given for word in ("--input", each)]
+    options += ["--steps", str(steps)] if steps is not None else []
+    options += ["--device", device] if device is not None else []
+    return ["graph", "--json", "-", *options, *words]
+
+
+def _graph_of(other: str, words: Sequence[str]) -> dict[str, Any]:
+    """By a process of its own, as two programs may have modules of one name."""
+    note(f"running {other} ...")
+    return made(words, lambda code: f"--beside {other!r}: genie graph ended with exit code {code}")
 
 
 def _check(patterns: tuple[str, ...], device: str | None) -> None:

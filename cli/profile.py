@@ -18,7 +18,7 @@ from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
 from .apart import writes_nothing
-from .how_far import HowFar
+from .how_far import HowFar, Iterations, note
 from .last_words import last_words, worth_showing
 from .merging import merge_ranks
 from .output import OutputFile, output_options
@@ -270,7 +270,7 @@ def command(
     own += ["--oom", oom] if oom is not None else []
     own += [word for value in inputs for word in ("--input", value)] + program.request.words()
     if advise:
-        _note("estimating what could be changed ...")
+        note("estimating what could be changed ...")
         counts = [
             word for name, n in (("--steps", steps), ("--warmup", warmup)) if n is not None for word in (name, str(n))
         ]
@@ -307,16 +307,16 @@ def _measure(
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
-        profiler.on_iteration = HowFar(None if steps is None else steps + (warmup or 0))
-        with profiler, torch_npu_for(estimate=False):
+        profiler.on_iteration = ended = Iterations(None if steps is None else steps + (warmup or 0))
+        with HowFar(ended.words, line=True), profiler, torch_npu_for(estimate=False):
             outcome = program.run()
     else:
         before, calls = 1 if warmup is None else warmup, steps or 1
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(begun_ns=begun, target=target, **options)
-        profiler.on_iteration = HowFar(before + calls)
-        _note(f"building and running {program.argument} ...")
-        with profiler, torch_npu_for(estimate=False):
+        profiler.on_iteration = ended = Iterations(before + calls)
+        note(f"building and running {program.argument} ...")
+        with HowFar(ended.words, line=True), profiler, torch_npu_for(estimate=False):
             outcome = program.run(calls, before, profiler.stage)  # it says itself when an iteration begins
         if outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
@@ -330,12 +330,6 @@ def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any
     file.write(lambda path: said.append(each.write(report, profiler.recording, path)))
     for words in filter(None, said):
         click.echo(f"genie: {file.name} {words}", err=True)
-
-
-def _note(text: str) -> None:
-    """One line on stderr for whoever is waiting at a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"genie: {text}", err=True)
 
 
 def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:

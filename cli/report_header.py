@@ -112,8 +112,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.
-        share = f" ({100 * overhead / (overhead + time_s):.1f} % of what is reported)" if overhead + time_s else ""
-        facts.append(("overhead", f"{seconds(overhead)}{share} of recording, calibrated and subtracted"))
+        share = f", {100 * overhead / time_s:.1f} % of the time above" if time_s else ""
+        facts.append(("overhead", f"{seconds(overhead)} of recording{share}, calibrated and subtracted"))
     if report.get("interrupted"):
         facts.append(("ended", "interrupted; what follows is what ran until then"))
     elif report.get("exit_code"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,14 +14,12 @@ import click
 
 from mindtorch.base.errors import UsageError
 
+from .how_far import note
+from .in_child import made, ran
+
 __all__ = ["both"]
 
-_GENIE = (
-    "import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; sys.argv[0] = 'genie'; "
-    "from mindtorch.cli.main import entry; entry()"
-)
 _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")  # of the commit being made
-_PATIENCE = 10  # seconds for the program to end when it is asked to
 
 
 def both(base: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, str]]:
@@ -64,7 +61,7 @@ def _git(*words: str, fails: str | None = None) -> str:
     """What git prints. Where it fails: UsageError with these words, or with git's own; "" where they are empty."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     try:
-        code, out, error = _ran(["git", *words], env=environment, stderr=-1)
+        code, out, error = ran(["git", *words], env=environment, stderr=-1)
     except FileNotFoundError as none:
         raise UsageError("--base needs git, which is not installed") from none
     if not code:
@@ -72,26 +69,6 @@ def _git(*words: str, fails: str | None = None) -> str:
     if fails == "":
         return ""
     raise UsageError(fails or f"git failed: {error.strip()}")
-
-
-def _ran(words: Sequence[str], **options: Any) -> tuple[int, str, str]:
-    """Exit code, stdout, and stderr where that is asked for. Who is interrupted ends it, and lets it clean up."""
-    import subprocess  # not above: with what it imports itself, the command's help would be slower
-
-    running = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, encoding="utf-8", errors="surrogateescape", **options
-    )
-    try:
-        out, error = running.communicate()
-    except BaseException:
-        running.terminate()
-        try:
-            running.communicate(timeout=_PATIENCE)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.communicate()
-        raise
-    return running.returncode, out, error or ""
 
 
 @contextlib.contextmanager
@@ -137,17 +114,13 @@ def _ended_cleanly() -> Iterator[None]:
 
 def _profiled(words: Sequence[str], name: str, folder: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """The report of a run in that folder. What the program prints goes to stderr."""
-    if sys.stderr.isatty():
-        click.echo(f"genie: profiling {name} ...", err=True)
-    command = [sys.executable, "-c", _GENIE, "profile", "--json", "-", *words[1:]]
-    code, text, _ = _ran(command, cwd=folder, env={**os.environ, **environment})
-    if code:
-        raise UsageError(f"nothing to compare: genie profile ended with exit code {code} at {name}")
-    report: dict[str, Any]
-    report, end = json.JSONDecoder().raw_decode(text)
-    if after := text[end:].strip():  # what the program printed as the process ended
-        click.echo(after, err=True)
-    return report
+    note(f"profiling {name} ...")
+    return made(
+        ["profile", "--json", "-", *words[1:]],
+        lambda code: f"nothing to compare: genie profile ended with exit code {code} at {name}",
+        folder,
+        environment,
+    )
 
 
 def _moved(top: str, tree: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
 from .apart import numbers_marked
-from .how_far import HowFar
+from .how_far import HowFar, Iterations
 from .last_words import say_whose
 from .program import torch_npu_for
 
@@ -82,8 +82,9 @@ def runner(
             warmup=0 if told else before, steps=steps, cluster=place, **options,
         )  # fmt: skip
         which = "" if place is None else f"rank {rank} of {place.size}"
-        estimator.on_iteration = HowFar(None if steps is None else steps + before, which)
+        estimator.on_iteration = ended = Iterations(None if steps is None else steps + before, which)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(HowFar(ended.words, line=True))
             if place is not None:
                 stack.enter_context(others.at_hand(run))
             stack.enter_context(estimator)

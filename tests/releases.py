@@ -143,21 +143,23 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
             return result(0, 1, f"{' '.join(step[:3])}: {' '.join((done.stderr or done.stdout).split())[:300]}")
     inside = str(environment / "bin" / "python")
     if not arguments.whole:
-        return result(*smoke(inside, folder))
+        return result(*smoke(inside, folder, str(tree / "examples" / "gpt2.py")))
     command = [inside, "-m", "pytest", "-q", "-n", str(arguments.jobs), "--dist", "worksteal", *arguments.tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     passed, failed = counts(done.stdout)
     return result(passed, failed, "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr))
 
 
-def smoke(inside: str, folder: Path) -> tuple[int, int, str]:
-    """(passed, failed, why)"""
+def smoke(inside: str, folder: Path, *programs: str) -> tuple[int, int, str]:
+    """(passed, failed, why). It also profiles the programs. Nothing but the environment is on PATH: no compiler."""
     (folder / "script.py").write_text(SCRIPT)
     genie = str(Path(inside).with_name("genie"))
+    alone = {**os.environ, "PATH": str(Path(inside).parent)}
     passed = 0
     for command in ([inside, "-c", SMOKE], [genie, "devices", "cpu"], [genie, "profile", "script.py"],
-                    [genie, "profile", "--target", "h100", "script.py"]):  # fmt: skip
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+                    [genie, "profile", "--target", "h100", "script.py"],
+                    *([genie, "profile", program] for program in programs)):  # fmt: skip
+        done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
         if done.returncode:
             return passed, 1, f"{Path(command[0]).name} {command[1]}: {last_line(done.stderr)}"
         passed += done.stdout.count("\n") if command[0] == inside else 1

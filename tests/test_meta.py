@@ -57,6 +57,9 @@ def test_M1_storage_knows_its_bytes() -> None:
     assert t[1:3].untyped_storage().nbytes() == 120  # as far as the view reaches
     assert meta(0, 7).storage().nbytes() == 0
     assert "160" in repr(storage)
+    assert (len(t.storage()), t.storage().size(), t.storage().element_size(), t.storage().nbytes()) == (20, 20, 8, 160)
+    with pytest.raises(mindtorch.NoDataError, match="tolist"):
+        t.storage().tolist()
 
 
 # ---- M2 --------------------------------------------------------------------------------------------------------------

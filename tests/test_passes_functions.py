@@ -12,7 +12,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch._ext import intern
-from mindtorch.engine.passes.direct import DIRECT, direct
+from mindtorch.base import torch_facts
+from mindtorch.engine.passes.direct import DIRECT, DirectCalls, direct
 from mindtorch.engine.passes.in_place import POINTWISE, InPlace
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -97,6 +98,17 @@ def test_L13_a_direct_call_is_the_operators_own() -> None:
         assert found[0][2].keys() == kwargs.keys() and all(_equal(v, kwargs[k]) for k, v in found[0][2].items())
         met.add(_key(func))
     assert met == DIRECT
+
+
+@pytest.mark.parametrize(
+    "version, proven", [("2.13.0+cpu", True), ("2.14.1", False), ("2.15.1", True), ("2.99.0", False)]
+)
+def test_L13_direct_calls_are_on_where_they_were_proven(
+    version: str, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DirectCalls.on is torch_facts.functions_proven()
+    monkeypatch.setattr(torch, "__version__", version)
+    assert torch_facts.functions_proven() is proven
 
 
 def _in_place(func: Any, name: str) -> Any:

@@ -56,7 +56,9 @@ def test_L1_results_are_those_of_pytests_last_line(said: str, counted: tuple[int
 def test_L1_the_smoke_test_passes_here_and_fails_where_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert releases.smoke(sys.executable, tmp_path) == (6, 0, "")
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys\nassert os.environ['PATH'] == os.path.dirname(sys.executable)")
+    assert releases.smoke(sys.executable, tmp_path, str(program)) == (7, 0, "")
     monkeypatch.setattr(releases, "SMOKE", "print('imported')\nraise SystemExit('no torch')")
     assert releases.smoke(sys.executable, tmp_path) == (0, 1, f"{Path(sys.executable).name} -c: no torch")
 

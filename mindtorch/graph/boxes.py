@@ -8,6 +8,7 @@ one for all tensors that go the same way; what comes from outside of it, or goes
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -42,7 +43,10 @@ class Pattern(NamedTuple):
 
 
 class Box:
-    """kind: ``all``, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, or ``these``: some in a row."""
+    """kind: ``all``, ``graph`` of several, ``initialization``, ``phase``, ``module``, ``pattern``, ``op``, ``these``.
+
+    The last are some in a row.
+    """
 
     def __init__(
         self, name: str, cls: str = "", kind: str = "module", times: int = 1, node: Node | None = None
@@ -59,7 +63,7 @@ class Box:
         self.result: Output | None = None
         #: {(number of a child or IN, of another or OUT): how many tensors}
         self.edges: Counter[tuple[int, int]] = Counter()
-        self.reads = ""  # of a phase: from which others
+        self.notes: list[str] = []  # of a phase: from which others it reads
         self.about = ""
         self.varies = False  # stands for results of other sizes, too
         self.open = self.found = False  # found: asked for
@@ -99,9 +103,10 @@ class Box:
         facts += [f"{_amount(self.elements)} parameters and buffers"] if self.elements and self.children else []
         if self.varies:
             facts.append("sizes differ")
-        elif self.result is not None and self.kind != "phase":
+        elif self.result is not None and self.kind not in ("graph", "phase"):
             facts.append(f"{sizes(self.result)} {element_type(self.result)}")
-        return [_short(line) for line in [*found, " · ".join(facts), self.reads] if line]
+        notes = [line for note in self.notes for line in textwrap.wrap(note, _MOST)]
+        return [_short(line) for line in [*found, " · ".join(facts), *notes] if line]
 
 
 def inside(root: Box) -> list[Box]:
@@ -197,9 +202,26 @@ class _Boxes:
             row = range(parts[0], parts[-1] + 1)
             others = any(part_of.get(node, key) != key for i in row for node in holder.children[i].shown)
             if not others and len(row) <= 2 * len(parts):
-                box = Box(pattern.label(), kind="pattern")
+                box = self._list(holder, row) or Box(pattern.label(), kind="pattern")
                 box.pattern = pattern
+                path = box.path
                 holder.gather(row.start, row.stop, box)
+                box.path = path or box.path
+
+    def _list(self, holder: Box, row: range) -> Box | None:
+        """A box for a `Sequential`, whose layers have taken its name, where these children are all that are in it."""
+        name = holder.children[row.start].name.rpartition(".")[0]
+        its = [
+            i for i, child in enumerate(holder.children) if child.kind == "module" and child.name.startswith(name + ".")
+        ]
+        if not name or its != list(row):
+            return None
+        first = holder.children[row.start]
+        path = first.path.rpartition(".")[0]
+        classes = self.graph.nodes[min(first.shown)].module_info.classes
+        box = Box(name, classes[path.count(".")])
+        box.path = path
+        return box
 
     def _is_all(self, holder: Box, shown: frozenset[int]) -> bool:
         """Whether these nodes are what a box computes: all its products, or all it does, where there are none."""
@@ -244,7 +266,7 @@ class _Boxes:
             for (source, target), n in self.root.edges.items():
                 names[self.root.children[source].name] += n if target == i else 0
             words = ", ".join(f"{n} of {name}" for name, n in names.items() if n)
-            box.reads = f"reads {words}" if words else ""
+            box.notes = [f"reads {words}"] if words else []
 
     def _is_kept(self, edge: Drawn) -> bool:
         """For backward, or a gradient: one of so many that only their number between phases is shown."""

@@ -46,15 +46,32 @@ def to_dict(graph: ComputationGraph) -> dict[str, Any]:
 
 def to_json(graph: ComputationGraph) -> str:
     """`to_dict` as text, one node per line."""
+    return _text(
+        {**_head(graph), "nodes": _nodes(graph), "edges": [list(edge) for edge in graph.edges], **_tail(graph)}
+    )
 
+
+def to_networkx_json(graph: ComputationGraph) -> str:
+    """Text of which ``networkx.node_link_graph(json.loads(text), edges="edges")`` makes what `to_networkx` gives.
+
+    Its ``graph`` has what is of no node: "segments" and "outputs".
+    """
+    edges = [
+        {"source": edge.source, "target": edge.target, "key": edge.input, "output": edge.output, "input": edge.input}
+        for edge in graph.edges
+    ]
+    kind = {"directed": True, "multigraph": True, "graph": _tail(graph)}
+    return _text({**_head(graph), **kind, "nodes": _nodes(graph), "edges": edges})
+
+
+def _text(data: Mapping[str, Any]) -> str:
     def dump(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
-    parts = [f'"{key}":{dump(value)}' for key, value in _head(graph).items()]
-    parts.append('"nodes":[\n' + ",\n".join(map(dump, _nodes(graph))) + "\n]")
-    parts.append(f'"edges":{dump([list(edge) for edge in graph.edges])}')
-    parts += [f'"{key}":{dump(value)}' for key, value in _tail(graph).items()]
-    return "{" + ",\n".join(parts) + "}\n"
+    def rows(value: Any) -> str:
+        return "[\n" + ",\n".join(map(dump, value)) + "\n]"
+
+    return "{" + ",\n".join(f'"{key}":{rows(v) if key == "nodes" else dump(v)}' for key, v in data.items()) + "}\n"
 
 
 def to_networkx(graph: ComputationGraph) -> networkx.MultiDiGraph:
@@ -63,7 +80,7 @@ def to_networkx(graph: ComputationGraph) -> networkx.MultiDiGraph:
         import networkx
     except ImportError as error:
         raise ImportError("to_networkx needs the package networkx: pip install networkx") from error
-    made = networkx.MultiDiGraph()
+    made = networkx.MultiDiGraph(**_tail(graph))
     for node in _nodes(graph):
         made.add_node(node.pop("id"), **node)
     for edge in graph.edges:

@@ -419,17 +419,32 @@ class ComputationGraph:
 
         return to_dot(self, init)
 
-    def to_svg(self, *, init: bool = False, depth: int | None = None, focus: str = "") -> str:
-        """A picture, see `mindtorch.graph.picture.boxes` for what is drawn."""
+    def to_networkx_json(self) -> str:
+        """JSON text that ``networkx.node_link_graph`` reads, see `mindtorch.graph.export`."""
+        from .export import to_networkx_json
+
+        return to_networkx_json(self)
+
+    def to_svg(
+        self, *, title: str = "", beside: Sequence[tuple[str, ComputationGraph]] = (), init: bool = False,
+        depth: int | None = None, focus: str = "",
+    ) -> str:  # fmt: skip
+        """A picture, see `mindtorch.graph.picture.boxes` for what is drawn.
+
+        title: what ran. beside: titles and graphs to show side by side with this one.
+        """
         from .svg import to_svg
 
-        return to_svg(self, init=init, depth=depth, focus=focus)
+        return to_svg(self, title=title, beside=beside, init=init, depth=depth, focus=focus)
 
-    def to_html(self, *, title: str = "", init: bool = False, depth: int | None = None, focus: str = "") -> str:
-        """The picture as a page for a browser, in which boxes open; title: what ran."""
+    def to_html(
+        self, *, title: str = "", beside: Sequence[tuple[str, ComputationGraph]] = (), init: bool = False,
+        depth: int | None = None, focus: str = "",
+    ) -> str:  # fmt: skip
+        """The same as a page for a browser, in which boxes open."""
         from .html import to_html
 
-        return to_html(self, title=title, init=init, depth=depth, focus=focus)
+        return to_html(self, title=title, beside=beside, init=init, depth=depth, focus=focus)
 
     def to_text(self, width: int = 80, init: bool = False) -> str:
         """A tree by phase and module, at most ``width`` columns wide; what repeats is shown once.

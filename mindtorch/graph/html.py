@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..base.document import document
 from .boxes import Box, inside, starred
 from .graph import ComputationGraph
-from .picture import boxes
-from .svg import grid_of, summary
+from .picture import shown
+from .svg import grid_of
 
 _VIEWER = Path(__file__).with_name("viewer")
 _FILES = ("graph.css", "dom.js", "search.js", "graph.js")
 
 
 def to_html(
-    graph: ComputationGraph, *, title: str = "", init: bool = False, depth: int | None = None, focus: str = ""
+    graph: ComputationGraph, *, title: str = "", beside: Sequence[tuple[str, ComputationGraph]] = (), **options: Any
 ) -> str:
-    """See `mindtorch.graph.picture.boxes` for what is there, and open at first. title: what ran."""
-    root = boxes(graph, init=init, depth=depth, focus=focus)
+    """See `mindtorch.graph.picture.shown` for what is there, and open at first."""
+    root, heads = shown(graph, title, beside, **options)
+    whole = " | ".join([title, *(name for name, _ in beside)])
     return document(
-        f"genie graph {title}".strip(), contents(graph, root, title), _VIEWER, _FILES, tool="genie graph", noun="graph",
+        f"genie graph {whole}".strip(), contents(root, heads, whole), _VIEWER, _FILES, tool="genie graph", noun="graph",
         searched="modules and operations",
     )  # fmt: skip
 
 
-def contents(graph: ComputationGraph, root: Box, title: str) -> dict[str, Any]:
+def contents(root: Box, heads: list[str], title: str) -> dict[str, Any]:
     """What the page shows: all boxes, each before those in it, and where those lie."""
     order = inside(root)
     number = {box: i for i, box in enumerate(order)}
-    return {"title": title, "summary": summary(graph, root), "boxes": [_box(box, number) for box in order]}
+    return {"title": title, "summary": heads, "boxes": [_box(box, number) for box in order]}
 
 
 def _box(box: Box, number: dict[Box, int]) -> dict[str, Any]:

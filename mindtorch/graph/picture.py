@@ -1,14 +1,19 @@
-"""What a picture of a graph shows: all boxes or those of one module and its neighbours, and which of them are open."""
+"""What a picture shows: all boxes of a graph or those of one module and its neighbours, which of them are open; several
+graphs beside each other."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from ..base.errors import UsageError
+from ..base.words import counted
 from .boxes import IN, OUT, Box, boxed, inside
 from .graph import ComputationGraph
 from .reduce import matches, module_paths, there_are
+from .text import left_out
 
 MOST_SHOWN = 60  # boxes of a phase that are open by themselves
 
@@ -27,6 +32,31 @@ def boxes(graph: ComputationGraph, *, init: bool = False, depth: int | None = No
     return root
 
 
+def shown(
+    graph: ComputationGraph, title: str = "", beside: Sequence[tuple[str, ComputationGraph]] = (), **options: Any
+) -> tuple[Box, list[str]]:
+    """The whole, and what stands above it. beside: titles and graphs, each of which is a box then, and so is this one.
+
+    title: what ran. options: those of `boxes`.
+    """
+    if not beside:
+        root = boxes(graph, **options)
+        return root, [f"{counted(graph.count('op'), 'op')}{': ' * bool(root.name)}{root.name}", *_less(graph)]
+    whole = Box("", kind="all")
+    for name, each in ((title, graph), *beside):
+        try:
+            root = whole.add(boxes(each, **options))
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+        root.kind, root.name, root.notes = "graph", name, [*filter(None, [root.name]), *_less(each)]
+    whole.open = True
+    return whole, [f"{len(whole.children)} graphs side by side"]
+
+
+def _less(graph: ComputationGraph) -> list[str]:
+    return list(filter(None, [left_out(graph)]))
+
+
 def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
     """Wherever modules match: they, and those beside them that they read from or give to."""
     wanted = {path for path in module_paths(graph) if matches(path, [pattern])}
@@ -36,16 +66,21 @@ def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
     for box in inside(root):
         if box.kind != "module" or any(up.found for up in box.above()):
             continue
-        size = box.path.count(".") + 1
-        names = {graph.nodes[node].module_info.names[:size] for node in box.nodes}
-        box.found = not wanted.isdisjoint(names)
+        around_it = _size(box.parent)  # in between are modules whose layers have taken their names
+        places = {graph.nodes[node].module_info.names for node in box.nodes}
+        box.found = any(names[:size] in wanted for names in places for size in range(around_it + 1, _size(box) + 1))
         if box.found and box.parent is not None:
             around[box.parent] = None
+    for box in list(around):
+        if any(up in around for up in box.above()):  # is shown there
+            box.found = True
+            del around[box]
     whole = Box(root.name, kind="all")
     for box in around:
         phase = next(up for up in (box, *box.above()) if up.kind == "phase")
         if box is not phase:
             where = box.parent.path if box.parent is not None else ""
+            box.cls = box.cls if box.cls != box.name else ""
             box.name, box.kind = f"{phase.name}, {'.'.join(filter(None, (where, box.name)))}", "phase"
         found = {i for i, child in enumerate(box.children) if child.found}
         edges = {edge: n for edge, n in box.edges.items() if found.intersection(edge)}
@@ -55,6 +90,11 @@ def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
         box.edges = Counter({(number[a], number[b]): n for (a, b), n in edges.items()})
         whole.add(box)
     return whole
+
+
+def _size(box: Box | None) -> int:
+    """How many names lead to it."""
+    return box.path.count(".") + 1 if box is not None and box.path else 0
 
 
 def _near(graph: ComputationGraph, pattern: str) -> str:

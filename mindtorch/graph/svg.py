@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from ..base.words import counted
 from .boxes import IN, OUT, Box, inside
 from .graph import ComputationGraph
 from .layered import Grid, layered
-from .picture import boxes
-from .text import left_out
+from .picture import shown
 
 _CHARACTER, _LINE = 6.7, 15  # of the font, at most
 _PAD, _ACROSS, _DOWN, _LANE, _DOT = 8, 18, 26, 12, 3
@@ -21,13 +19,15 @@ text { font: 11px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; 
 text.name { font-weight: 600; } text.facts { fill: #59616b; } text.pattern { fill: #5b2a9d; }
 svg { background: #ffffff; }
 rect { fill: #ffffff; stroke: #b3bac3; rx: 4px; }
+.graph > rect { fill: none; }
 .phase > rect { fill: #f5f6f8; stroke: none; } .module > rect { fill: #eceff3; } .op > rect { stroke: #d8dce1; }
 .pattern > rect { fill: #eee6fb; stroke: #9a79cf; } .these > rect, .initialization > rect { stroke-dasharray: 4 3; }
 .found > rect { stroke: #0b57b7; stroke-width: 2; }
 path { fill: none; stroke: #6b7480; } marker path, circle { fill: #6b7480; stroke: none; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e7eaee; } text.facts { fill: #a0a9b4; } text.pattern { fill: #cdb4ff; } svg { background: #14171b; }
-  rect { fill: #14171b; stroke: #4a535e; } .phase > rect { fill: #1a1e23; } .module > rect { fill: #242a31; }
+  rect { fill: #14171b; stroke: #4a535e; } .graph > rect { fill: none; }
+  .phase > rect { fill: #1a1e23; } .module > rect { fill: #242a31; }
   .op > rect { stroke: #343b44; } .pattern > rect { fill: #2c2340; stroke: #7a5fb0; } .found > rect { stroke: #8ab8ff; }
   path { stroke: #8b95a1; } marker path, circle { fill: #8b95a1; }
 }
@@ -51,7 +51,7 @@ class _Level(NamedTuple):
 def grid_of(box: Box) -> tuple[Grid, list[tuple[int, int]]]:
     """Where its children lie, and its edges, by number: 0 is what comes from outside, n + 1 what goes there."""
     numbers = range(1, len(box.children) + 1)
-    if box.kind == "all":  # phases, side by side
+    if box.kind in ("all", "graph"):  # phases, or graphs, side by side
         return Grid(dict.fromkeys(numbers, 0), {n: n - 1 for n in numbers}, []), []
     ends = {IN: 0, OUT: len(numbers) + 1}
     edges = sorted((ends.get(a, a + 1), ends.get(b, b + 1)) for a, b in box.edges)
@@ -60,18 +60,13 @@ def grid_of(box: Box) -> tuple[Grid, list[tuple[int, int]]]:
     return layered(nodes, edges, tuple(ends.values())), edges
 
 
-def summary(graph: ComputationGraph, root: Box) -> list[str]:
-    """What stands above the boxes."""
-    found = [f"{counted(graph.count('op'), 'op')}{': ' * bool(root.name)}{root.name}", left_out(graph)]
-    return list(filter(None, found))
-
-
-def to_svg(graph: ComputationGraph, *, init: bool = False, depth: int | None = None, focus: str = "") -> str:
-    """See `mindtorch.graph.picture.boxes` for what is drawn."""
-    root = boxes(graph, init=init, depth=depth, focus=focus)
+def to_svg(
+    graph: ComputationGraph, *, title: str = "", beside: Sequence[tuple[str, ComputationGraph]] = (), **options: Any
+) -> str:
+    """See `mindtorch.graph.picture.shown` for what is drawn."""
+    root, heads = shown(graph, title, beside, **options)
     picture = _Picture(root)
     width, height = picture.sizes[root]
-    heads = summary(graph, root)
     above = [
         f'<text class="facts" x="{_PAD}" y="{_LINE * (i + 1)}">{html.escape(line)}</text>'
         for i, line in enumerate(heads)

@@ -117,6 +117,39 @@ def test_C6_focus_and_module_in_svg(here):
     assert genie("--svg", "-", "--module", "h.7", *deep).stdout.count("left out: ") == 1
 
 
+def test_C6_programs_side_by_side(here):
+    result = genie("--svg", "g.svg", "--html", "g.html", "--beside", "deep.py:Deep", "--beside", "loop.py --lr 0.1",
+                   "net.py:Net", "--input", "3x4")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    words = re.findall(r'<text class="name"[^>]*>([^<]*)', (here / "g.svg").read_text())
+    titles = ["net.py:Net", "deep.py:Deep", "loop.py --lr 0.1"]
+    assert [word for word in words if word in titles] == titles and words.count("iterations") == 1
+    page = (here / "g.html").read_text()
+    assert "<title>genie graph net.py:Net | deep.py:Deep | loop.py --lr 0.1</title>" in page
+    assert page.count('"kind":"graph"') == 3
+
+
+def test_C6_a_program_beside_that_fails_is_one_clear_line(here, capfd):
+    (here / "bad.py").write_text("raise RuntimeError('no')\n")
+    result = genie("--svg", "g.svg", "--beside", "bad.py", "use.py")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr == "genie: --beside 'bad.py': genie graph ended with exit code 1\n"
+    assert "RuntimeError: no" in capfd.readouterr().err and not (here / "g.svg").exists()
+
+
+def test_C6_networkx_json(here):
+    import networkx
+
+    model = ("net.py:Net", "--input", "3x4")
+    printed = genie("--format", "networkx-json", *model)
+    assert printed.exit_code == 0, printed.output
+    assert genie("--format", "networkx-json", "--json", "g.json", *model).exit_code == 0
+    assert (here / "g.json").read_text() == printed.stdout
+    made = networkx.node_link_graph(json.loads(printed.stdout), edges="edges")
+    assert "aten::relu" in [op for _, op in made.nodes.data("op")]
+    assert genie("--json", "g.json", *model).exit_code == 0, "ours: written anew"
+
+
 def test_C6_init_shows_what_makes_parameters(here):
     assert "\ninitialization: 64 parameters, 128 ops\n" in genie("loop.py").stdout
     result = genie("--init", "--dot", "g.dot", "--svg", "g.svg", "loop.py")
@@ -138,6 +171,11 @@ def test_C6_script_prints_before_the_graph(here):
      (["net.py:Net", "--input", "x"], "[NAME=]SHAPE"), (["--depth", "-1", "use.py"], "x>=0"),
      (["--steps", "0", "use.py"], "x>=1"), (["--module", "h..0", "use.py"], "no path of a module"),
      (["--module", "", "use.py"], "no path of a module"), (["--device", "cuda", "use.py"], "meta"),
+     (["--beside", "use.py", "use.py"], "--beside is for --svg and --html"),
+     (["--svg", "x.svg", "--beside", "nowhere.py", "use.py"], "nowhere.py"),
+     (["--svg", "x.svg", "--beside", "'", "use.py"], "No closing quotation"),
+     (["--svg", "x.svg", "--beside", "--json g.json use.py", "use.py"], "got another option"),
+     (["--format", "csv", "use.py"], "networkx-json"),
      (["--focus", "h", "use.py"], "--focus is for --svg and --html"), (["--focus", "", "use.py"], "no path"),
      (["--focus", "layr", "--svg", "x.svg", "net.py:Net", "--input", "3x4"], "'layr'; nearest: Net.layer"),
      (["--module", "nope", "net.py:Net", "--input", "3x4"], "no module matches 'nope'; there are Net, Net.layer")],

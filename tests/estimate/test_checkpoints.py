@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -310,3 +311,18 @@ def test_C4_a_file_that_the_program_opens_itself_stays_as_it_was(tmp_path: Path,
     assert str(there) in named and str(new) in named
     write(there, {"w": torch.ones(1)})  # afterwards files are written as ever
     assert there.read_bytes() != b"weights of last week"
+
+
+def test_C4_torch_load_refuses_what_is_no_weights_as_torch_does(tmp_path: Path) -> None:
+    file = tmp_path / "net.pkl"
+    with estimating(GPU):
+        net = nn.Sequential(nn.Linear(2, 2))
+        torch.save(net, file)
+        with pytest.raises(pickle.UnpicklingError, match=r"GLOBAL torch\.nn\.modules\.container\.Sequential"):
+            torch.load(file)
+        assert isinstance(torch.load(file, weights_only=False), nn.Sequential)
+        torch.save({"accuracy": np.float64(3), "net": net.state_dict()}, file)
+        with pytest.raises(pickle.UnpicklingError, match="numpy"):
+            torch.load(file)
+        torch.save({"accuracy": 3.0, "net": net.state_dict()}, file)
+        assert torch.load(file)["accuracy"] == 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from mindtorch.base.errors import NoDataError, UnsupportedOperationError, UsageE
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.assumptions import assumed
 from mindtorch.profile.estimate.estimating import estimating
+from mindtorch.profile.estimate.estimator import Estimator
 
 GPU = Accelerator("Test GPU", 10**9, 2)
 BIG = 10**12
@@ -269,3 +271,28 @@ def test_C4_the_default_device_of_a_program_ends_with_it(before: str | None) -> 
         assert torch.ones(2).device.type == (before or "cpu")
     finally:
         torch.set_default_device(None)
+
+
+def test_C4_values_of_a_storage_are_read_as_the_tensor_s(session: None) -> None:
+    known, unknown = torch.tensor([3, 4]), torch.randn(2, 3)
+    assert known.storage().tolist() == [3, 4] and known.storage()[1] == 4
+    assert unknown.data.storage().tolist() == [0.0] * 6 and [(row["op"], row["calls"]) for row in assumed()]
+
+
+def test_C4_a_storage_of_elements_takes_memory_for_as_many() -> None:
+    """FullyShardedDataParallel gives back and takes gathered parameters so."""
+    with Estimator() as seen:
+        flat = torch.empty(1000)
+        flat._typed_storage()._resize_(0)
+        torch.ones(10)
+        flat._typed_storage()._resize_(2000)
+        assert flat._typed_storage()._size() in (1000, 2000)
+        torch.ones(10)
+    assert seen.report()["memory"]["peak_bytes"] == 8000 + 40
+
+
+def test_C4_a_module_that_runs_nothing_without_data_is_no_mistake() -> None:
+    with Estimator() as seen:
+        for _ in range(2):
+            nn.Softmax(-1)(torch.from_numpy(np.zeros((4, 4), np.float32)))
+    assert not [text for text in seen.report()["warnings"] if "told apart" in text]

@@ -1,7 +1,9 @@
 """The program's own Python is in none of an estimate's times: it is told, as measured here."""
 
 import os
+import random
 import time
+from types import FunctionType
 
 import pytest
 import torch
@@ -36,6 +38,37 @@ def test_C4_the_programs_own_time_is_told_with_its_line():
     assert REST < report["host"]["here_s"], report["host"]
     assert report["host"]["lines"][0]["source"].endswith("# a step of it")
     assert report["totals"]["time_s"] < 0.01  # of the target, without it
+
+
+def test_C4_what_a_library_does_it_does_for_the_programs_line():
+    def program():
+        model, end = nn.Linear(4, 4).cuda(), time.perf_counter() + REST
+        model(torch.ones(2, 4, device="cuda"))
+        while time.perf_counter() < end:
+            random.shuffle(numbers)  # the library works
+        model(torch.ones(2, 4, device="cuda"))
+
+    numbers = list(range(20_000))
+    assert report_of(program)["host"]["lines"][0]["source"].endswith("# the library works")
+
+
+def test_C4_what_the_standard_library_does_for_torch_is_torchs(monkeypatch):
+    def slow(tensor):
+        end = time.perf_counter() + REST
+        while time.perf_counter() < end:
+            random.shuffle(numbers)
+
+    def program():
+        model, x = nn.Linear(4, 4).cuda(), torch.ones(2, 4, device="cuda")
+        model(x)
+        torch.nn.functional.slow(x)
+        model(x)
+
+    numbers = list(range(20_000))
+    code = slow.__code__.replace(co_filename=torch.nn.functional.__file__)
+    function = FunctionType(code, globals(), "slow", None, slow.__closure__)
+    monkeypatch.setattr(torch.nn.functional, "slow", function, raising=False)
+    assert report_of(program)["host"]["here_s"] < REST / 2
 
 
 def test_C4_what_came_before_the_model_is_not_told():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from layers import Layer, Layers
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
 from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, inside
-from mindtorch.graph.picture import boxes
+from mindtorch.graph.picture import boxes, shown
 
 
 class Attention(nn.Module):
@@ -163,6 +165,80 @@ def test_C6_boxes_say_what_patterns_compute_and_how_often():
     assert {(IN, 0), (IN, add), (0, 1), (1, add), (add, 3), (3, 4), (add, 4), (4, OUT)} == set(layer.edges)
 
 
+class Listed(nn.Module):
+    """A block whose feed-forward part is a `Sequential`, and one whose `Sequential` has more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.more = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def forward(self, x):
+        x = x + self.mlp(self.norm(x))
+        return x + self.more(x)
+
+
+def listed() -> ComputationGraph:
+    model = nn.Sequential(*(Listed() for _ in range(3)))
+    with capture() as graph, torch.no_grad():
+        model(torch.randn(5, 16))
+    return graph
+
+
+def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():
+    root = boxes(listed())
+    mlp = named(root, "Sequential.0.mlp")
+    assert mlp.lines()[:2] == ["mlp  Sequential", "feed-forward 3 ×"]
+    assert [child.name for child in mlp.children] == ["mlp.0", "mlp.1", "mlp.2"] and mlp.ops == 15
+    (part,) = [box for box in inside(root) if box.kind == "pattern"]
+    assert part.lines()[0] == "feed-forward 3 ×" and part.path == "Sequential.0", "of `more` it is a part only"
+    assert [child.name for child in part.children] == ["more.1", "more.2", "more.3"]
+
+
+@pytest.mark.parametrize(("pattern", "found"), [
+    ("Sequential.0.mlp", ["mlp"]), ("*.mlp.1", ["mlp.1"]), ("*.more", ["more.0", "more.1", "more.2", "more.3"]),
+])  # fmt: skip
+def test_C6_focus_finds_modules_whose_layers_have_taken_their_name(pattern, found):
+    shown_boxes = inside(boxes(listed(), focus=pattern))
+    assert [box.name for box in shown_boxes if box.found and box.kind == "module"] == found
+    assert all(box.open for box in shown_boxes if box.found)
+
+
+def test_C6_focus_says_a_models_name_once():
+    root = boxes(transformer(), focus="h")
+    assert [box.lines()[0] for box in root.children] == ["forward, Transformer"]
+    assert [box.name for box in root.children[0].children if box.found] == ["h.0 … h.11"], "a list that runs nothing"
+
+
+# ---- several ---------------------------------------------------------------------------------------------------------
+def test_C6_graphs_side_by_side_are_each_as_it_is_alone():
+    graphs = [("a.py --lr 0.1", transformer()), ("b.py", training()), ("c.py", transformer().reduced(["h.3"]))]
+    (title, first), *others = graphs
+    root, heads = shown(first, title, others)
+    assert heads == ["3 graphs side by side"] and [box.kind for box in root.children] == ["graph"] * 3
+    for box, (name, graph) in zip(root.children, graphs, strict=True):
+        alone = boxes(graph)
+        lines = box.lines()
+        assert box.open and lines[0] == name and lines[1].startswith(f"{graph.count('op'):,} ops · ")
+        assert not alone.name or alone.name in lines
+        assert any(line.startswith("left out: ") for line in lines) == (name == "c.py")
+        assert [(each.lines(), each.open) for each in inside(box)[1:]] == [
+            (each.lines(), each.open) for each in inside(alone)[1:]
+        ]
+
+
+def test_C6_graphs_side_by_side_say_which_has_no_such_module():
+    with pytest.raises(UsageError, match=r"^b.py: no module matches 'h.0.attn'; "):
+        shown(transformer(), "a.py", [("b.py", training())], focus="h.0.attn")
+
+
+def test_C6_a_graph_that_was_json_has_the_same_boxes():
+    for graph in (transformer(), training()):
+        again = ComputationGraph.from_dict(json.loads(graph.to_json()))
+        assert [box.lines() for box in inside(boxes(again))] == [box.lines() for box in inside(boxes(graph))]
+
+
 def test_C6_a_module_that_is_called_attention_and_is_none_is_not_named_so():
     class Attention(nn.Module):
         def forward(self, x):
@@ -237,8 +313,8 @@ def test_C6_initialization_is_one_line_in_text_and_one_box_in_pictures():
     assert f'init [label="{line}"' in graph.to_dot()
     first = boxes(graph).children[0]
     assert first.lines() == [line] and first.ops == ops and sorted(first.nodes) == list(range(after))
-    for shown in (graph.to_text(init=True), graph.to_dot(init=True)):
-        assert "initialization" not in shown and "uniform_" in shown
+    for text in (graph.to_text(init=True), graph.to_dot(init=True)):
+        assert "initialization" not in text and "uniform_" in text
     assert "uniform_" not in graph.to_text() + graph.to_dot()
     assert all(box.kind != "initialization" for box in inside(boxes(graph, init=True)))
     assert "9 more parameters and buffers are made" in graph.to_text(init=True)

@@ -138,6 +138,17 @@ def test_L10_networkx_has_the_same_nodes_and_edges(graph):
     assert made.edges[edge.source, edge.target, edge.input] == {"output": edge.output, "input": edge.input}
 
 
+def test_C6_networkx_reads_the_json_that_is_made_for_it(graph):
+    networkx = pytest.importorskip("networkx")
+    data = json.loads(graph.to_networkx_json())
+    assert data["counts"] == graph.to_dict()["counts"] and data["schema_version"] == 1
+    made, expected = networkx.node_link_graph(data, edges="edges"), graph.to_networkx()
+    assert type(made) is type(expected) is networkx.MultiDiGraph
+    assert dict(made.nodes.data()) == dict(expected.nodes.data()) and made.graph == expected.graph
+    assert sorted(made.edges(keys=True, data="output")) == sorted(expected.edges(keys=True, data="output"))
+    assert made.graph["outputs"] == [list(output) for output in graph.outputs]
+
+
 def test_L10_networkx_missing_is_said_clearly(graph, monkeypatch):
     real = builtins.__import__
 

@@ -101,6 +101,14 @@ def test_C6_svg_has_every_box_in_a_place_of_its_own(graph, options):
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
+def test_C6_svg_of_several_graphs_has_every_box_of_each():
+    graphs = [(program.__name__, program()) for program in PROGRAMS]
+    (title, first), *others = graphs
+    assert check(first.to_svg(title=title, beside=others)) == len(graphs) + sum(
+        check(graph.to_svg()) for _, graph in graphs
+    )
+
+
 def test_C6_svg_of_126_layers_is_one_layer():
     from test_boxes import Transformer
 

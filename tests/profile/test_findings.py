@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import about, targets
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.report import time_findings
 
 Report = dict[str, Any]
 _LINES = Path(__file__).read_text().splitlines()
@@ -106,6 +107,16 @@ def test_C2_finding_data_wait() -> None:
     assert "data-wait" not in ids(measured(load, 0.0))
 
 
+def test_C2_finding_data_wait_says_what_more_there_is_where_workers_work() -> None:
+    def program() -> None:
+        for _ in DataLoader(Slow(0.2), batch_size=3, num_workers=1):
+            nn.Identity()(torch.ones(1))
+
+    with Profiler(whole=True) as seen:
+        program()
+    assert the(seen.report(), "data-wait")["try"].startswith("more num_workers")
+
+
 @torch.no_grad()
 def crunch(n: int) -> None:
     model = nn.Linear(1024, 1024)
@@ -122,6 +133,43 @@ def test_C2_finding_python_line() -> None:
     assert "python-line" not in ids(measured(crunch, 0, warmup=1))
 
 
+def go_back() -> None:
+    loss = torch.ones((), requires_grad=True)
+    for _ in range(300):
+        loss = loss * 1.0
+    for _ in range(10):
+        loss.backward(retain_graph=True)
+
+
+def step_only() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(100)]
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    for _ in range(4):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("program", [go_back, step_only])
+def test_C2_no_finding_python_line_where_torch_works_between_operations(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_findings, "_CALLING", 0)  # as on a machine that is busy with other things
+    assert "python-line" not in ids(measured(program))
+
+
+def hook() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        y = x * 2
+        y.register_hook(lambda g: time.sleep(0.1))  # Python within backward
+        y.sum().backward()
+
+
+def test_C2_finding_python_line_of_a_hook() -> None:
+    the(measured(hook), "python-line", "Python within backward")
+
+
 @torch.no_grad()
 def begin(seconds: float) -> None:
     model = nn.Linear(512, 512)
@@ -135,6 +183,7 @@ def test_C2_finding_first_iteration() -> None:
     row, steps = the(report, "first-iteration", module="Linear"), report["steps"]
     assert row["seconds"] == pytest.approx(steps["first_s"] - steps["time_s"]["median"])
     assert row["seconds"] >= 0.5 and f"{steps['first_s'] / steps['time_s']['median']:.1f} ×" in row["text"]
+    assert "python-line" not in ids(report), "the same second is told once"
     assert "first-iteration" not in ids(measured(begin, 0.05))
     assert "first-iteration" not in ids(measured(begin, 1.0, warmup=1))
 
@@ -275,6 +324,11 @@ def test_C2_finding_optimizer_unfused_says_what_a_fused_one_saves(kind: type[tor
     assert "optimizer-unfused" not in ids(estimated(learn, torch.optim.Rprop, 2048)), "torch has no fused one"
 
 
+def test_C2_no_finding_optimizer_unfused_where_the_estimated_program_stays_on_the_cpu() -> None:
+    report = estimated(lambda _: learn("cpu", torch.optim.Adam, 256))
+    assert "optimizer-unfused" not in ids(report), "on the GPU, torch takes the parameters together"
+
+
 def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
     report = measured(learn, "cpu", torch.optim.Adam, 1024, warmup=1)
     row = the(report, "optimizer-unfused", "learns")
@@ -357,6 +411,59 @@ def test_C2_no_finding_where_no_grad_would_change_nothing() -> None:
 
     report, other = measured(one, True), measured(one, False)
     assert report["totals"]["peak_bytes"] == other["totals"]["peak_bytes"] and "no-grad" not in ids(report)
+
+
+def practise(device: str, learns: bool, rows: int = 4096) -> None:
+    """Trains, and evaluates after each step."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, device=device), nn.GELU()) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.ones(64, 256, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.set_grad_enabled(learns):
+            float(model(torch.ones(rows, 256, device=device)).sum())  # evaluates between steps
+
+
+@pytest.mark.parametrize("mode", ["measured", "estimated"])
+def test_C2_finding_no_grad_of_evaluations_of_a_program_that_trains(mode: str) -> None:
+    def run(*args: Any) -> Report:
+        return measured(practise, "cpu", *args) if mode == "measured" else estimated(practise, *args)
+
+    report, other = run(True), run(False)
+    row = the(report, "no-grad", "evaluates between steps")
+    peaks = [each["memory"]["peak_bytes"] for each in (report, other)]
+    held = report["memory"].get("peak_device_bytes", peaks[0])
+    assert row["share"] * held == pytest.approx(peaks[0] - peaks[1], rel=0.1)
+    assert "no-grad" not in ids(other)
+    assert "no-grad" not in ids(run(True, 48)), "the peak is that of training"
+
+
+def compare() -> None:
+    """Several calls of a model, and one backward pass for all of them."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    for _ in range(3):
+        first, second = model(torch.ones(4096, 256)), model(torch.zeros(4096, 256))
+        (first - second).square().sum().backward()
+        model.zero_grad()
+
+
+def collect() -> None:
+    """Trains a little, then keeps what a model says of much."""
+    practise("cpu", False, 64)
+    model = nn.Linear(256, 1024)
+    with torch.no_grad():
+        kept = [model(torch.ones(1024, 256)) for _ in range(16)]
+    del kept
+
+
+@pytest.mark.parametrize("program", [compare, collect])
+def test_C2_no_finding_where_a_backward_pass_comes_or_gradients_are_off(program: Callable[[], None]) -> None:
+    report = measured(program)
+    assert report["memory"]["kept_in_vain_bytes"] == 0 and "no-grad" not in ids(report)
+    with Estimator() as seen:
+        program()
+    assert seen.report()["memory"]["kept_in_vain_bytes"] == 0
 
 
 # ---- those that deserve none

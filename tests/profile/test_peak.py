@@ -294,6 +294,7 @@ def test_C2_C4_measured_and_estimated_tables_are_the_same(name: str, monkeypatch
     monkeypatch.setattr(scratch, "over", lambda sigs: 0)
     measured, estimated = (of_run(kind, PROGRAMS[name]) for kind in (Profiler, Estimator))
     assert measured["categories"] == estimated["categories"]
+    assert measured["kept_in_vain_bytes"] == estimated["kept_in_vain_bytes"]
     for key in ("op", "module", "line", "phase"):
         assert measured["at"][key] == estimated["at"][key]
     keys = ("bytes", "count", "category", "module", "line")

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
+from ...base import torch_facts
 from .optimizer_pass import Pass, first_of
 
 __all__ = ["DIRECT", "DirectCalls", "direct"]
 
 #: Overloads that torch's function for Python of that name comes to, whatever arguments they were recorded with
-#: (tests/test_passes.py asks torch's dispatcher).
+#: (tests/test_passes_functions.py asks torch's dispatcher).
 DIRECT = frozenset(
     (
         "_log_softmax.default _safe_softmax.default _softmax.default add.Tensor add_.Tensor addcdiv_.default "
@@ -31,7 +32,7 @@ class DirectCalls(Pass):
     """What autograd called as an operator is called by torch's function for Python, which reads arguments sooner."""
 
     name = "direct calls"
-    on = True
+    on = torch_facts.functions_proven()  # elsewhere for who asks for it
 
     def function(self, info: Any) -> None:
         found = direct(info.func)

@@ -104,10 +104,10 @@ class MetaStorage:
         """In an estimate a made-up address, see `address`; elsewhere an error."""
         return refuse("data_ptr") if self._address is None else self._address
 
-    def tolist(self) -> NoReturn:
+    def tolist(self) -> Any:
         refuse("tolist")
 
-    def __getitem__(self, index: Any) -> NoReturn:
+    def __getitem__(self, index: Any) -> Any:
         refuse("storage[]")
 
     def to(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -125,6 +125,39 @@ class MetaStorage:
     def __repr__(self) -> str:
         what = f"shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'"
         return f"MetaStorage({what}, nbytes={self.nbytes()})"
+
+
+class TypedMetaStorage(MetaStorage):
+    """The same in elements, as ``Tensor.storage()`` has it. In an estimate, its values are read as the tensor's are."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        super().__init__(t)
+        self._tensor = t.detach()
+
+    def size(self) -> int:
+        return self._size()
+
+    __len__ = size
+
+    def resize_(self, elements: int) -> TypedMetaStorage:
+        super().resize_(elements * self.dtype.itemsize)
+        return self
+
+    _resize_ = resize_
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def tolist(self) -> Any:
+        return self._values("tolist")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values("storage[]")[index]
+
+    def _values(self, what: str) -> Any:
+        if mode.now.estimate is None:
+            refuse(what)
+        return value_of(self._tensor.as_strided((self._size(),), (1,), 0), what).tolist()
 
 
 class MetaTensor(RecordedTensor):
@@ -199,10 +232,9 @@ class MetaTensor(RecordedTensor):
         return MetaStorage(self)
 
     def storage(self) -> Any:
-        return MetaStorage(self)
+        return TypedMetaStorage(self)
 
-    def _typed_storage(self) -> Any:
-        return MetaStorage(self)
+    _typed_storage = storage
 
     def __format__(self, spec: str) -> str:
         if mode.now.estimate is not None and self.dim() == 0:

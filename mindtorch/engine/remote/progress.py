@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from ...base.terminal import is_watched
+
 __all__ = ["Progress"]
 
 _AFTER = 1.0  # seconds of crossing, after which it is shown
@@ -30,7 +32,7 @@ class Progress:
             self._clear()
             self._began, self._before = now, moved
         self._last = now
-        if not little and now - self._began > _AFTER and now - self._shown > _EVERY and _terminal():
+        if not little and now - self._began > _AFTER and now - self._shown > _EVERY and is_watched():
             self._shown = now
             crossed = moved - self._before
             rate = crossed / (now - self._began)
@@ -40,10 +42,6 @@ class Progress:
     def _clear(self) -> None:
         if self._shown:
             self._shown = 0.0
-            if _terminal():
+            if is_watched():
                 sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
-
-
-def _terminal() -> bool:
-    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()

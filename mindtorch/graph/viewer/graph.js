@@ -159,7 +159,7 @@ document.getElementById("head").append(
   el("div", { class: "tool" }, "genie graph"), el("h1", {}, data.title), ...data.summary.map((line) => el("p", { class: "note" }, line)));
 document.getElementById("links").append(
   el("button", { type: "button", on: { click: () => all(open) } }, "Open all"),
-  el("button", { type: "button", on: { click: () => all((box) => { if (box.kind !== "phase" && isOpen(box)) close(box); }) } }, "Close all"), count);
+  el("button", { type: "button", on: { click: () => all((box) => { if (!["graph", "phase"].includes(box.kind) && isOpen(box)) close(box); }) } }, "Close all"), count);
 boxes[0].element = el("div", {});
 boxes[0].head = el("span", {});
 if (boxes[0].children) open(boxes[0]);

@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib
 import importlib.util
+import io
 import os
 import zipfile
 from typing import Any, NamedTuple
@@ -210,13 +211,15 @@ def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-_torch_load = torch.load
+_torch_load, _torch_save = torch.load, torch.save
 
 
 @functools.wraps(_torch_load)
 def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     found = saved.found(f)
     if found is not saved.NOTHING:
+        if kwargs.get("weights_only") is not False and not args and kwargs.get("pickle_module") is None:
+            _only_weights(found)
         return _exchange(found, functools.partial(_made_from, place=_place_for(map_location)), {})
     name = getattr(f, "name", None)
     if isinstance(name, str) and getattr(f, "mode", "") == "rb" and os.path.isfile(name) and not f.tell():
@@ -228,6 +231,14 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         loaded = _torch_load(f, "cpu", *args, **{**kwargs, "mmap": True} if mapped else kwargs)
     device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
     return _without_data(loaded, place_of(device))
+
+
+def _only_weights(stored: Any) -> None:
+    """Raise what torch does: by default it loads tensors, numbers and containers of them, and no other objects."""
+    file = io.BytesIO()
+    _torch_save(_exchange(stored, lambda item: None if isinstance(item, (_Sizes, torch.Tensor)) else item, {}), file)
+    file.seek(0)
+    _torch_load(file)
 
 
 def _place_for(map_location: Any) -> int | None:

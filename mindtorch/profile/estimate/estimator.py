@@ -46,7 +46,7 @@ from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.host_time import HostTime
-from mindtorch.profile.estimate.memory_timeline import MemoryTimeline
+from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
@@ -233,7 +233,7 @@ class Estimator(Run):
         self._end_stage(ledger.position(), name)
 
     def _on_mark(self, kind: str, at: int, which: int) -> None:
-        self._marks.append((kind, at))
+        self._marks.append((WITH_GRADIENTS if kind == "enter" and torch.is_grad_enabled() else kind, at))
         if kind == "enter":
             self._on_host.called(which)
         self.book.marked(kind)

@@ -20,6 +20,8 @@ from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
 from mindtorch.profile.report.module_names import Names
 
+WITH_GRADIENTS = "enter with gradients"  # a mark, of a call in which they are kept
+_CALLS = ("enter", WITH_GRADIENTS)
 SCRATCH = "scratch"  # no storage of the program's: what a kernel takes while it runs
 _BLOCK, _CALL = np.dtype(ledger.BLOCK), np.dtype(ledger.CALL)
 
@@ -30,11 +32,11 @@ class MemoryTimeline:
     calls: the log of calls, as a structured array. live: bytes live at each of its positions, of the device that the
     program works on (the accelerator, if it uses one; what stays on the host is not counted then), of storages alone,
     as a measured profile counts. scratch: what the call there takes beside. all_blocks: the log of storages.
-    marks: (kind, position) of what the ledger's handler was told.
+    marks: (kind, position) of what the ledger's handler was told, "enter" with gradients as `WITH_GRADIENTS`.
     """
 
     def __init__(self, calls: bytes, blocks: bytes, marks: Sequence[tuple[str, int]]) -> None:
-        self.calls = np.frombuffer(calls, _CALL)
+        self.calls, self._marks = np.frombuffer(calls, _CALL), marks
         found = self.all_blocks = np.frombuffer(blocks, _BLOCK)
         kinds = np.array([str(device) for device in DATALESS])[-1 - found["place"].astype(int)]
         self.device = _main_device(kinds, found["nbytes"])
@@ -97,6 +99,7 @@ class MemoryTimeline:
             "other_devices": self.others,
             "peak_bytes": most,
             "categories": by_category,
+            "kept_in_vain_bytes": self._kept_in_vain(at, there),
             "at": self._where(at),
             "largest": peak.largest(kinds, self.blocks[there], nbytes, self.names, op_name),
             "lines": peak.by_line(self.blocks[there], nbytes),
@@ -119,6 +122,17 @@ class MemoryTimeline:
             call = self._call(at)
             scratch = [(SCRATCH, int(call["module"]), int(call["location"]), int(self.scratch[at]))]
         return peak.held(self.categories[there], self.blocks[there], self.nbytes[there], self.names, scratch)
+
+    def _kept_in_vain(self, at: int, there: Any) -> int:
+        """See `peak.kept_in_vain`."""
+        before = [kind for kind, position in self._marks if kind in _CALLS and position < at]
+        if not len(self.calls) or not before or before[-1] != WITH_GRADIENTS:
+            return 0
+        backward = min((position for kind, position in self._marks if kind == "backward" and position >= at),
+                       default=len(self.calls) + 1)  # fmt: skip
+        phase = int(self._call(at)["phase"]) & 0xFF
+        found = self.died[there] > backward
+        return peak.kept_in_vain(self.categories[there], self.blocks[there], self.nbytes[there], phase, found)
 
     def _call(self, position: int) -> Any:
         """That which is running."""

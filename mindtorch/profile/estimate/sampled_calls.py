@@ -31,7 +31,7 @@ class SamplingEstimate(Sampling):
         builder = LogBuilder(graph, _names())
         builder.read(flow, unrecorded)
         starts = list(builder.positions.items())
-        ends = [*(start for _, start in starts[1:]), position]
+        ends = [*(start for _, start in starts[1:]), position][: len(starts)]  # none, if nothing was recorded
         return Sample(graph, {node: (start, end) for (node, start), end in zip(starts, ends, strict=True)})
 
     def name(self, log: bytes, op: Callable[[int], str]) -> None:

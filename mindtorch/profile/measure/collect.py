@@ -117,7 +117,7 @@ class Profiler(Run):
         look = Look(skipped_prefixes(), waiting.functions())
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
-        self.sampling = SamplingProfile(self.collector)
+        self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)
         self._shapes = shapes
         if shapes:
             self.collector.weigh = self._look_at
@@ -282,7 +282,7 @@ class Profiler(Run):
         """What was recorded since the last call belongs to the stage that ends here."""
         collector, balance, stage = self.collector, self.collector.balance, self._stage
         if stage not in self._held or balance.peak > self._held[stage].peak:
-            self._held[stage] = peak.Held(balance)
+            self._held[stage] = peak.Held(balance, self.kept.at_peak())
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
@@ -326,12 +326,12 @@ class Profiler(Run):
         with self._marking:
             self._recording.note(now, self._overhead + self.collector.overhead)
             self.book.marked(kind)
+            self.kept.marked(kind)
             if kind == "backward end":
                 peak.say_roles(self.registered)
-            elif kind == "op":
-                if self._stage == "import":
-                    self._end_part(now)
-                    self._stage = "init"
+            elif kind == "op" and self._stage == "import":
+                self._end_part(now)
+                self._stage = "init"
             elif not self._announced:
                 self._follow(kind, now, which)
         self.sampling.mark(kind, which)

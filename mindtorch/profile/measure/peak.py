@@ -229,11 +229,45 @@ def line(location: int) -> dict[str, Any]:
     return sourceline.facts(context.location(location))
 
 
+def kept_in_vain(kinds: Any, blocks: Any, nbytes: Any, at: int, found: Any) -> int:
+    """Bytes of activations at the peak of a call with gradients, in phase `at`, that no backward pass found there."""
+    if at not in _FORWARD:
+        return 0
+    return int(nbytes[(kinds == ACTIVATIONS) & np.isin(blocks["phase"], _FORWARD) & (blocks["outlived"] != 0) & ~found]
+               .sum())  # fmt: skip
+
+
+class Kept:
+    """Is what is there at the peak of a measured run kept for a backward pass, and does one come? Told of its marks."""
+
+    def __init__(self, balance: Balance) -> None:
+        self._balance = balance
+        self._peak = self._call = False  # whether the peak was in a call with gradients, whether the last call has them
+        self._births = 0  # before that call
+        self._looked = 0
+
+    def marked(self, kind: str) -> None:
+        balance = self._balance
+        if kind == "enter":
+            self.at_peak()
+            self._births, self._call = balance.births, torch.is_grad_enabled()
+        elif kind == "backward" and self._looked != balance.born_by_peak:  # else this peak met one already
+            self._looked = balance.born_by_peak
+            balance.backward_begins()
+
+    def at_peak(self) -> bool:
+        """Whether the peak, as far as the run has come, was in a call with gradients or after it."""
+        if self._balance.born_by_peak > self._births:
+            self._peak = self._call
+        return self._peak
+
+
 class Held:
     """What was live at the peak of one stage of a measured run."""
 
-    def __init__(self, balance: Balance) -> None:
+    def __init__(self, balance: Balance, with_gradients: bool) -> None:
         found = balance.at_peak()
+        self._with_gradients = with_gradients
         self.peak = balance.peak
         self.device = balance.device
         self._blocks: list[HeldStorage] | None = None if found is None else found[0]
@@ -253,7 +287,7 @@ class Held:
             return None
         live = _live_after_ops(b"" if collector.dropped_events else collector.events(), since)
         rows = [(b.nbytes, b.module, b.location, b.sig, b.phase, b.mark, b.outlived) for b in self._blocks]
-        blocks = np.array(rows, BLOCK)
+        blocks, found = np.array(rows, BLOCK), np.array([b.found for b in self._blocks], bool)
         kinds, nbytes = categories(blocks, collector.backward), blocks["nbytes"].astype(np.int64)
         sig, module, location, phase = self._at
         edges = stretches(len(live))
@@ -261,6 +295,7 @@ class Held:
             "device": self.device,
             "peak_bytes": self.peak,
             "categories": by_category(kinds, nbytes),
+            "kept_in_vain_bytes": kept_in_vain(kinds, blocks, nbytes, phase, found) if self._with_gradients else 0,
             "at": {"op": op(sig), "module": names[module], **line(location), "phase": context.phase_name(phase)},
             "largest": largest(kinds, blocks, nbytes, names, op),
             "lines": by_line(blocks, nbytes),

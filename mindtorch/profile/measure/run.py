@@ -109,8 +109,7 @@ class Run:
     def _noted(self) -> dict[str, Any]:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
-                "samples": self.sampling.samples, "with_gradients": self.sampling.with_gradients,
-                "optimizers": tuple(self.optimizers)}  # fmt: skip
+                "samples": self.sampling.samples, "optimizers": tuple(self.optimizers)}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -63,7 +63,6 @@ class Sampling:
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self.with_gradients = 0  # calls
         self._seen: Counter[tuple[int, bool]] = Counter()
         self._nodes = 0
         self._thread: int | None = None
@@ -72,7 +71,6 @@ class Sampling:
         """A mark of the program's (see `Collector`)."""
         if kind == "enter":
             key = which, torch.is_grad_enabled()
-            self.with_gradients += key[1]
             full = len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES
             if self._thread is None and self._seen[key] < CALLS and not full and not torch.compiler.is_compiling():
                 self._seen[key] += 1

@@ -47,17 +47,17 @@ def gradients(of: Looked) -> Said | None:
 
 def no_grad(of: Looked) -> Said | None:
     """What the peak is lower by without them is what more there is of activations than an operation's input and output,
-    at most the two largest."""
-    trains = any((row[3] == BACKWARD) for stage in of.seen.stages.values() for row in stage.rows)
-    trainable = of.report["totals"]["trainable_params"]
-    if trains or not of.seen.with_gradients or not trainable:
+    at most the two largest, as far as training lets it be."""
+    in_vain = of.memory.get("kept_in_vain_bytes", 0)
+    if not in_vain or of.seen.interrupted or of.seen.exit_code or not of.report["totals"]["trainable_params"]:
         return None
     rows = [row for row in of.memory.get("largest") or () if row["category"] == "activations"]
     needed = 2 * max((row["bytes"] // row["count"] for row in rows), default=0)
-    share = of.whole(of.kinds.get("activations", 0) - needed)
+    training = [row["peak_bytes"] for row in of.report["phases"] if row["name"] in ("backward", "optimizer")]
+    share = of.whole(min(in_vain - needed, of.peak - max(training, default=0)))
     text = (
-        f"calls of models kept what a backward pass needs, and none came: about {percent(share)} of the peak is "
-        "activations that need not be there"
+        f"calls of models kept what a backward pass needs, and none came for them: about {percent(share)} of the peak "
+        "is activations that need not be there"
     )
     to_try = "with torch.no_grad(): or torch.inference_mode(): around what is not learned from"
     return Said(text, share, _largest(of, "activations"), to_try, "peak")

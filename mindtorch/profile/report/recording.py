@@ -167,7 +167,6 @@ class Recording:
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
-    with_gradients: int = 0  # outermost calls of models with gradients
     optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:

@@ -38,26 +38,39 @@ def data(of: Looked) -> Said | None:
     share = of.part(sum(row.ns for row in mine) / 1e9)
     text = f"{percent(share)} of the time the model waits for data"
     to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
+    if any("DataLoader" in kind for kind in of.seen.children):
+        to_try = "more num_workers of the DataLoader, persistent_workers=True for several epochs; or cheaper transforms"
     return Said(text, share, of.heaviest(mine), to_try) if of.seen.mode == "measured" else None
 
 
 def python(of: Looked) -> Said | None:
-    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody."""
+    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody.
+
+    Between the operations of a backward pass, and of an optimizer of torch's, it is torch that works, at the line that
+    called it. What `first` tells of is left out, as far as the line is there.
+    """
     if of.seen.mode != "measured":
         return None
+    phases = [BACKWARD]
+    if all(kind.__module__.startswith("torch.") for kind in of.seen.optimizers):
+        phases.append(OPTIMIZER)
+    torchs = {(row.phase, context.location(row.location)) for row in of.rows if row.sig and row.phase in phases}
     lines: Counter[Any] = Counter()
     rows: dict[Any, list[Row]] = {}
     for row in of.rows:
         where = context.location(row.location)
         if row.sig:
             lines[where] -= row.calls * _CALLING
-        elif row.phase != DATA:
+        elif row.phase != DATA and (row.phase, where) not in torchs:
             lines[where] += row.ns
             rows.setdefault(where, []).append(row)
     for (_, location), ns in of.seen.stages[of.seen.reached].waits.items():
         lines[context.location(location)] -= ns
     where, ns = max(lines.items(), key=lambda item: item[1], default=(None, 0))
-    share = of.part(ns / 1e9)
+    seconds = ns / 1e9
+    if first(of) is not None:
+        seconds = min(seconds, of.time_s - of.report["steps"]["first_s"])
+    share = of.part(seconds)
     if where is None or share < _IDLE or where not in rows:
         return None
     text = f"{percent(share)} of the time is Python at one line, between operations"
@@ -87,7 +100,8 @@ def host(of: Looked) -> Said | None:
         return None
     calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
     text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
-    to_try = "torch.compile(model, mode='reduce-overhead'), larger batches, or fewer small operations"
+    what = "model" if of.report["models"] else "step"  # a function of the program's
+    to_try = f"torch.compile({what}, mode='reduce-overhead'), larger batches, or fewer small operations"
     return Said(text, share, of.heaviest(of.forward(mine)), to_try)
 
 
@@ -130,8 +144,11 @@ def attention(of: Looked) -> Said | None:
     place = of.heaviest(softmax)
     if of.forecast is None:
         between = sum(row.ns * part for row, part in parts.items() if of.op(row) not in (*_BATCHED, "aten::mm"))
-        text = f"{start}: {percent(of.part(between / 1e9))} of the time goes into its scores, beside its two products"
-        return Said(text, of.part(between / 1e9), place, to_try)
+        # Which operations of the backward pass are theirs is not known of all.
+        least = "at least " if any(row.phase == BACKWARD for row in of.rows) else ""
+        share = of.part(between / 1e9)
+        text = f"{start}: {least}{percent(share)} of the time goes into its scores, beside its two products"
+        return Said(text, share, place, to_try)
     device: dict[int, float] = {}
     host: dict[int, float] = {}
     for row, part in parts.items():
@@ -210,6 +227,8 @@ def optimizer(of: Looked) -> Said | None:
     ran = [row for row in mine if row.sig and not of.seen.ops[row.sig].is_free]  # type: ignore[union-attr]
     names = {of.op(row) for row in ran}
     calls = sum(row.calls for row in ran) / of.steps()
+    if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
+        return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
     fusable = set(of.seen.optimizers) and set(of.seen.optimizers) <= set(_FUSABLE)
     if not fusable or any("_fused_" in name for name in names) or calls <= _FEW:
         return None
