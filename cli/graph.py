@@ -229,6 +229,9 @@ def command(
     beside = [(each, graph.from_dict(data)) for each, data in zip(others, made_beside)]
     beside = [(each, one.reduced(modules) if modules else one) for each, one in beside]
     view = _View(" ".join((argument, *script_args)), depth, focus or "", init, beside, layout)
+    from mindtorch.graph.analysis import describe
+
+    describe(graph)
     part = graph.reduced(modules) if modules else graph
     closed = graph.reduced(modules, depth) if depth is not None else part
     for each, file in wanted:

@@ -9,13 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 from .. import graph as graph_package
 from .._ext import lazy as _core
+from .._ext.signals import by_signal_handler
 from ..base.errors import LazyTensorError, UsageError
 from ..engine.execute import values
 from ..engine.record.arguments import quiet as plainly
 from .graph import ComputationGraph
 from .patterns import Instance
 
-__all__ = ["Analysis", "Analyzer", "Group", "get_analyzer", "hints", "plainly", "set_analyzer"]
+__all__ = ["Analysis", "Analyzer", "Group", "describe", "get_analyzer", "hints", "plainly", "set_analyzer"]
 
 _LARGE = 100_000  # nodes of a graph that is not kept until it is asked about again
 
@@ -43,7 +44,8 @@ class Analysis:
     for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
     flops, nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another
     time; empty where they can. recomputable: operations whose result can be made again from what they read. together:
-    see `Group`. failed: patterns of others that could not be looked for, and why.
+    see `Group`. failed: patterns of others that could not be looked for, and why. phase_of: operations that `genie
+    graph` shows in another phase than the recorded one.
     """
 
     phases: Mapping[str, int]
@@ -57,6 +59,7 @@ class Analysis:
     recomputable: frozenset[int]
     together: tuple[Group, ...]
     failed: Mapping[str, Exception] = field(default_factory=dict)
+    phase_of: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def phase(self) -> str:
@@ -97,6 +100,7 @@ class Analyzer(ABC):
 
 
 _analyzer: Analyzer | None = None
+_own: Analyzer | None = None  # mindtorch's
 
 
 class _Asked(NamedTuple):
@@ -125,13 +129,34 @@ def set_analyzer(analyzer: Analyzer | None) -> Analyzer | None:
 
 def get_analyzer() -> Analyzer:
     """The analyzer in use."""
-    global _analyzer
+    global _analyzer, _own
     if _analyzer is None:
         make = graph_package.make_analyzer
         if make is None:
             raise LazyTensorError("no analyzer is installed: import mindtorch, not its parts")
-        _analyzer = make()
+        _analyzer = _own = make()
     return _analyzer
+
+
+def describe(graph: ComputationGraph) -> None:
+    """Have a graph show what the user's analyzer says of it; with none it shows patterns of its own.
+
+    UsageError where the analyzer raises, or says something else than an `Analysis`.
+    """
+    analyzer = _analyzer
+    if analyzer is None or analyzer is _own:
+        return
+    name = type(analyzer).__name__
+    try:
+        with plainly():
+            said = analyzer.analyze(graph)
+    except Exception as error:
+        if by_signal_handler(error):
+            raise
+        raise UsageError(f"[analyzer] {name}.analyze raised {type(error).__name__}: {error}") from error
+    if not isinstance(said, Analysis):
+        raise UsageError(f"[analyzer] expected an Analysis from {name}.analyze, got {type(said).__name__}")
+    graph.describe(said)
 
 
 def hints(tensor: Any) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def boxed(graph: ComputationGraph, init: bool = False) -> Box:
 class _Boxes:
     def __init__(self, graph: ComputationGraph, init: bool) -> None:
         self.graph, self.drawing = graph, Drawing(graph, init)
+        self.phases = {*PHASES, *graph._said_phases.values()}
         self.root = Box("", kind="all")
         self.of: dict[int, Box] = {}  # by node that is shown
         self.made: dict[Item, Box] = {}
@@ -146,7 +147,7 @@ class _Boxes:
             self.of[INIT] = self.root.add(Box(words, kind="initialization"))
         todo: list[tuple[Item, Box, str]] = [(section, self.root, phase) for phase, section in drawing.sections]
         for item, parent, phase in todo:  # grows while it is read
-            inner = not parent.path and item.label in PHASES and not item.cls  # of an iteration
+            inner = not parent.path and item.label in self.phases and not item.cls  # of an iteration
             kind = "phase" if phase or inner else "module" if item.label else "op" if item.node else "these"
             name = item.label or phase or (title(item.node) if item.node else f"these {len(item.children)}")
             box = self.made[item] = parent.add(Box(name, item.cls, kind, item.repeated, item.node))
@@ -169,8 +170,11 @@ class _Boxes:
         """A box that holds one, and no product besides, has its name; ops in a row that are one become a box."""
         from .patterns import Instance, find_patterns
 
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            found = [each for each in find_patterns(self.graph) if not each.refused]
+        if self.graph.patterns is not None:
+            found = [each for each in self.graph.patterns if not each.refused]
+        else:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                found = [each for each in find_patterns(self.graph) if not each.refused]
         alike: dict[tuple[str, frozenset[int]], list[Instance]] = {}
         for each in found:
             there = self.root.shown.intersection(self.drawing.shown(node)[0] for node in each.nodes)

@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
                 found = self._made_before(tensor, handle)
             else:
                 found = graph._source_of(tensor)
-                if type(tensor) is torch.Tensor and tensor.dim() == 0 and tensor.device.type == "cpu":
+                if type(tensor) is torch.Tensor and tensor.numel() == 1 and tensor.device.type == "cpu":
                     with _disable_current_modes():  # it is none of the program's reads
                         graph._numbers[found[0]] = tensor.item()
         entry = self.names.get(id(tensor))

@@ -7,7 +7,8 @@ Schema 1::
                 and, where there is one: "args", "kwargs", "overload", "readings", "number", "name", "module",
                 "classes", "phase", "source"}, …],
      "edges": [[source, output index, target, input index], …],
-     "segments": [{"start", "stop", "read_by"}, …], "outputs": [[node id, output index], …]}
+     "segments": [{"start", "stop", "read_by"}, …], "outputs": [[node id, output index], …]
+     and, where a user's analyzer was asked: "patterns": [{"name", "anchor", "nodes", "verified", "attributes"}, …]}
 
 ``source`` is [file, line, function]. ``overload``: ``aten.add.Tensor``. ``readings``: of each input, null where it is
 read as its node has it, else {"offset", "shape", "strides", "dtype"} in the storage of that, which was written since.
@@ -103,7 +104,14 @@ def _head(graph: ComputationGraph) -> dict[str, Any]:
 
 def _tail(graph: ComputationGraph) -> dict[str, Any]:
     segments = [{"start": s.start, "stop": s.stop, "read_by": s.read_by} for s in graph.segments]
-    return {"segments": segments, "outputs": [list(o) for o in graph.outputs]}
+    found: dict[str, Any] = {"segments": segments, "outputs": [list(o) for o in graph.outputs]}
+    if graph.patterns is not None:
+        found["patterns"] = [
+            {"name": each.pattern, "anchor": each.anchor, "nodes": sorted(each.nodes), "verified": each.verified,
+             "attributes": {key: encode(value) for key, value in each.attributes.items()}}
+            for each in graph.patterns if not each.refused
+        ]  # fmt: skip
+    return found
 
 
 def _nodes(graph: ComputationGraph) -> Iterator[dict[str, Any]]:
@@ -242,14 +250,24 @@ def from_dict(graph: ComputationGraph, data: Mapping[str, Any]) -> ComputationGr
             [(source_id, output) for source_id, output in node["inputs"]],
             graph._intern_module(node.get("module", ""), tuple(node.get("classes", ()))),
             graph._intern_place((source[0], source[1], source[2]) if source else None),
-            PHASES.index(node.get("phase", "other")),
+            PHASES.index(phase if (phase := node.get("phase", "other")) in PHASES else "other"),
             KINDS.index(node["kind"]),
             [data and _as_reading(data) for data in node.get("readings", ())],
         )
+        if phase not in PHASES:
+            graph._said_phases[place] = phase
         if node.get("name"):
             graph._names[place] = node["name"]
         if "number" in node:
             graph._numbers[place] = decode(node["number"])
+    if "patterns" in data:
+        from .patterns import Instance
+
+        graph.patterns = tuple(
+            Instance(each["name"], each["anchor"], frozenset(each["nodes"]), (), each["verified"],
+                     {key: decode(value) for key, value in each["attributes"].items()})
+            for each in data["patterns"]
+        )  # fmt: skip
     graph._reads.extend(s["stop"] - 1 for s in data.get("segments", ()) if s["read_by"])
     graph.left_out = dict(data.get("left_out", {}))
     graph.outputs = tuple((node, output) for node, output in data.get("outputs", ()))

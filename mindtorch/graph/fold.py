@@ -87,9 +87,10 @@ def grow(graph: ComputationGraph, without: Set[int] = frozenset()) -> list[tuple
     sections: list[tuple[str, Item]] = []
     trail: list[Item] = []
     names: tuple[str, ...] = ()
-    module, phase, kind = graph._module, graph._phase, graph._kind
+    module, kind = graph._module, graph._kind
+    said, recorded = graph._said_phases, graph._phase
     waiting: list[Node] = []
-    last = (-1, -1)  # phase and module of the op before
+    last: tuple[object, int] = (None, -1)  # phase and module of the op before
     for node in graph.nodes:
         if node.id in without:
             continue
@@ -97,11 +98,12 @@ def grow(graph: ComputationGraph, without: Set[int] = frozenset()) -> list[tuple
             if node.id not in graph._names:  # readers of the others show the name
                 waiting.append(node)  # belongs before the model that uses it first
             continue
-        if phase[node.id] != last[0]:
+        phase = said.get(node.id) or recorded[node.id]
+        if phase != last[0]:
             root = Item()
             sections.append((node.phase, root))
             trail, names = [root], ()
-            last = (phase[node.id], -1)
+            last = (phase, -1)
         if module[node.id] != last[1]:
             where = node.module_info
             common = 0
@@ -113,7 +115,7 @@ def grow(graph: ComputationGraph, without: Set[int] = frozenset()) -> list[tuple
                 trail[-1].children.append(child)
                 trail.append(child)
             names = where.names
-            last = (phase[node.id], module[node.id])
+            last = (phase, module[node.id])
         end = len(trail[0].children) - (len(trail) > 1)
         trail[0].children[end:end] = [Item(node=item) for item in waiting]
         waiting.clear()
@@ -121,7 +123,7 @@ def grow(graph: ComputationGraph, without: Set[int] = frozenset()) -> list[tuple
             place = trail.pop()
             place.node, place.ids = node, [node.id]
             names = where.names[:-1]
-            last = (phase[node.id], -1)
+            last = (phase, -1)
             continue
         trail[-1].children.append(Item(node=node))
     if waiting:

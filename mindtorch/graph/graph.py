@@ -23,6 +23,8 @@ from .producers import Producers
 
 if TYPE_CHECKING:
     from ..engine.execute.tensors import LazyTensor
+    from .analysis import Analysis
+    from .patterns import Instance
 
 DATA = "genie::data"
 MODULE = "genie::module"
@@ -111,8 +113,8 @@ class Node:
 
     @property
     def phase(self) -> str:
-        """``forward``, ``backward``, ``optimizer`` or ``other``."""
-        return _context.phase_name(self.graph._phase[self.id])
+        """``forward``, ``backward``, ``optimizer``, ``other`` …, or what an analyzer calls it."""
+        return self.graph._said_phases.get(self.id) or _context.phase_name(self.graph._phase[self.id])
 
     @property
     def location(self) -> tuple[str, int, str] | None:
@@ -167,6 +169,8 @@ class ComputationGraph:
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
+        self._said_phases: dict[int, str] = {}  # in place of the recorded ones, see `describe`
+        self.patterns: tuple[Instance, ...] | None = None  # what an analyzer says; None: nobody was asked
         self.left_out: dict[str, Any] = {}  # what `reduced` was asked to leave out, and how much that was
 
     # ---- from the tape -----------------------------------------------------------------------------------------------
@@ -393,6 +397,11 @@ class ComputationGraph:
         from .reduce import reduced
 
         return reduced(self, modules, depth, until)
+
+    def describe(self, said: Analysis) -> None:
+        """From now on show what an analyzer says: its patterns and, where it names some, its phases of operations."""
+        self.patterns = tuple(said.patterns)
+        self._said_phases = dict(said.phase_of)
 
     # ---- exports -----------------------------------------------------------------------------------------------------
     def to_networkx(self) -> Any:

@@ -249,8 +249,11 @@ class LogBuilder(Builder):
         at, others = 0, list(reversed(unrecorded))
         while at < len(words):
             if words[at] == ledger.NO_CALL:
-                if words[at + 1] < len(self.maker):
-                    self.maker[words[at + 1]] = 0
+                slot = words[at + 1]  # used for another value
+                if slot < len(self.maker):
+                    self.maker[slot] = 0
+                self.root.pop(slot, None)
+                self.writer.pop(slot, None)
                 at += 2
                 continue
             position, sig, module, loc, phase, n_in, n_out = words[at : at + 7]

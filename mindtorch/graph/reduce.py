@@ -7,6 +7,7 @@ part of it where nothing else reads them. As ops of a stretch follow each other,
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Sequence
 
@@ -83,6 +84,7 @@ class _Part:
         self.cuts = cuts
         self.reads = set(graph._reads)
         self.places: dict[Source, Source] = {}
+        self.numbers: dict[int, int] = {}  # of nodes that are here, themselves or in a closed module
         self.exported: dict[int, dict[Source, None]] = {}  # of a stretch, read elsewhere
         self.owned: set[int] = set()  # parameters that only their own modules read, which are closed
 
@@ -90,7 +92,7 @@ class _Part:
         """By node: -1 where it is left out, else the first node of its stretch; of an op that stays, itself."""
         graph = self.graph
         found = [-1] * len(graph)
-        last: tuple[int, tuple[str, ...]] | None = None
+        last: tuple[str, tuple[str, ...]] | None = None
         begun = -1
         for node in range(self.until):
             if graph._kind[node]:
@@ -100,7 +102,7 @@ class _Part:
                 last = None
                 found[node] = node if cut == 0 else -1
                 continue
-            here = graph._phase[node], graph._modules[graph._module[node]].names[:cut]
+            here = graph.nodes[node].phase, graph._modules[graph._module[node]].names[:cut]
             if here != last:
                 last, begun = here, node
             found[node] = begun
@@ -137,8 +139,20 @@ class _Part:
                 self._copy(node)
         if members:
             self._close(members, read)
+        self._describe()
         known = [(self.places.get((node, output)), node) for node, output in graph.outputs]
         self.made.outputs = tuple(place for place, _ in known if place is not None)
+
+    def _describe(self) -> None:
+        """What an analyzer said, of the nodes that are here."""
+        numbers, said = self.numbers, self.graph._said_phases
+        self.made._said_phases = {number: said[node] for node, number in numbers.items() if node in said}
+        if self.graph.patterns is not None:
+            self.made.patterns = tuple(
+                dataclasses.replace(each, anchor=numbers[each.anchor], core=frozenset(),
+                                    nodes=frozenset(numbers[n] for n in each.nodes if n in numbers))
+                for each in self.graph.patterns if each.anchor in numbers
+            )  # fmt: skip
 
     def _copy(self, node: int) -> None:
         graph, made = self.graph, self.made
@@ -151,6 +165,7 @@ class _Part:
             graph._phase[node],
             readings=graph.nodes[node].readings,
         )
+        self.numbers[node] = number
         if node in graph._names:
             made._names[number] = graph._names[node]
         if node in self.reads:
@@ -175,6 +190,7 @@ class _Part:
         number = made._append(
             made._intern_call(call), sources, self._module(members[0]), 0, graph._phase[members[0]], CLOSED
         )
+        self.numbers |= dict.fromkeys(members, number)
         for position, source in enumerate(shown):
             self.places[source] = number, position
 

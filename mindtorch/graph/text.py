@@ -102,7 +102,7 @@ def to_text(graph: ComputationGraph, width: int = 80, init: bool = False) -> str
     sections, folded = fold(graph, hidden)
     for phase, root in sections:
         lines += ["", f"── {phase} " + "─" * (width - len(phase) - 4)]
-        lines += _tree(root, width, folded)
+        lines += _tree(root, width, folded, _named(graph, root))
     return "\n".join(lines)
 
 
@@ -142,18 +142,35 @@ def left_out(graph: ComputationGraph) -> str:
     return f"left out: {', '.join(words)}" if words else ""
 
 
-def _tree(root: Item, width: int, folded: Folded) -> Iterator[str]:
+def _named(graph: ComputationGraph, root: Item) -> dict[Item, str]:
+    """What an analyzer says that lines are: the innermost that holds all of a pattern, else those of its parts."""
+    found: dict[Item, dict[str, None]] = {}
+    shown = set(root.ids)
+    for each in graph.patterns or ():
+        if each.refused or each.anchor not in shown:
+            continue
+        item, below = root, [root]
+        while below:
+            item = below[0]
+            below = [child for child in item.children if each.nodes <= set(child.ids)]
+        for named in item.children if item is root else [item]:
+            if not each.nodes.isdisjoint(named.ids):
+                found.setdefault(named, {})[each.pattern] = None
+    return {item: ", ".join(names) for item, names in found.items()}
+
+
+def _tree(root: Item, width: int, folded: Folded, named: dict[Item, str]) -> Iterator[str]:
     stack = [("", "", child) for child in reversed(root.children)]  # the outermost level has no branches
     while stack:
         head, below, item = stack.pop()
-        yield _line(item, head, width, folded)
+        yield _line(item, head, width, folded, f"  [{named[item]}]" if item in named else "")
         last = len(item.children) - 1
         for i, child in reversed(list(enumerate(item.children))):
             stack.append((below + ("└─ " if i == last else "├─ "), below + ("   " if i == last else "│  "), child))
 
 
-def _line(item: Item, head: str, width: int, folded: Folded) -> str:
-    times = f" ×{item.repeated}" if item.repeated > 1 else ""
+def _line(item: Item, head: str, width: int, folded: Folded, pattern: str) -> str:
+    times = (f" ×{item.repeated}" if item.repeated > 1 else "") + pattern
     node = item.node
     if node is None:
         if not item.label:

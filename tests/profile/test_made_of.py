@@ -98,7 +98,10 @@ def test_L13_a_report_names_each_block_with_its_places_and_calls(how):
         "feed-forward": (LAYERS, 4 * LAYERS, True),
         "normalization": (2 * LAYERS, 8 * LAYERS, True),
         "embedding": (1, 4, True),
+        "optimizer update": (1, 4, True),
     }
+    assert patterns["optimizer update"]["modules"] == []
+    assert patterns["optimizer update"]["attributes"]["kind"] == "AdamW"
     assert patterns["attention"]["modules"] == ["Model.layers.*.mixes"]
     assert patterns["feed-forward"]["modules"] == ["Model.layers.*"]
     assert patterns["attention"]["attributes"]["kind"] == "multi-head"
@@ -147,7 +150,7 @@ def test_L13_measured_and_estimated_programs_are_made_of_the_same():
     assert rows[0] == rows[1]
     assert {name: (instances, calls) for name, instances, calls, *_ in rows[0]} == {
         "attention": (LAYERS, 3 * LAYERS), "feed-forward": (LAYERS, 3 * LAYERS),
-        "normalization": (2 * LAYERS, 6 * LAYERS), "embedding": (1, 3),
+        "normalization": (2 * LAYERS, 6 * LAYERS), "embedding": (1, 3), "sampling": (1, 3),
     }  # fmt: skip
 
 
@@ -212,13 +215,13 @@ def test_L13_a_block_on_one_line_that_calls_an_op_twice_is_one_call(how):
 @pytest.mark.parametrize("how", HOW)
 def test_L13_what_only_looks_like_attention_has_no_row(how):
     _, patterns = report(how, train, after=True)
-    assert sorted(patterns) == ["embedding", "feed-forward", "normalization"]
+    assert sorted(patterns) == ["embedding", "feed-forward", "normalization", "optimizer update"]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_L13_a_program_of_no_known_block_has_no_row(how):
     found, _ = report(how, train, model=nn.Sequential(nn.Embedding(11, D), nn.Linear(D, 11), nn.Dropout(0.1)))
-    assert [row["name"] for row in found["patterns"]] == ["embedding"]
+    assert {row["name"] for row in found["patterns"]} - {"optimizer update"} == {"embedding"}
     with HOW[how]() as seen:
         torch.ones(3) + 1
     assert seen.report()["patterns"] == []
@@ -235,6 +238,7 @@ def test_L13_a_shared_block_is_one_place():
     _, patterns = report("measured", train, model=Shared(), steps=2)
     assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
         "attention": (1, 10), "feed-forward": (1, 10), "normalization": (2, 20), "embedding": (1, 2),
+        "optimizer update": (1, 2),
     }  # fmt: skip
 
 
@@ -290,3 +294,27 @@ def test_L13_an_attribute_of_some_places_is_not_said_of_all() -> None:
     assert made_of._common([{"heads": 4, "kind": "multi-head"}, {"kind": "multi-head"}]) == {
         "heads": [4, None], "kind": "multi-head"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_clipping_and_steps_written_by_hand_have_rows(how):
+    def program() -> None:
+        model = Model()
+        ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        for _ in range(3):
+            for p in model.parameters():
+                p.grad = None
+            F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(p.grad, alpha=0.1)
+
+    found, patterns = report(how, program)
+    assert {name: (patterns[name]["instances"], patterns[name]["calls"], patterns[name]["verified"])
+            for name in ("gradient clipping", "optimizer update")} == {
+        "gradient clipping": (1, 3, True), "optimizer update": (1, 3, True),
+    }  # fmt: skip
+    assert patterns["gradient clipping"]["attributes"] == {"by": "norm", "most": 1.0, "norm": 2.0}
+    assert patterns["optimizer update"]["attributes"] == {"kind": "SGD", "form": "one by one"}
+    assert sum(row["time_s"] for row in patterns.values()) <= found["totals"]["time_s"]

@@ -12,6 +12,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.plugins import offered
 from ..graph import ComputationGraph
 from .attention import Attention
+from .clipping import GradientClipping
 from .convolution import Convolution
 from .embedding import Embedding
 from .feed_forward import FeedForward
@@ -19,10 +20,13 @@ from .flow import Flow
 from .loss import Loss
 from .low_rank import LowRank
 from .normalization import Normalization
+from .optimizer_update import OptimizerUpdate
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
 from .rotary import Rotary
 from .routing import Routing
+from .sampling import Sampling
+from .scan import StateSpaceScan
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
@@ -36,9 +40,13 @@ _OWN: tuple[Pattern, ...] = (
     Routing(),
     FeedForward(),
     Convolution(),
+    StateSpaceScan(),
     Normalization(),
     Embedding(),
     Loss(),
+    Sampling(),
+    GradientClipping(),
+    OptimizerUpdate(),
 )
 
 
@@ -91,11 +99,12 @@ def find_patterns(
     such a pattern has no instances.
     """
     known = {} if known is None else known
-    flow = Flow(graph)
+    flows: dict[tuple[str, ...], Flow] = {}
     taken: set[int] = set()
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:
         of_it, nodes = [], set(taken)
+        flow = flows.get(pattern.phases) or flows.setdefault(pattern.phases, Flow(graph, pattern.phases))
         try:
             for instance in _instances(flow, pattern, known, nodes):
                 of_it.append(instance)

@@ -12,7 +12,7 @@ from ..graph import ComputationGraph, Node
 from .adapted import Adapted, adapted
 from .rerun import DROPOUT, Source, function
 
-__all__ = ["Flow"]
+__all__ = ["FORWARD", "Flow"]
 
 #: What gives the same numbers at other places, or in another precision.
 MOVES = frozenset(f"aten::{name}" for name in (
@@ -32,18 +32,18 @@ _DRAWN = frozenset(f"aten::{name}" for name in ("bernoulli_", "bernoulli", "div_
 _SHAPES_ONLY = frozenset(f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn")) | {
     "aten::new_zeros", "aten::new_ones", "aten::new_empty", "aten::new_full",
 }  # fmt: skip
-_FORWARD = ("forward", "prefill", "decode", "other")
+FORWARD = ("forward", "prefill", "decode", "other")
 #: Without torch's own mark.
 _FURTHER = frozenset(f"aten::{name}" for name in ("masked_fill_", "hardswish", "hardswish_"))
 
 
 class Flow:
-    """Of one graph: its forward part, backward and optimizer left out."""
+    """Of one graph: its forward part, backward and optimizer left out; or what is of other phases."""
 
-    def __init__(self, graph: ComputationGraph) -> None:
+    def __init__(self, graph: ComputationGraph, phases: tuple[str, ...] = FORWARD) -> None:
         self.graph = graph
         self.ops = [graph._calls[call].op for call in graph._call]
-        forward = {number for number in set(graph._phase) if context.phase_name(number) in _FORWARD}
+        forward = {number for number in set(graph._phase) if context.phase_name(number) in phases}
         self.nodes = [n for n, kind in enumerate(graph._kind) if not kind and graph._phase[n] in forward]
         self._forward = frozenset(self.nodes)
         self.readers: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..graph import Node
-from .flow import Flow
+from .flow import FORWARD, Flow
 from .rerun import CannotRun, Source, plain_dtype, random_like, run
 
 __all__ = ["Check", "Found", "Pattern", "Refused", "Trial"]
@@ -87,7 +87,7 @@ def _number(flow: Flow, source: Source) -> torch.Tensor | None:
     values: dict[Any, torch.Tensor] = {}
     if made.number is not None:
         dtype = plain_dtype(made.outputs[0].dtype)
-        values[root] = torch.tensor(made.number, dtype=dtype, device="cpu")
+        values[root] = torch.full(made.outputs[0].shape, made.number, dtype=dtype, device="cpu")
     elif made.op in _MADE:
         moves = [*moves, root[0]]
     else:
@@ -164,6 +164,7 @@ class Pattern:
     """
 
     name = ""
+    phases: tuple[str, ...] = FORWARD  # of the nodes that it is shown
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         """Candidates, in program order; (node, why not) of what is refused at sight.

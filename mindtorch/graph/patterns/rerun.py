@@ -90,6 +90,9 @@ def run(
             continue
         args = [_argument(value, inputs, exact) for value in node.args]
         kwargs = {key: _argument(value, inputs, exact) for key, value in node.kwargs.items()}
+        if node.op.endswith("_like") and args and not isinstance(args[0], torch.Tensor):
+            size, strides, dtype, *rest = args  # recorded without the tensor, of which no more is asked
+            args = [torch.empty_strided(size, strides, dtype=dtype, device="cpu"), *rest]
         if node.op == "aten::_softmax" and not exact:
             args[2:] = [False]  # whether it widens: all is wide
         func = function(node.call.overload)

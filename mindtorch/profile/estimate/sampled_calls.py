@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,15 +21,21 @@ __all__ = ["SamplingEstimate"]
 class SamplingEstimate(Sampling):
     """Of an estimate, whose ledger logs what reads what."""
 
+    _named: Mapping[int, str] = MappingProxyType({})  # as of the end of a call
+
     def _begin(self) -> None:
         ledger.follow(True)
+        self._named = {}
         known.unrecorded = []
+
+    def _called(self) -> None:
+        self._named = _names()
 
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
         unrecorded, known.unrecorded = known.unrecorded or [], None
         graph = ComputationGraph()
-        builder = LogBuilder(graph, _names())
+        builder = LogBuilder(graph, {**_names(), **self._named})
         builder.read(flow, unrecorded)
         starts = list(builder.positions.items())
         ends = [*(start for _, start in starts[1:]), position][: len(starts)]  # none, if nothing was recorded

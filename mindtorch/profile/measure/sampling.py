@@ -23,8 +23,10 @@ __all__ = ["Key", "Sample", "Sampling", "SamplingProfile", "prefix_of"]
 
 log = logging.getLogger(__name__)
 
-CALLS = 2  # of each model, with gradients and without: of a generation, prefill and a step of decode
+CALLS = 2  # of each model with gradients, and passes backward that change weights
+GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
+_BACKWARD = context.PHASES.index("backward")
 
 
 Key = tuple[int, Any, str]  # path id of the module, line, op
@@ -59,25 +61,53 @@ class Sample:
 
 
 class Sampling:
-    """Told of outermost calls, it takes graphs of the first ones; where nobody says how, none."""
+    """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
+
+    A graph is of a call with gradients, of some calls without and what is done between them (a token is chosen), or of
+    a pass backward and what is done with its gradients until the next call.
+    """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self._seen: Counter[tuple[int, bool]] = Counter()
+        self._steps = self._passes = 0  # that changed weights; of which there may be a graph
+        self._key = (0, False)  # of the call
+        self._of = ""  # what it is being taken of: a call, what comes after it, or a step
         self._nodes = 0
         self._thread: int | None = None
 
     def mark(self, kind: str, which: int) -> None:
         """A mark of the program's (see `Collector`)."""
+        own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
-            full = len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES
-            if self._thread is None and self._seen[key] < CALLS and not full and not torch.compiler.is_compiling():
+            wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
+            goes_on = own and self._of == "after" and wanted and key == self._key  # of two models, each has its own
+            if own and self._of != "call" and not goes_on:
+                self.close()
+            if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
-                self._thread = threading.get_ident()
-                self._begin()
-        elif kind == "exit" and threading.get_ident() == self._thread:
-            self.close()
+                self._of, self._key = "call", key
+        elif kind == "exit" and own and self._of == "call":
+            if torch.is_grad_enabled() or self._seen[which, False] >= GENERATING:
+                self.close()
+            else:
+                self._of = "after"
+                self._called()
+        elif kind == "backward":
+            if own and self._of == "after":
+                self.close()
+            if self._steps < CALLS and self._passes < MOST_CALLS and self._may_begin():
+                self._passes += 1
+                self._of = "step"
+
+    def _may_begin(self) -> bool:
+        """Watch from now on, if nothing else is watched and there is room."""
+        if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
+            return False
+        self._thread = threading.get_ident()
+        self._begin()
+        return True
 
     def close(self) -> None:
         """The call is over, or the run."""
@@ -85,9 +115,14 @@ class Sampling:
             return
         self._thread = None
         found = self._end()
-        if found is not None:
-            self._nodes += len(found.graph)
-            self.samples.append(found)
+        if found is None:
+            return
+        if self._of == "step":
+            if not _changes(found.graph):  # gradients are summed up first
+                return
+            self._steps += 1
+        self._nodes += len(found.graph)
+        self.samples.append(found)
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         """A model, or a module of it, is called for the first time."""
@@ -95,9 +130,17 @@ class Sampling:
     def _begin(self) -> None:
         """Watch from now on what reads what."""
 
+    def _called(self) -> None:
+        """The call is over, and its model may be gone before what comes after it is."""
+
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
         return None
+
+
+def _changes(graph: ComputationGraph) -> bool:
+    """Does anything after a pass backward write to memory?"""
+    return any(graph._phase[node] != _BACKWARD for node in graph._writes)
 
 
 def prefix_of(path: int) -> str:

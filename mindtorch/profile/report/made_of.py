@@ -75,17 +75,19 @@ class Labels:
             cores = {node for instance in instances for node in instance.core}
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             for node, keys in keys_of.items():
+                if graph._phase[node] == _BACKWARD:
+                    continue  # of these, the rows are told by what ran forward
                 label_ = labels.get(node)
                 for key in keys:
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
                         mixed.add(key)
                     _agree(self.at_line, key[:2], label_)
-                    if node in differentiated:
+                    if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
                 self.alike.update(keys)
                 if node in anchors:
-                    self.anchors[_main(keys)] += 1
+                    self.anchors[_main(keys, graph._calls[graph._call[node]].op)] += 1
                 if node in cores:
                     self.cores.update(keys)
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
@@ -122,6 +124,8 @@ def _differentiated(graph: ComputationGraph) -> set[int]:
     carrying: set[int] = set()
     found = set()
     for node in graph.nodes:
+        if graph._phase[node.id] == _BACKWARD:
+            break  # what comes after it has no gradients of its own
         if any(output.dtype.is_floating_point for output in node.outputs) and (
             node.kind != "op" or any(source in carrying for source, _ in node.inputs)
         ):
@@ -136,9 +140,12 @@ def _agree(found: dict[Any, Any], key: Any, label: Any) -> None:
         found[key] = None
 
 
-def _main(keys: Sequence[Key]) -> Key:
-    """Of several calls that one op is made of, the one that stands for it: the last product, else the last of all."""
-    return next((key for key in reversed(keys) if key[2] in PRODUCTS), keys[-1])
+def _main(keys: Sequence[Key], op: str) -> Key:
+    """Of several calls that one op is made of, the one that stands for it: the last product, else that op, else the
+    last of all.
+    """
+    found = next((key for key in reversed(keys) if key[2] in PRODUCTS), None)
+    return found or next((key for key in reversed(keys) if key[2] == op), keys[-1])
 
 
 def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
@@ -213,7 +220,7 @@ def pattern_rows(
 
 def _folded(labels: Labels, name: str, places: set[int]) -> list[str]:
     """Their modules, numbers in a path as ``*``."""
-    paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)])]
+    paths = [path for place in sorted(places) for path in sorted(labels.places[_Label(name, place)]) if path]
     return list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths))
 
 

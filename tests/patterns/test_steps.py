@@ -1,0 +1,206 @@
+"""L13: steps of optimizers and clipping of gradients, torch's own and written by hand; and what is only near one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.graph import capture
+from mindtorch.graph.patterns import Instance, find_patterns
+
+Parameters = list[nn.Parameter]
+Do = Callable[[Parameters], Any]
+
+
+def instances(name: str, step: Do, clip: Do = lambda parameters: None, steps: int = 2) -> list[Instance]:
+    """step: called with the parameters after each pass backward, or what makes an optimizer of them."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    parameters = list(model.parameters())
+    with capture() as graph:
+        optimizer = step(parameters) if isinstance(step, functools.partial) else None
+        for _ in range(steps):
+            model(torch.randn(5, 3)).sum().backward()
+            clip(parameters)
+            if optimizer is None:
+                step(parameters)
+            else:
+                optimizer.step()
+            for p in parameters:
+                p.grad = None
+    return [each for each in find_patterns(graph) if each.pattern == name]
+
+
+def torchs(kind: type[torch.optim.Optimizer], **options: Any) -> Do:
+    return functools.partial(kind, lr=1e-3, **options)  # type: ignore[call-arg]
+
+
+_O = torch.optim
+OPTIMIZERS: dict[str, tuple[Do, str, str]] = {
+    "SGD": (torchs(_O.SGD), "SGD", "one by one"),
+    "SGD with all options": (
+        torchs(_O.SGD, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=True), "SGD", "foreach"
+    ),
+    "SGD fused": (torchs(_O.SGD, momentum=0.9, fused=True), "SGD", "fused"),
+    "Adam": (torchs(_O.Adam, weight_decay=0.1), "Adam", "one by one"),
+    "Adam with the largest": (torchs(_O.Adam, amsgrad=True, foreach=True), "Adam", "foreach"),
+    "Adam fused": (torchs(_O.Adam, fused=True), "Adam", "fused"),
+    "AdamW": (torchs(_O.AdamW), "AdamW", "one by one"),
+    "AdamW foreach": (torchs(_O.AdamW, foreach=True), "AdamW", "foreach"),
+    "AdamW fused": (torchs(_O.AdamW, fused=True), "AdamW", "fused"),
+    "Adagrad": (torchs(_O.Adagrad), "Adagrad", "one by one"),
+    "RMSprop": (torchs(_O.RMSprop, foreach=True), "RMSprop", "foreach"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_L13_steps_of_torchs_optimizers_are_found_and_proven(name: str) -> None:
+    step, kind, form = OPTIMIZERS[name]
+    found = instances("optimizer update", step)
+    assert [(each.verified, each.refused, each.attributes) for each in found] == [
+        (True, "", {"kind": kind, "form": form})
+    ] * 2
+    assert found[0].place == found[1].place and len(found[0].place) == 4, "one place with all weights"
+
+
+@torch.no_grad()
+def minus(parameters: Parameters) -> None:
+    for p in parameters:
+        assert p.grad is not None
+        p -= 0.1 * p.grad
+
+
+def through_data(parameters: Parameters) -> None:
+    for p in parameters:
+        assert p.grad is not None
+        p.data.add_(p.grad, alpha=-0.1)
+
+
+class ByHand:
+    """Adam, its averages anew in each step."""
+
+    def __init__(self) -> None:
+        self.first: dict[Any, torch.Tensor] = {}
+        self.second: dict[Any, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, parameters: Parameters) -> None:
+        for p in parameters:
+            assert p.grad is not None
+            zero = torch.zeros_like(p)
+            m = self.first[p] = 0.9 * self.first.get(p, zero) + 0.1 * p.grad
+            v = self.second[p] = 0.99 * self.second.get(p, zero) + 0.01 * p.grad**2
+            p.sub_(0.1 * (m / 0.5) / ((v / 0.2).sqrt() + 1e-8))
+
+
+@pytest.mark.parametrize(("step", "kind"), [(minus, "SGD"), (through_data, "SGD"), (ByHand(), "Adam")])
+def test_L13_steps_written_by_hand_are_found_and_proven(step: Do, kind: str) -> None:
+    found = instances("optimizer update", step)
+    assert [(each.verified, each.attributes["kind"]) for each in found] == [(True, kind)] * 2
+
+
+@torch.no_grad()
+def signs(parameters: Parameters) -> None:
+    for p in parameters:
+        p.sub_(p.grad.sign(), alpha=0.1)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def anew(parameters: Parameters) -> None:
+    for p in parameters:
+        p.copy_(-0.1 * p.grad)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def squared(parameters: Parameters) -> None:
+    for p in parameters:
+        p.addcmul_(p, p.grad, value=-0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [signs, anew, squared])
+def test_L13_other_functions_of_gradients_are_no_known_step(step: Do) -> None:
+    found = instances("optimizer update", step)
+    assert all(each.refused == "its step is none of SGD's, Adam's, Adagrad's or RMSprop's" for each in found)
+
+
+@torch.no_grad()
+def averaged(parameters: Parameters) -> None:
+    for p in parameters:
+        p.mul_(0.9).add_(torch.ones_like(p), alpha=0.1)
+
+
+@torch.no_grad()
+def with_noise(parameters: Parameters) -> None:
+    for p in parameters:
+        p.sub_(0.1 * p.grad + torch.randn_like(p))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("step", [averaged, with_noise])
+def test_L13_averages_of_weights_and_noisy_steps_are_no_step_of_an_optimizer(step: Do) -> None:
+    assert instances("optimizer update", step) == []
+
+
+# ---- clipping --------------------------------------------------------------------------------------------------------
+def by_norm(parameters: Parameters) -> None:
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in parameters))  # type: ignore[operator,arg-type,misc]
+    part = torch.clamp(0.5 / (norm + 1e-6), max=1.0)
+    for p in parameters:
+        p.grad.mul_(part)  # type: ignore[union-attr]
+
+
+_NORM, _VALUE = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
+CLIPPED: dict[str, tuple[Do, dict[str, Any]]] = {
+    "norm": (lambda ps: _NORM(ps, 1.5), {"by": "norm", "most": 1.5, "norm": 2.0}),
+    "one by one": (lambda ps: _NORM(ps, 1.5, foreach=False), {"by": "norm", "most": 1.5, "norm": 2.0}),
+    "largest": (lambda ps: _NORM(ps, 2.0, float("inf")), {"by": "norm", "most": 2.0, "norm": float("inf")}),
+    "value": (lambda ps: _VALUE(ps, 0.3), {"by": "value", "most": 0.3}),
+    "value, one by one": (lambda ps: _VALUE(ps, 0.3, foreach=False), {"by": "value", "most": 0.3}),
+    "by hand": (by_norm, {"by": "norm", "most": 0.5, "norm": 2.0}),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_L13_clippings_are_found_and_proven(name: str) -> None:
+    clip, attributes = CLIPPED[name]
+    found = instances("gradient clipping", minus, clip)
+    assert [(each.verified, each.refused, each.attributes) for each in found] == [(True, "", attributes)] * 2
+
+
+def test_L13_a_clipping_of_each_gradient_by_itself_is_one_each() -> None:
+    found = instances("gradient clipping", minus, lambda ps: [nn.utils.clip_grad_norm_([p], 1.0) for p in ps], 1)
+    assert len(found) == 4 and all(each.verified for each in found)
+
+
+def normalized(parameters: Parameters) -> None:
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in parameters))  # type: ignore[operator,arg-type,misc]
+    for p in parameters:
+        p.grad.div_(norm)  # type: ignore[union-attr]
+
+
+def one_sided(parameters: Parameters) -> None:
+    for p in parameters:
+        p.grad.clamp_(max=1.0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("clip", "why"),
+    [
+        (normalized, "small gradients do not stay as they are"),
+        (one_sided, "gradients are not cut at the same number on both sides"),
+    ],
+)
+def test_L13_what_only_looks_like_clipping_is_refused(clip: Do, why: str) -> None:
+    assert {each.refused for each in instances("gradient clipping", minus, clip)} == {why}
+
+
+def halved(parameters: Parameters) -> None:
+    for p in parameters:
+        p.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+def test_L13_gradients_made_smaller_by_a_number_are_not_clipped() -> None:
+    assert instances("gradient clipping", minus, halved) == []
