@@ -46,7 +46,7 @@ cdef extern from *:
 cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names):
     cdef OpInfo info = info_of(<object>f, False)
     cdef Py_ssize_t named = PyTuple_GET_SIZE(<object>names) if names else 0
-    if is_among(given, n + named) and not somebody_asks_first() and may_be_whole(info):
+    if is_among(given, n + named) and may_be_whole(info) and not (somebody_asks_first() and one_asks(given, n + named)):
         if not encode_vector(info, given, n, names):
             out = known(info)
             if out is not NOT_RECORDED:
@@ -63,6 +63,19 @@ cdef inline bint is_among(PyObject **given, Py_ssize_t n) noexcept:
     return n > 0 and (<PyObject **>given[0])[1] == LIST and PyList_GET_SIZE(<object>given[0]) > 0 and is_ours(
         <PyObject *>PyList_GET_ITEM(<object>given[0], 0)
     )
+
+
+cdef bint one_asks(PyObject **given, Py_ssize_t n) except -1:
+    """Does a class of an argument, or of what a list of them holds, come before ours?"""
+    cdef Py_ssize_t k
+    for k in range(n):
+        if asks_first(type_of(given[k])):
+            return True
+        if isinstance(<object>given[k], (list, tuple)):
+            for each in <object>given[k]:
+                if asks_first(type_of(<PyObject *>each)):
+                    return True
+    return False
 
 
 def shorten(func, OpInfo info):
