@@ -19,9 +19,10 @@ from libc.string cimport memcpy, memset
 from .intern cimport OpInfo, ref, sig_key, sig_out_meta, sig_written, unref
 from .replay cimport Segment
 from .structs cimport REC_GRAD, REC_RUNNING, SIG_RANDOM, SIG_VIEW, MetaS, Record, SigS, Slot
-from .tape cimport Tape, rec_ins, rec_outs
+from .tape cimport Tape, floats_at, rec_floats, rec_ins, rec_outs, sig_floats
 from .template cimport (
-    TAG_BYTE, TAG_COMPLEX, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_OBJECT, TAG_STRING, TAG_TENSOR, TAG_TUPLE, hole_metas,
+    HEADER, TAG_BYTE, TAG_COMPLEX, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_NUMBER, TAG_OBJECT, TAG_STRING, TAG_TENSOR,
+    TAG_TUPLE, hole_metas,
 )
 
 cdef extern from "Python.h":
@@ -39,6 +40,7 @@ cdef struct Origin:            # where a record comes from
     uint8_t phase
     uint64_t seq
     uint32_t begin, call, end  # of the record in the structure; `call`: where its inputs begin
+    uint32_t floats            # where those begin that its call leaves open, in bytes
 
 
 cdef int _put(Buffer *b, const void *p, size_t n) except -1:
@@ -70,8 +72,9 @@ cdef int _tuple(Buffer *numbers, object sizes) except -1:
     return 0
 
 
-cdef const uint8_t *_argument(const uint8_t *p, Buffer *structure, Buffer *numbers) except NULL:
-    """One argument of a template, from `p` on; returns where the next one is."""
+cdef const uint8_t *_argument(const uint8_t *p, const double **floats, Buffer *structure,
+                              Buffer *numbers) except NULL:
+    """One argument of a template, from `p` on; returns where the next one is. `floats`: those that the record has."""
     cdef uint8_t tag = p[0]
     cdef uint16_t size
     p += 1
@@ -82,6 +85,11 @@ cdef const uint8_t *_argument(const uint8_t *p, Buffer *structure, Buffer *numbe
             return p + 1
         _put(numbers, p, 8)
         return p + 8
+    if tag == TAG_NUMBER:
+        _byte(structure, TAG_FLOAT)
+        _put(numbers, floats[0], 8)
+        floats[0] += 1
+        return p + 1
     _byte(structure, tag)
     if tag == TAG_TENSOR:
         return p + 4
@@ -103,7 +111,7 @@ cdef const uint8_t *_argument(const uint8_t *p, Buffer *structure, Buffer *numbe
         _put(structure, p, 2)
         p += 2
         for _ in range(size):
-            p = _argument(p, structure, numbers)
+            p = _argument(p, floats, structure, numbers)
     return p
 
 
@@ -119,8 +127,10 @@ cdef int _meta(MetaS *m, Buffer *structure, Buffer *numbers) except -1:
     return _number(numbers, m.offset)
 
 
-cdef int _call(Tape tape, SigS *s, bint grad, Buffer *structure, Buffer *numbers) except -1:
+cdef int _call(Tape tape, Record *r, SigS *s, Buffer *structure, Buffer *numbers) except -1:
     cdef const uint8_t *p = sig_key(s)
+    cdef const double *floats = <const double *>rec_floats(r, s)       # not aligned
+    cdef bint grad = r.flags & REC_GRAD
     cdef uint8_t nargs = p[sizeof(void *)], nkw = p[sizeof(void *) + 1]
     cdef object ret = <object>s.ret if s.ret else None
     cdef object kind
@@ -130,12 +140,12 @@ cdef int _call(Tape tape, SigS *s, bint grad, Buffer *structure, Buffer *numbers
     _put(structure, p, sizeof(void *) + 2)
     _byte(structure, (1 if grad else 0) | (s.flags & (SIG_RANDOM | SIG_VIEW)))
     _byte(structure, s.device if s.flags & SIG_RANDOM else 0)
-    p += sizeof(void *) + 2
+    p += HEADER
     for _ in range(nargs):
-        p = _argument(p, structure, numbers)
+        p = _argument(p, &floats, structure, numbers)
     for _ in range(nkw):
         _put(structure, p, sizeof(void *))
-        p = _argument(p + sizeof(void *), structure, numbers)
+        p = _argument(p + sizeof(void *), &floats, structure, numbers)
     _put(structure, sig_written(s), s.n_in)
     if ret is not None:
         kind = <object>PyTuple_GET_ITEM(ret, 0)        # a small number, or the type of a named tuple
@@ -166,6 +176,7 @@ cdef class Encoded:
     cdef size_t n, cap, begin_given
     cdef readonly bytes structure
     cdef readonly bytearray numbers
+    cdef bytes open                # the floats that calls leave open, one after the other
     cdef readonly list given, kept
     cdef readonly size_t n_own, n_outputs
     cdef readonly uint64_t nbytes
@@ -207,6 +218,11 @@ cdef class Encoded:
         cdef Origin *o = self._at(k)
         return tuple(memoryview(self.structure)[o.call:o.end].cast("I").tolist())
 
+    def floats(self, Py_ssize_t k):
+        """The floats of a record that its call leaves open, in order."""
+        cdef Origin *o = self._at(k)
+        return floats_at(<const char *>self.open + o.floats, sig_floats(self.tape.interner.sigs[o.sig]))
+
     def seq(self, Py_ssize_t k):
         """Sequence number of a record."""
         return self._at(k).seq
@@ -223,7 +239,8 @@ cdef class Encoded:
             p += 3
         return found
 
-    cdef int _add(self, Record *r, uint64_t seq, uint32_t begin, uint32_t call, uint32_t end) except -1:
+    cdef int _add(self, Record *r, uint64_t seq, uint32_t begin, uint32_t call, uint32_t end,
+                  uint32_t floats) except -1:
         cdef Origin *o
         cdef size_t cap = self.cap * 2 + 64
         if self.n == self.cap:
@@ -233,7 +250,7 @@ cdef class Encoded:
             self.origins, self.cap = o, cap
         o = &self.origins[self.n]
         o.sig, o.module, o.loc, o.phase = r.sig, r.module, r.loc, r.phase
-        o.seq, o.begin, o.call, o.end = seq, begin, call, end
+        o.seq, o.begin, o.call, o.end, o.floats = seq, begin, call, end, floats
         ref(&self.tape.interner.sigs[r.sig].refs)
         self.n += 1
         return 0
@@ -243,7 +260,7 @@ def encode(Segment segment):
     """Claim the records of `segment` and write them down; its settle() must follow."""
     cdef Tape tape = segment.tape
     cdef Encoded made = Encoded.__new__(Encoded)
-    cdef Buffer structure, numbers
+    cdef Buffer structure, numbers, floats
     cdef dict index = {}           # slot -> 2 i or 2 i + 1, as in Encoded.inputs
     cdef dict users = {}           # of outputs
     cdef dict metas = {}
@@ -253,11 +270,12 @@ def encode(Segment segment):
     cdef SigS *s
     cdef Slot *slot
     cdef uint32_t *holes = NULL
-    cdef uint32_t i, n, begin, call, most = 0, outputs = 0
+    cdef uint32_t i, n, begin, call, first, most = 0, outputs = 0
     cdef size_t k
     cdef object found
     memset(&structure, 0, sizeof(Buffer))
     memset(&numbers, 0, sizeof(Buffer))
+    memset(&floats, 0, sizeof(Buffer))
     made.tape = tape
     segment.take()
     tape.interner.frozen += 1
@@ -268,7 +286,9 @@ def encode(Segment segment):
                 continue
             s = tape.interner.sigs[r.sig]
             begin = <uint32_t>structure.n
-            _call(tape, s, r.flags & REC_GRAD, &structure, &numbers)
+            first = <uint32_t>floats.n
+            _put(&floats, rec_floats(r, s), sig_floats(s) * sizeof(double))
+            _call(tape, r, s, &structure, &numbers)
             call = <uint32_t>structure.n
             if s.n_in > most or not holes:
                 free(holes)
@@ -299,7 +319,7 @@ def encode(Segment segment):
                 users[n] = tape.slot(n).users
                 metas[n] = sig_out_meta(s)[i]
                 made.nbytes += tape.interner.metas[metas[n]].nbytes
-            made._add(r, segment.seqs.data[k], begin, call, <uint32_t>structure.n)
+            made._add(r, segment.seqs.data[k], begin, call, <uint32_t>structure.n, first)
         made.n_outputs = outputs
         made.begin_given = structure.n
         for found in given_metas:
@@ -310,11 +330,13 @@ def encode(Segment segment):
         made.numbers = PyByteArray_FromStringAndSize(NULL, 8 * len(given) + numbers.n)
         memset(<char *>made.numbers, 0, 8 * len(given))
         memcpy(<char *>made.numbers + 8 * len(given), numbers.data, numbers.n)
+        made.open = PyBytes_FromStringAndSize(<char *>floats.data, floats.n)
     finally:
         tape.interner.frozen -= 1
         free(holes)
         free(structure.data)
         free(numbers.data)
+        free(floats.data)
     return made
 
 

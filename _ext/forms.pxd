@@ -10,6 +10,12 @@ cdef struct Mark:                # of a slot
     uint32_t number
 
 
+cdef struct Seen:                # a float of the segment
+    uint64_t bits
+    uint32_t round               # the search in which it was met; another: there is none here
+    uint32_t number
+
+
 cdef class Step:
     """A call made ready: what a record of a repeated segment runs in place of what its template says."""
     cdef object call             # None: nothing is called, the result is value `same`
@@ -50,11 +56,15 @@ cdef class Forms:
     cdef size_t n_marks
     cdef uint32_t round
     cdef Vec uses                # of values, within the segment
+    cdef Seen *seen              # open addressing
+    cdef size_t n_seen, cap_seen
     cdef uint32_t *words
     cdef size_t n_words, cap_words
 
     cdef Form find(self, Tape tape, Vec *seqs, Vec *slots)
     cdef int _describe(self, Tape tape, Vec *seqs, Vec *slots) except -1
     cdef uint32_t _number(self, Tape tape, uint32_t slot, Vec *slots) except 0
+    cdef int _float(self, uint64_t bits) except -1
+    cdef Seen *_place(self, uint64_t bits) noexcept
     cdef int _word(self, uint32_t word) except -1
     cdef Form _form(self, Tape tape, size_t n, size_t n_values)

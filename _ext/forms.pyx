@@ -6,13 +6,13 @@ done with it is done once for each form.
 """
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from .intern cimport ref, unref
 from .structs cimport REC_GRAD, REC_RUNNING, Record, SigS, Slot
-from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push
+from .tape cimport Tape, Vec, rec_floats, rec_ins, rec_outs, sig_floats, vec_push
 
 cdef extern from "Python.h":
     object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *kwnames)
@@ -26,7 +26,8 @@ cdef enum:
 @cython.final
 cdef class Step:
     def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), int spent=-1, uint32_t same=0):
-        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each.
+        """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. A
+        record has floats of its own after its inputs.
 
         call None: nothing is called; the result is value `same` of the form.
         """
@@ -97,20 +98,22 @@ cdef class Form:
             s = self.tape.interner.sigs[self.words[at]]
             if more:
                 ref(&s.refs)
-            at += 2 + s.n_in
+            at += 2 + s.n_in + sig_floats(s)
             if not more:
                 unref(&s.refs)
 
     def records(self):
-        """[(id of the call, was torch's grad mode on, numbers of the values read, of the values given)]"""
-        cdef list found = [], ins, outs
+        """[(id of the call, was torch's grad mode on, numbers of the values read, of the values given, of the floats
+        that the call leaves open: equal ones are one)]
+        """
+        cdef list found = [], ins, outs, floats
         cdef size_t at = 0
         cdef uint32_t i, j, number = 0
         cdef uint32_t *roots = self.words + self.n_words - self.n_values
         cdef SigS *s
         for _ in range(self.n):
             s = self.tape.interner.sigs[self.words[at]]
-            ins, outs = [], []
+            ins, outs, floats = [], [], []
             for i in range(s.n_in):
                 j = self.words[at + 2 + i]
                 ins.append(j)
@@ -118,8 +121,10 @@ cdef class Form:
             for _ in range(s.n_out):
                 outs.append(number)
                 number = max(number + 1, (roots[number] >> 1) + 1)
-            found.append((self.words[at], self.words[at + 1] != 0, tuple(ins), tuple(outs)))
-            at += 2 + s.n_in
+            for i in range(sig_floats(s)):
+                floats.append(self.words[at + 2 + s.n_in + i])
+            found.append((self.words[at], self.words[at + 1] != 0, tuple(ins), tuple(outs), tuple(floats)))
+            at += 2 + s.n_in + len(floats)
         return found
 
     def values(self):
@@ -163,6 +168,7 @@ cdef class Forms:
 
     def __dealloc__(self):
         free(self.marks)
+        free(self.seen)
         free(self.words)
         free(self.uses.data)
 
@@ -228,9 +234,10 @@ cdef class Forms:
         return form
 
     cdef int _describe(self, Tape tape, Vec *seqs, Vec *slots) except -1:
-        """Write down in `words`: for each record its call, grad mode and the values that it reads; then for each value
-        the one that owns its storage, twice, and one more if anything can read it when all have run. 0: some record
-        has failed. Values are numbered as they come, the owner of a storage after the first value on it.
+        """Write down in `words`: for each record its call, grad mode, the values that it reads and the floats that its
+        call leaves open; then for each value the one that owns its storage, twice, and one more if anything can read it
+        when all have run. 0: some record has failed. Values are numbered as they come, the owner of a storage after the
+        first value on it; floats as they come, equal ones alike.
         """
         cdef size_t k
         cdef uint32_t i, root
@@ -238,12 +245,16 @@ cdef class Forms:
         cdef Record *r
         cdef SigS *s
         cdef Slot *slot
-        self.n_words = 0
+        cdef const uint8_t *floats
+        cdef uint64_t bits
+        self.n_words = self.n_seen = 0
         self.uses.n = slots.n = 0
         self.round += 1
         if self.n_marks < tape.n_slots or not self.round:
             free(self.marks)
-            self.n_marks = 0
+            free(self.seen)            # with marks of rounds that come again
+            self.seen = NULL
+            self.n_marks = self.cap_seen = 0
             self.marks = <Mark *>calloc(tape.n_slots + 1024, sizeof(Mark))
             if not self.marks:
                 raise MemoryError()
@@ -261,6 +272,10 @@ cdef class Forms:
                 root = self._number(tape, ids[i], slots) - 1
                 self._word(root)
                 self.uses.data[root] += 1
+            floats = <const uint8_t *>rec_floats(r, s)
+            for i in range(sig_floats(s)):
+                memcpy(&bits, floats + i * sizeof(double), sizeof(double))
+                self._float(bits)
             ids = rec_outs(r, s)
             for i in range(s.n_out):
                 self._number(tape, ids[i], slots)
@@ -285,6 +300,34 @@ cdef class Forms:
             if root != slot:
                 self._number(tape, root, slots)
         return mark.number + 1
+
+    cdef int _float(self, uint64_t bits) except -1:
+        """Write down the float's number."""
+        cdef Seen *old = self.seen
+        cdef Seen *at
+        cdef size_t cap = self.cap_seen, k
+        if 2 * self.n_seen >= cap:
+            self.seen = <Seen *>calloc(2 * cap + 64, sizeof(Seen))
+            if not self.seen:
+                self.seen = old
+                raise MemoryError()
+            self.cap_seen = 2 * cap + 64
+            for k in range(cap):
+                if old[k].round == self.round:
+                    self._place(old[k].bits)[0] = old[k]
+            free(old)
+        at = self._place(bits)
+        if at.round != self.round:
+            at.bits, at.round, at.number = bits, self.round, <uint32_t>self.n_seen
+            self.n_seen += 1
+        return self._word(at.number)
+
+    cdef Seen *_place(self, uint64_t bits) noexcept:
+        """Where the float is, or belongs."""
+        cdef size_t k = (bits * 0x9E3779B97F4A7C15ULL >> 32) % self.cap_seen
+        while self.seen[k].round == self.round and self.seen[k].bits != bits:
+            k = (k + 1) % self.cap_seen
+        return &self.seen[k]
 
     cdef int _word(self, uint32_t word) except -1:
         cdef uint32_t *more

@@ -31,9 +31,10 @@ from .structs cimport (
     MAX_DEVICES, MAX_INPUTS, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
     Record, SigS,
 )
-from .tape cimport Handle, Tape, rec_outs
+from .tape cimport Handle, Tape, rec_outs, sig_floats
 from .view_chains cimport counted, is_below, is_long, is_strided, linked
 
+from mindtorch._ext.keys import set_exact
 from mindtorch._ext.view_chains import above, shortened
 
 cdef extern from "Python.h":
@@ -112,7 +113,17 @@ def set_mode(mode):
     global apart, evaluate, meet
     tape.interner.frozen += <bint>(mode.estimate is not None) - apart
     apart = mode.estimate is not None
+    set_exact(apart)           # the ledger names calls, not records
     evaluate, meet = mode.estimate.evaluate if apart else None, mode.meets
+
+
+cdef object shorten = None
+
+
+def set_shorten(how):
+    """Call `how(func, info)` once for each function that was recorded whole by `torch_function`."""
+    global shorten
+    shorten = how
 
 
 def counts():
@@ -214,13 +225,15 @@ cdef object _finish(uint32_t sid):
     cdef SigS *s = tape.interner.sigs[sid]
     cdef uint32_t small[8]
     cdef uint32_t *ins = small
-    cdef uint32_t module, loc, slot
+    cdef uint32_t module, loc, slot, k
     cdef bint dataless = K.device < 0
     cdef Record *r
     cdef Record origin
     cdef object out
+    cdef uint32_t n_floats = sig_floats(s)
+    cdef double few[4]
     cdef int knowing = _knowing(s) if dataless and evaluate is not None else 0
-    if s.ret or knowing:
+    if s.ret != NULL or knowing or n_floats > 4:
         return _finish_many(sid, s, grad, no_grad, knowing)
     if s.n_in > 8:
         ins = <uint32_t *>malloc(s.n_in * sizeof(uint32_t))
@@ -228,11 +241,13 @@ cdef object _finish(uint32_t sid):
             raise MemoryError()
     if s.n_in:                 # no tensor was ever seen: there is no buffer
         memcpy(ins, K.ins, s.n_in * sizeof(uint32_t))
+    for k in range(n_floats):
+        few[k] = K.floats[k]
     tape.interner.frozen += 1
     try:
         module = current_module()
         loc = current_location()
-        r = tape.append(sid, ins, module, loc, current_phase())
+        r = tape.append(sid, ins, few, module, loc, current_phase())
     finally:
         tape.interner.frozen -= 1
         if ins != small:
@@ -248,10 +263,10 @@ cdef object _finish(uint32_t sid):
         tape.pass_over(tape.tail - 1)
         try:
             settle()
-            return wrap(slot, sig_out_meta(s)[0], no_grad, &origin)
+            return wrap(slot, sig_out_meta(s)[0], no_grad, &origin, few)
         finally:
             tape.handle_died(slot)
-    out = wrap(slot, sig_out_meta(s)[0], no_grad, r)
+    out = wrap(slot, sig_out_meta(s)[0], no_grad, r, few)
     if tape.n_pending >= tape.sweep_at:
         tape.sweep()
         _limit()
@@ -261,11 +276,12 @@ cdef object _finish(uint32_t sid):
 cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int knowing):
     """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
     cdef tuple template = <tuple>s.ret if s.ret else (0, 0)
-    cdef uint32_t n_in = s.n_in, n_out = s.n_out, i, appended = 0
+    cdef uint32_t n_in = s.n_in, n_out = s.n_out, n_floats = sig_floats(s), i, appended = 0
     cdef bint writes = s.flags & SIG_WRITES, dataless = K.device < 0
     cdef uint8_t *written = sig_written(s)      # no entry goes while the table is frozen
-    cdef PyObject **objs = <PyObject **>malloc(n_in * (sizeof(PyObject *) + 4) + n_out * 8 + 8)
-    cdef uint32_t *ins = <uint32_t *>(objs + n_in)
+    cdef PyObject **objs = <PyObject **>malloc(n_in * (sizeof(PyObject *) + 4) + n_floats * 8 + n_out * 8 + 8)
+    cdef double *floats = <double *>(objs + n_in)
+    cdef uint32_t *ins = <uint32_t *>(floats + n_floats)
     cdef uint32_t *outs = ins + n_in
     cdef uint32_t *metas = outs + n_out
     cdef uint32_t module, loc
@@ -280,11 +296,12 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
         ins[i] = K.ins[i]
         objs[i] = K.objs[i]
         Py_INCREF(<object>objs[i])
+    memcpy(floats, K.floats, n_floats * sizeof(double))
     tape.interner.frozen += 1
     try:
         module = current_module()
         loc = current_location()
-        r = tape.append(sid, ins, module, loc, current_phase())
+        r = tape.append(sid, ins, floats, module, loc, current_phase())
         if grad:
             r.flags |= REC_GRAD
         origin = r[0]          # a copy: making a wrapper may run a finalizer that runs the record
@@ -300,7 +317,7 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
             settle()
         fresh = []
         for i in range(n_out):
-            fresh.append(wrap(outs[i], metas[i], no_grad, &origin))
+            fresh.append(wrap(outs[i], metas[i], no_grad, &origin, floats))
         if writes and not no_grad:
             for i in range(n_in):
                 if written[i]:
@@ -384,6 +401,29 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
     return _finish(sid)
 
 
+cdef object whole_call(OpInfo info, tuple args, dict kwargs):
+    global n_whole
+    cdef object out = _record(info, args, kwargs, False)
+    n_whole += out is not NOT_RECORDED
+    return out
+
+
+cdef object known(OpInfo info):
+    global n_whole
+    cdef uint32_t sid
+    cdef SigS *s
+    if logging or drawing_at_once and info.random or not _grad_is_off() and K.uncertain:
+        return NOT_RECORDED
+    sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
+    if sid == 0:
+        return NOT_RECORDED
+    s = tape.interner.sigs[sid]
+    if s.flags & SIG_WRITES or _folds(s):
+        return NOT_RECORDED
+    n_whole += 1
+    return _finish(sid)
+
+
 cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
     """Log the call; Python code runs, so find it again afterwards."""
     on_record(info.name, args)
@@ -409,6 +449,12 @@ cdef bint _grad_is_off() except -1:
 cdef inline bint _plain_call() except -1:
     """Nothing stands between Python and the kernel: no dispatch mode, no autocast."""
     return not apart and not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
+
+
+cdef bint may_be_whole(OpInfo info) except -1:
+    return not PyObject_CallNoArgs(function_stack) and info.at_function is None and _plain_call() and (
+        info.handler is None or info.handler()
+    )
 
 
 # ---- calls that are taken apart --------------------------------------------------------------------------------------
@@ -533,7 +579,6 @@ cdef bint _folds(SigS *s) except -1:
 
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
-    global n_whole
     cdef OpInfo info = info_of(func, False)
     cdef bint mixed
     if cls is not None:
@@ -559,9 +604,10 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if not info.view and (info.whole or not info.writes) and _plain_call() and (
             info.handler is None or info.handler()
         ):
-            out = _record(info, args, <dict>kwargs, False)
+            out = whole_call(info, args, <dict>kwargs)
             if out is not NOT_RECORDED:
-                n_whole += 1
+                if info.twin is None and shorten is not None:
+                    shorten(func, info)
                 return out
     elif info.kind == KIND_HANDLER:
         if (out := info.handler(args, {} if kwargs is None else kwargs)) is not NotImplemented:
@@ -578,6 +624,8 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
 
 
 cdef inline object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
+    if info.twin is not None:
+        func = info.twin               # it was tried
     if info.view and is_long(args, kwargs):
         return below(shortened, types, (func, args, kwargs or {}))
     # torch's own "do as if the class had no __torch_function__"; an empty dict would not do for property getters.
@@ -666,15 +714,13 @@ def make_operator(func, fallback, bint whole=True):
     cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, *args):
-        global n_whole
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
             out = _apart(method, fallback, None, (self,) + args, None)
             if out is not NOT_RECORDED:
                 return out
         elif whole and not PyObject_CallNoArgs(function_stack) and _plain_call():
-            out = _record(info, (self,) + args, None, False)
+            out = whole_call(info, (self,) + args, None)
             if out is not NOT_RECORDED:
-                n_whole += 1
                 return out
         return fallback(self, *args)
 
@@ -686,9 +732,7 @@ def make_binary(func, fallback, bint reflected=False):
     cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, other):
-        global n_whole
         cdef object out
-        cdef uint32_t sid
         cdef int status
         if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
             out = _apart(method, fallback, None, (self, other), None)
@@ -702,43 +746,16 @@ def make_binary(func, fallback, bint reflected=False):
             status = encode(<PyObject *>other if reflected else <PyObject *>self, 0)
             if not status:
                 status = encode(<PyObject *>self if reflected else <PyObject *>other, 0)
-            if not status and (_grad_is_off() or not K.uncertain) and not logging:
-                sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
-                if sid and not _folds(tape.interner.sigs[sid]):
-                    n_whole += 1
-                    return _finish(sid)
-            out = _record(info, (other, self) if reflected else (self, other), None, False)
+            if not status:
+                out = known(info)
+                if out is not NOT_RECORDED:
+                    return out
+            out = whole_call(info, (other, self) if reflected else (self, other), None)
             if out is not NOT_RECORDED:
-                n_whole += 1
                 return out
         return fallback(self, other)
 
     return operator
-
-
-def make_method(func):
-    """As make_operator, for method `func` of torch's, which is recorded, and is no view."""
-    cdef OpInfo info = info_of(func, False)
-    if info.kind != KIND_RECORD or info.view or info.writes:
-        raise ValueError(f"[make_method] expected a method that is recorded as it is, got {info.name}")
-
-    def method(self, *args, **kwargs):
-        global n_whole
-        if info.at_function is None and not PyObject_CallNoArgs(function_stack) and _plain_call() and (
-            info.handler is None or info.handler()
-        ):
-            for a in args:
-                if asks_first(type_of(<PyObject *>a)):
-                    return func(self, *args, **kwargs)
-            out = _record(info, (self,) + args, <dict>kwargs if kwargs else None, False)
-            if out is not NOT_RECORDED:
-                n_whole += 1
-                return out
-        return func(self, *args, **kwargs)
-
-    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
-    method.__wrapped__ = func
-    return method
 
 
 cdef int _append_device(int device) except -1:

@@ -34,6 +34,7 @@ class OpInfo:
     replay: Any
     in_place: Any
     fresh: bool
+    twin: Any
     name: str
     kind: int
     handler: Any

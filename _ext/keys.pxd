@@ -7,6 +7,7 @@ cdef enum:
     OK = 0
     FOREIGN = 1            # holds something that is not a constant or a lazy tensor: the slow path decides
     MIXED = 2              # tensors of ours in two places
+    MAX_FLOATS = 255       # of a call that stand beside its key
 
 cdef struct Key:
     uint8_t *buf           # the key: buf[0:n]
@@ -17,6 +18,9 @@ cdef struct Key:
     size_t n_ins, cap_ins
     int device             # their place (MetaS.device); NO_PLACE without tensors
     bint uncertain         # some tensor may require grad
+    bint exact             # floats are part of all keys
+    int apart              # FloatsApart: which floats of this call stand beside the key
+    double floats[MAX_FLOATS]  # those, in order
     uint32_t serial        # of the key: another number, another key
     bint strangers         # any_foreign has seen what is neither a tensor nor a constant
 
@@ -25,10 +29,13 @@ cdef int room(size_t extra) except -1
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
 cdef int encode(PyObject *o, int depth) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
+cdef int encode_vector(OpInfo info, PyObject **given, Py_ssize_t n, PyObject *names) except -1
+cdef bint is_ours(PyObject *o) noexcept            # is it of a class that calls return?
 cdef bint any_foreign(tuple args, dict kwargs) noexcept
 
 # Classes of the program's that have a say in calls: see keys.pyx.
 cdef object NOBODY
 cdef bint asks_first(PyObject *ty) except -1
+cdef bint somebody_asks_first() noexcept
 cdef object give_way(object func, tuple args, object kwargs)
 cdef object others_first(object func, object types, tuple args, object kwargs)

@@ -1,5 +1,8 @@
 """Call keys: a torch call as bytes - function, argument template with holes for tensors, constants, metadata ids.
 
+Floats of element-wise calls stand beside the key, in the record, where all with something in common (`_beside`) are
+alike to kernels that are asked whether they take a call: a factor that changes at each step makes no new key.
+
 One static buffer serves all threads: no Python code runs between building a key and using it, and the GIL is held.
 """
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
@@ -17,8 +20,8 @@ from .lazy cimport get_tape, handle_beside, is_subtype, type_of
 from .structs cimport MAX_INPUTS, NO_PLACE, SLOT_GRAD
 from .tape cimport Handle, Tape
 from .template cimport (
-    TAG_BYTE, TAG_COMPLEX, TAG_DEVICE, TAG_ELLIPSIS, TAG_FALSE, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_NONE, TAG_OBJECT,
-    TAG_STRING, TAG_TENSOR, TAG_TRUE, TAG_TUPLE,
+    FLOATS_AT, TAG_BYTE, TAG_COMPLEX, TAG_DEVICE, TAG_ELLIPSIS, TAG_FALSE, TAG_FLOAT, TAG_INT, TAG_LIST, TAG_NONE,
+    TAG_NUMBER, TAG_OBJECT, TAG_STRING, TAG_TENSOR, TAG_TRUE, TAG_TUPLE,
 )
 
 cdef extern from "Python.h":
@@ -37,6 +40,16 @@ cdef extern from "Python.h":
 
 cdef enum:
     MAX_DEPTH = 6
+    MAX_COMPARED = 4           # floats of one call that a kernel may compare with each other
+
+cdef enum FloatsApart:
+    NONE_APART = 0
+    COMPARED = 1               # a kernel may ask which is the greater
+    EACH_FOR_ITSELF = 2        # each goes with another tensor
+
+# Floats up to this one, 0 aside, are alike to a kernel that is asked whether it takes a call: every dtype holds them.
+HELD_BY_ALL = 100.0
+cdef double held_by_all = HELD_BY_ALL
 
 cdef Tape tape = None
 cdef object same_device, _kept
@@ -57,6 +70,7 @@ K.metas = NULL
 K.objs = NULL
 K.n = K.cap = K.n_ins = K.cap_ins = 0
 K.serial = 0
+K.exact = False
 
 
 cdef Key *current_key() noexcept:
@@ -142,6 +156,28 @@ cdef int _add_input(PyObject *t, Handle h) except -1:
     return OK
 
 
+def set_exact(bint on):
+    """Whether each float is part of its call's key from now on."""
+    K.exact = on
+
+
+cdef bint _beside(double d) noexcept:
+    """Leave the float out of the key, but for its sign, whether it exceeds 1, and how it compares with those before."""
+    cdef uint8_t n = K.buf[FLOATS_AT]
+    cdef uint8_t common = (1 if d < 0 else 0) | (2 if -1 <= d <= 1 else 0)
+    cdef uint8_t k
+    if n == (MAX_COMPARED if K.apart == COMPARED else MAX_FLOATS) or d == 0 or not -held_by_all <= d <= held_by_all:
+        return False
+    if K.apart == COMPARED:
+        for k in range(n):
+            common |= (1 if d < K.floats[k] else 2 if d > K.floats[k] else 0) << (2 + 2 * k)
+    _byte(TAG_NUMBER)
+    _byte(common)
+    K.floats[n] = d
+    K.buf[FLOATS_AT] = n + 1
+    return True
+
+
 cdef int encode(PyObject *o, int depth) except -1:
     """Append one argument to the key. Runs no Python code; returns OK, FOREIGN or MIXED."""
     cdef PyObject *ty = type_of(o)
@@ -180,6 +216,8 @@ cdef int encode(PyObject *o, int depth) except -1:
         return OK
     if ty == FLOAT:
         d = PyFloat_AS_DOUBLE(<object>o)
+        if K.apart and _beside(d):
+            return OK
         _byte(TAG_FLOAT)
         _raw(&d, 8)
         return OK
@@ -252,9 +290,16 @@ cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept:
     K.n_ins = 0
     K.uncertain = False
     K.device = NO_PLACE
+    if K.exact or info.random:
+        K.apart = NONE_APART
+    elif info.bumps:
+        K.apart = EACH_FOR_ITSELF
+    else:
+        K.apart = COMPARED if info.pointwise else NONE_APART
     _raw(&p, sizeof(p))
     _byte(nargs)
     _byte(nkw)
+    _byte(0)
 
 
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
@@ -283,6 +328,27 @@ cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
     return OK
 
 
+cdef int encode_vector(OpInfo info, PyObject **given, Py_ssize_t n, PyObject *names) except -1:
+    """As encode_call(), of arguments as CPython hands them to a function in C."""
+    cdef Py_ssize_t nkw = PyTuple_GET_SIZE(<object>names) if names else 0
+    cdef Py_ssize_t k
+    cdef PyObject *name
+    cdef int status
+    if n > 255 or nkw > 255:
+        return FOREIGN
+    room(64)
+    start(info, <uint8_t>n, <uint8_t>nkw)
+    for k in range(n + nkw):
+        if k >= n:
+            name = _interned_name(<PyObject *>PyTuple_GET_ITEM(<object>names, k - n))
+            room(64)
+            _raw(&name, sizeof(name))
+        status = encode(given[k], 0)
+        if status:
+            return status
+    return OK
+
+
 cdef dict _names = {}
 
 
@@ -293,6 +359,10 @@ cdef PyObject *_interned_name(PyObject *name) except NULL:
         return known
     _names[<object>name] = <object>name
     return name
+
+
+cdef bint is_ours(PyObject *o) noexcept:
+    return type_of(o) == fast_type or type_of(o) == dataless_type
 
 
 cdef bint foreign(PyObject *o, int depth) noexcept:
@@ -356,6 +426,10 @@ def class_asks_first():
     """From now on, classes of ours with a true `_routed` are asked before the engine."""
     global asking
     asking = True
+
+
+cdef bint somebody_asks_first() noexcept:
+    return asking
 
 
 cdef bint asks_first(PyObject *ty) except -1:

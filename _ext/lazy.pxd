@@ -17,7 +17,7 @@ cdef Handle handle_of(object t)
 cdef bint is_ours(object cls) noexcept
 cpdef int device_index(t) except? -1
 cdef PyObject *handle_beside(PyObject *o) except? NULL
-cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r)
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const void *floats)
 cdef object rename(Handle h, bint no_grad)
 
 # Of a slot in a place without data: does its storage have real memory, kept by an estimate? And: let go of it.

@@ -19,7 +19,7 @@ from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, SLOT_USED,
     MetaS, Record, SigS, Slot,
 )
-from .tape cimport Handle, Tape, new_handle
+from .tape cimport Handle, Tape, floats_at, new_handle, rec_floats, sig_floats as _sig_floats
 from .template cimport decode_call, hole_metas
 from .kept_wrappers cimport keeping, learn, take
 
@@ -115,8 +115,8 @@ def get_handle(t):
     return handle_of(t)
 
 
-cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
-    """A new LazyTensor for value `slot` with metadata `meta`."""
+cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const void *floats):
+    """A new LazyTensor for value `slot` with metadata `meta`. `r`, `floats`: of the record that makes it."""
     cdef MetaS *m
     cdef PyObject *argv[9]
     cdef Py_ssize_t n_args = 6
@@ -126,7 +126,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r):
     cdef bint inference = False
     h.no_grad = no_grad
     if r:
-        h.set_sig(r.sig)
+        h.set_call(r.sig, floats)
         h.module = r.module
         h.loc = r.loc
         h.phase = r.phase
@@ -216,7 +216,7 @@ def hold(tensor, int device, root=None, bint no_grad=False):
     cdef uint32_t slot = tape.hold(tensor if device >= 0 else None, tape.slot(h.slot).root if h is not None else 0)
     if listening and device < 0 and h is None:
         note_memory(slot, meta)
-    out = wrap(slot, meta, no_grad, NULL)
+    out = wrap(slot, meta, no_grad, NULL, NULL)
     settle()
     return out
 
@@ -256,7 +256,7 @@ cdef object rename(Handle h, bint no_grad):
     """A new LazyTensor naming the same value as handle `h`; None when too many do already."""
     if tape.slot(h.slot).handles >= MAX_HANDLES:
         return None
-    cdef object t = wrap(h.slot, h.meta, no_grad, NULL)
+    cdef object t = wrap(h.slot, h.meta, no_grad, NULL, NULL)
     cdef Handle n = <Handle>MT_SLOT(<PyObject *>t, slot_offset)
     n.follow(h)
     return t
@@ -316,7 +316,8 @@ def wrap_slot(int slot, int meta):
     """A LazyTensor for a value known by its slot (inputs of a pending record)."""
     tape.interner.meta(meta)       # refuses an id that is not in use
     cdef Slot *s = tape.slot(slot)
-    return wrap(slot, meta, True, tape.record(s.producer) if s.flags & SLOT_PENDING else NULL)
+    cdef Record *r = tape.record(s.producer) if s.flags & SLOT_PENDING else NULL
+    return wrap(slot, meta, True, r, rec_floats(r, tape.interner.sigs[r.sig]) if r else NULL)
 
 
 def adopt(param, Handle h):
@@ -574,20 +575,28 @@ def sig_generator(uint32_t sig):
     return s.device if s.flags & SIG_RANDOM else -1
 
 
-def call_template(uint32_t sig, tuple inputs, device=None):
-    """(args, kwargs) of call `sig` with `inputs` in its holes."""
+def sig_floats(uint32_t sig):
+    """How many floats of call `sig` stand in its records."""
+    return _sig_floats(_sig(sig))
+
+
+def call_template(uint32_t sig, tuple inputs, device=None, tuple floats=()):
+    """(args, kwargs) of call `sig` with `inputs` in its holes, and `floats` where its records have those."""
     cdef SigS *s = _sig(sig)
     cdef PyObject **ptrs
     cdef Py_ssize_t k
     if len(inputs) != s.n_in:
         raise ValueError(f"[{(<OpInfo>s.info).name}] expected {s.n_in} inputs, got {len(inputs)}")
-    ptrs = <PyObject **>calloc(s.n_in + 1, sizeof(PyObject *))
+    if len(floats) != _sig_floats(s):
+        raise ValueError(f"[{(<OpInfo>s.info).name}] expected {_sig_floats(s)} floats, got {len(floats)}")
+    inputs += floats
+    ptrs = <PyObject **>calloc(len(inputs) + 1, sizeof(PyObject *))
     if not ptrs:
         raise MemoryError()
     try:
-        for k in range(<Py_ssize_t>s.n_in):
+        for k in range(len(inputs)):
             ptrs[k] = <PyObject *>PyTuple_GET_ITEM(inputs, k)
-        return decode_call(sig_key(s), ptrs, device)
+        return decode_call(sig_key(s), ptrs, ptrs + s.n_in, device)
     finally:
         free(ptrs)
 
@@ -635,6 +644,7 @@ def input_metas(uint32_t sig):
     return out
 
 
-def constants(uint32_t sig):
-    """(args, kwargs) of call `sig` with None in place of tensors."""
-    return call_template(sig, (None,) * _sig(sig).n_in)
+def constants(Handle h):
+    """(args, kwargs) of the call that made the value, with None in place of tensors."""
+    cdef SigS *s = _sig(h.sig)
+    return call_template(h.sig, (None,) * s.n_in, None, floats_at(h.floats(), _sig_floats(s)))

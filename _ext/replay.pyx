@@ -4,7 +4,7 @@ from time import perf_counter_ns
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
@@ -16,8 +16,8 @@ from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_VIEW, SIG_WRITES, SLOT_FAILED,
     SLOT_OVERWRITTEN, SLOT_PENDING, MetaS, Record, Slot,
 )
-from .template cimport TAG_TENSOR, decode, decode_call, hole_metas
-from .tape cimport Tape, Vec, rec_ins, rec_outs, vec_push, vec_try_push
+from .template cimport HEADER, TAG_TENSOR, decode, decode_call, hole_metas
+from .tape cimport Tape, Vec, floats_at, rec_floats, rec_ins, rec_outs, sig_floats, vec_push, vec_try_push
 
 cdef extern from "Python.h":
     object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *kwnames)
@@ -54,22 +54,23 @@ cdef object _words(uint64_t seq, object error, object on_error):
 
 
 cdef object _invoke(SigS *s, object call, PyObject **inputs, object device):
-    cdef const uint8_t *p = sig_key(s) + sizeof(void *)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
+    """Make the call of its tensors and, behind those in `inputs`, of the floats that its record has."""
+    cdef const uint8_t *p = sig_key(s) + HEADER
+    cdef uint8_t nargs = sig_key(s)[sizeof(void *)]
+    cdef uint8_t nkw = sig_key(s)[sizeof(void *) + 1]
+    cdef PyObject **floats = inputs + s.n_in
     cdef PyObject *argv[MAX_ARGS + 1]
     cdef uint32_t k, filled = 0
     cdef object item, kwnames = None
     cdef PyObject *name
     cdef tuple whole
     if nargs + nkw > MAX_ARGS:
-        whole = decode_call(sig_key(s), inputs, device)
+        whole = decode_call(sig_key(s), inputs, floats, device)
         return call(*whole[0], **whole[1])
-    p += 2
     argv[0] = NULL
     try:
         for _ in range(nargs):
-            item = decode(&p, &inputs, device)
+            item = decode(&p, &inputs, &floats, device)
             Py_INCREF(item)
             argv[1 + filled] = <PyObject *>item
             filled += 1
@@ -80,7 +81,7 @@ cdef object _invoke(SigS *s, object call, PyObject **inputs, object device):
                 p += sizeof(name)
                 Py_INCREF(<object>name)
                 PyTuple_SET_ITEM(kwnames, k, <object>name)
-                item = decode(&p, &inputs, device)
+                item = decode(&p, &inputs, &floats, device)
                 Py_INCREF(item)
                 argv[1 + filled] = <PyObject *>item
                 filled += 1
@@ -203,6 +204,8 @@ cdef class Segment:
         cdef object get_state = generator.get_state, set_state = generator.set_state
         cdef Form form = None
         cdef PyObject *step
+        cdef uint32_t n_floats, k
+        cdef tuple numbers
         big.data = NULL
         big.n = big.cap = 0
         self._claim()
@@ -225,8 +228,9 @@ cdef class Segment:
                     continue
                 s = tape.interner.sigs[r.sig]
                 inputs = small
-                if s.n_in > 16:
-                    while big.n < s.n_in:
+                n_floats = sig_floats(s)
+                if s.n_in + n_floats > 16:
+                    while big.n < s.n_in + n_floats:
                         vec_push(&big, 0)
                     inputs = <PyObject **>big.data
                 failure = None
@@ -252,6 +256,10 @@ cdef class Segment:
                 if observer is not None:
                     started = perf_counter_ns()
                 try:
+                    if n_floats:
+                        numbers = floats_at(rec_floats(r, s), n_floats)
+                        for k in range(n_floats):
+                            inputs[s.n_in + k] = <PyObject *>PyTuple_GET_ITEM(numbers, k)
                     step = self._step(form, r, s) if form is not None else NULL
                     if not step:
                         result = _invoke(s, self._call(r, s), inputs, device)
@@ -330,19 +338,19 @@ cdef class Segment:
     cdef object _call(self, Record *r, SigS *s):
         """What is called for the record: in place, where that cannot be seen."""
         cdef OpInfo info = <OpInfo>s.info
-        cdef const uint8_t *p = sig_key(s) + sizeof(void *)
+        cdef const uint8_t *p = sig_key(s)
         cdef uint32_t i, meta
         cdef Slot *slot
         otherwise[0] += info.replay is not info.call
         if info.in_place is None or s.flags & (SIG_VERIFIED | SIG_WRITES | SIG_RANDOM | SIG_VIEW) != SIG_VERIFIED:
             return info.replay
-        if not p[0] or p[2] != TAG_TENSOR or s.ret:     # no tensor comes first, or it gives more than one
+        if not p[sizeof(void *)] or p[HEADER] != TAG_TENSOR or s.ret:   # no tensor comes first, or it gives several
             return info.replay
         i = rec_ins(r)[0]
         if i >= self.n_fresh or not self.fresh[i >> 3] & (1 << (i & 7)):
             return info.replay
         slot = self.tape.slot(i)
-        memcpy(&meta, p + 3, sizeof(meta))
+        memcpy(&meta, p + HEADER + 1, sizeof(meta))
         if slot.users != 1 or slot.handles or slot.root != i or meta != sig_out_meta(s)[0]:
             return info.replay
         otherwise[1] += 1

@@ -2,8 +2,9 @@ cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from .intern cimport Interner
+from .intern cimport Interner, sig_key
 from .structs cimport MAX_DEVICES, Record, SigS, Slot, mt_side
+from .template cimport n_floats
 
 cdef enum:
     CHUNK_BITS = 6
@@ -28,6 +29,21 @@ cdef inline uint32_t *rec_outs(Record *r, SigS *s) noexcept:
     if r.flags & 1:
         return mt_side(r) + s.n_in
     return &r.out0
+
+
+cdef inline const void *rec_floats(Record *r, SigS *s) noexcept:
+    """Where those of its floats are that its key has not, not aligned for them."""
+    if r.flags & 1:
+        return mt_side(r) + s.n_in + s.n_out
+    return r.ins + 1
+
+cdef inline uint32_t sig_floats(SigS *s) noexcept:
+    return n_floats(sig_key(s))
+
+cdef inline size_t side_bytes(SigS *s) noexcept:
+    return (<size_t>s.n_in + s.n_out) * sizeof(uint32_t) + sig_floats(s) * sizeof(double)
+
+cdef tuple floats_at(const void *p, uint32_t n)
 
 
 @cython.final
@@ -62,7 +78,7 @@ cdef class Tape:
     cdef void _trim(self) noexcept
     cdef uint32_t rng_of(self, int device) except 0
     cdef Record *record(self, uint64_t seq) noexcept
-    cdef Record *append(self, uint32_t sig, const uint32_t *ins, uint32_t module, uint32_t loc,
+    cdef Record *append(self, uint32_t sig, const uint32_t *ins, const double *floats, uint32_t module, uint32_t loc,
                         uint8_t phase) except NULL
     cdef uint32_t hold(self, object tensor, uint32_t root) except 0
     cdef void handle_died(self, uint32_t slot) noexcept
@@ -97,6 +113,10 @@ ctypedef void (*freed_fn)(uint32_t slot) noexcept
 cdef void set_freed_hook(freed_fn hook) noexcept
 
 
+cdef union Floats:
+    double one
+    double *several              # owned
+
 cdef class Handle:
     """Names one value on the tape; lives in the tensor. Its death tells the tape that a reader is gone."""
     cdef Tape tape
@@ -105,8 +125,10 @@ cdef class Handle:
     cdef readonly uint8_t phase
     cdef public uint8_t steps    # of a view: see view_chains.steps
     cdef public bint no_grad     # certain not to require grad: lets calls be recorded whole
+    cdef Floats numbers          # those of its call that the key has not
     cdef void set_meta(self, uint32_t meta) noexcept        # these two keep the interner's counts
-    cdef void set_sig(self, uint32_t sig) noexcept
+    cdef void set_call(self, uint32_t sig, const void *floats) noexcept
+    cdef const void *floats(self) noexcept
     cdef void follow(self, Handle other) noexcept
 
 cdef Handle new_handle(Tape tape, uint32_t slot, uint32_t meta)

@@ -12,6 +12,7 @@ The GIL is the lock.
 """
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
@@ -229,12 +230,13 @@ cdef class Tape:
             return NULL
         return &self.chunks[c].recs[seq & (CHUNK - 1)]
 
-    cdef Record *append(self, uint32_t sig, const uint32_t *ins, uint32_t module, uint32_t loc,
+    cdef Record *append(self, uint32_t sig, const uint32_t *ins, const double *floats, uint32_t module, uint32_t loc,
                         uint8_t phase) except NULL:
         """Record a call. Allocates its output slots; the caller makes handles for them before anything can die."""
         cdef SigS *s = self.interner.sigs[sig]
         cdef uint32_t n_in = s.n_in
         cdef uint32_t n_out = s.n_out
+        cdef uint32_t n = sig_floats(s)
         cdef uint64_t seq = self.tail
         cdef Chunk *chunk
         cdef Chunk **directory
@@ -269,13 +271,13 @@ cdef class Tape:
         r.loc = loc if loc < MAX_IDS else 0
         r.phase = phase
         r.flags = 0
-        if n_in > 3 or n_out > 1:
-            side = <uint32_t *>malloc((<size_t>n_in + n_out) * sizeof(uint32_t) or 1)
+        if n_in > 3 or n_out > 1 or n and n_in + n > 2:
+            side = <uint32_t *>malloc(side_bytes(s) or 1)
             if not side:
                 raise MemoryError()
             mt_set_side(r, side)
             r.flags |= REC_OVERFLOW
-            self.bytes_records += (<size_t>n_in + n_out) * sizeof(uint32_t)
+            self.bytes_records += side_bytes(s)
             memcpy(side, ins, n_in * sizeof(uint32_t))
             outs = side + n_in
         else:
@@ -283,6 +285,8 @@ cdef class Tape:
                 r.ins[i] = ins[i]
             outs = &r.out0
             r.out0 = 0
+        if n:
+            memcpy(<void *>rec_floats(r, s), floats, n * sizeof(double))
         for i in range(n_out):
             outs[i] = self._take_slot()
             if not outs[i]:
@@ -344,7 +348,7 @@ cdef class Tape:
     cdef void _drop_side(self, Record *r, SigS *s) noexcept:
         if r.flags & REC_OVERFLOW:
             free(mt_side(r))
-            self.bytes_records -= (<size_t>s.n_in + s.n_out) * sizeof(uint32_t)
+            self.bytes_records -= side_bytes(s)
             r.flags &= ~REC_OVERFLOW
 
     cdef void _retire(self, uint64_t seq) noexcept:
@@ -696,6 +700,38 @@ cdef class Tape:
             outs.append(rec_outs(r, s)[i])
         return (sig, module, loc, phase, tuple(ins), tuple(outs))
 
+    def floats(self, uint64_t seq):
+        """The floats of record `seq` that its call leaves open, in order; KeyError if it is gone."""
+        cdef Record *r = self.record(seq)
+        if not r or (r.state == REC_DONE and not self.retain):
+            raise KeyError(f"record {seq} has run or was dropped")
+        cdef SigS *s = self.interner.sigs[r.sig]
+        return floats_at(rec_floats(r, s), sig_floats(s))
+
+
+cdef tuple floats_at(const void *p, uint32_t n):
+    # Copied first: making objects may run a finalizer that drops the record.
+    cdef double few[4]
+    cdef double *copied = few
+    cdef tuple made
+    cdef object number
+    cdef uint32_t k
+    if n > 4:
+        copied = <double *>malloc(n * sizeof(double))
+        if not copied:
+            raise MemoryError()
+    memcpy(copied, p, n * sizeof(double))
+    try:
+        made = PyTuple_New(n)
+        for k in range(n):
+            number = copied[k]
+            Py_INCREF(number)
+            PyTuple_SET_ITEM(made, k, number)
+        return made
+    finally:
+        if copied != few:
+            free(copied)
+
 
 cdef int _no_slot(Tape tape) except -1:
     if tape.n_slots == MAX_SLOTS:
@@ -737,8 +773,7 @@ cdef class Handle:
                 if self.tape.waiting > self.tape.max_waiting:
                     self.tape.sweep_at = 0     # the next recording looks at it
             unref(&m.refs)
-            if self.sig:
-                unref(&self.tape.interner.sigs[self.sig].refs)
+            self.set_call(0, NULL)
             self.tape.handle_died(self.slot)
 
     cdef void set_meta(self, uint32_t meta) noexcept:
@@ -746,16 +781,39 @@ cdef class Handle:
         unref(&self.tape.interner.metas[self.meta].refs)
         self.meta = meta
 
-    cdef void set_sig(self, uint32_t sig) noexcept:
+    cdef void set_call(self, uint32_t sig, const void *floats) noexcept:
+        """Name the call that made the value, 0: none. Without memory for its floats, none is known."""
+        cdef SigS *s
+        cdef uint32_t n = sig_floats(self.tape.interner.sigs[sig]) if sig else 0
+        cdef Floats numbers
+        numbers.several = NULL
+        if n == 1:
+            memcpy(&numbers.one, floats, sizeof(double))
+        elif n:
+            numbers.several = <double *>malloc(n * sizeof(double))
+            if numbers.several:
+                memcpy(numbers.several, floats, n * sizeof(double))
+            else:
+                sig = 0
         if sig:
             ref(&self.tape.interner.sigs[sig].refs)
         if self.sig:
-            unref(&self.tape.interner.sigs[self.sig].refs)
+            s = self.tape.interner.sigs[self.sig]
+            if sig_floats(s) > 1:
+                free(self.numbers.several)
+            unref(&s.refs)
         self.sig = sig
+        self.numbers = numbers
+
+    cdef const void *floats(self) noexcept:
+        """As rec_floats(); only good while the handle names the call."""
+        if self.sig and sig_floats(self.tape.interner.sigs[self.sig]) > 1:
+            return self.numbers.several
+        return &self.numbers.one
 
     cdef void follow(self, Handle other) noexcept:
         """Say of the value's origin what `other` says."""
-        self.set_sig(other.sig)
+        self.set_call(other.sig, other.floats())
         self.module, self.loc, self.phase = other.module, other.loc, other.phase
 
     @property

@@ -15,7 +15,7 @@ cdef const uint8_t *_walk_holes(const uint8_t *p, uint32_t *out, uint32_t *n) no
         memcpy(&out[n[0]], p, 4)
         n[0] += 1
         return p + 4
-    if tag == TAG_BYTE:
+    if tag == TAG_BYTE or tag == TAG_NUMBER:
         return p + 1
     if tag == TAG_INT or tag == TAG_FLOAT:
         return p + 8
@@ -35,18 +35,17 @@ cdef const uint8_t *_walk_holes(const uint8_t *p, uint32_t *out, uint32_t *n) no
 
 
 cdef void hole_metas(const uint8_t *key, uint32_t *out) noexcept:
-    cdef const uint8_t *p = key + sizeof(void *)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
+    cdef const uint8_t *p = key + HEADER
+    cdef uint8_t nargs = key[sizeof(void *)]
+    cdef uint8_t nkw = key[sizeof(void *) + 1]
     cdef uint32_t n = 0
-    p += 2
     for _ in range(nargs):
         p = _walk_holes(p, out, &n)
     for _ in range(nkw):
         p = _walk_holes(p + sizeof(void *), out, &n)
 
 
-cdef object decode(const uint8_t **cursor, PyObject ***inputs, object device):
+cdef object decode(const uint8_t **cursor, PyObject ***inputs, PyObject ***floats, object device):
     cdef const uint8_t *p = cursor[0]
     cdef uint8_t tag = p[0]
     cdef int64_t i64
@@ -71,6 +70,10 @@ cdef object decode(const uint8_t **cursor, PyObject ***inputs, object device):
         memcpy(&d, p, 8)
         out = d
         p += 8
+    elif tag == TAG_NUMBER:
+        out = <object>floats[0][0]
+        floats[0] += 1
+        p += 1
     elif tag == TAG_NONE:
         out = None
     elif tag == TAG_TRUE:
@@ -89,7 +92,7 @@ cdef object decode(const uint8_t **cursor, PyObject ***inputs, object device):
         cursor[0] = p
         out = PyTuple_New(n) if tag == TAG_TUPLE else PyList_New(n)
         for k in range(n):
-            item = decode(cursor, inputs, device)
+            item = decode(cursor, inputs, floats, device)
             Py_INCREF(item)
             if tag == TAG_TUPLE:
                 PyTuple_SET_ITEM(out, k, item)
@@ -113,18 +116,17 @@ cdef object decode(const uint8_t **cursor, PyObject ***inputs, object device):
     return out
 
 
-cdef tuple decode_call(const uint8_t *key, PyObject **inputs, object device):
-    cdef const uint8_t *p = key + sizeof(void *)
-    cdef uint8_t nargs = p[0]
-    cdef uint8_t nkw = p[1]
+cdef tuple decode_call(const uint8_t *key, PyObject **inputs, PyObject **floats, object device):
+    cdef const uint8_t *p = key + HEADER
+    cdef uint8_t nargs = key[sizeof(void *)]
+    cdef uint8_t nkw = key[sizeof(void *) + 1]
     cdef list args = []
     cdef dict kwargs = {}
     cdef PyObject *name
-    p += 2
     for _ in range(nargs):
-        args.append(decode(&p, &inputs, device))
+        args.append(decode(&p, &inputs, &floats, device))
     for _ in range(nkw):
         memcpy(&name, p, sizeof(name))
         p += sizeof(name)
-        kwargs[<object>name] = decode(&p, &inputs, device)
+        kwargs[<object>name] = decode(&p, &inputs, &floats, device)
     return tuple(args), kwargs

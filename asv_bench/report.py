@@ -55,11 +55,12 @@ def times(row: str, what: str, pair: Pair, must: float | None, aim: float | None
 def s1() -> Iterator[Line]:
     yield times("S1", "record x + y", bench_record.record_add(), 0.6, 0.4)
     yield times("S1", "record x.add(y)", bench_record.record_add("x.add(y)"), 0.6, 0.4)
-    yield times("S1", "record torch.add(x, y)", bench_record.record_add("torch.add(x, y)"), 1.5, 0.4)
+    yield times("S1", "record torch.add(x, y)", bench_record.record_add("torch.add(x, y)"), 0.6, 0.4)
+    yield times("S1", "record x * f, f new each time", bench_record.record_new_float(), 0.6, None)
 
 
 def s2() -> Iterator[Line]:
-    yield times("S2", "record torch.relu(x)", bench_record.record_relu(), 1.5, 0.6)
+    yield times("S2", "record torch.relu(x)", bench_record.record_relu(), 1.2, 0.6)
 
 
 def s3() -> Iterator[Line]:

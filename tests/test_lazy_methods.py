@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mindtorch._ext import intercept
+from mindtorch._ext import function_entries, intercept
 from mindtorch.engine.execute import tensors
 from mindtorch.engine.tensor.recorded import RecordedTensor
 
@@ -124,6 +124,6 @@ def test_S1_a_method_says_what_it_is() -> None:
 
 def test_S1_a_method_that_is_not_recorded_as_it_is_is_refused() -> None:
     with pytest.raises(ValueError, match=r"recorded as it is, got aten::view"):
-        intercept.make_method(torch.Tensor.view)
+        function_entries.make_method(torch.Tensor.view)
     with pytest.raises(ValueError, match=r"recorded as it is, got aten::add_"):
-        intercept.make_method(torch.Tensor.add_)
+        function_entries.make_method(torch.Tensor.add_)

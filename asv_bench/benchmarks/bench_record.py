@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from .instructions import of_call
@@ -20,6 +21,13 @@ def record_relu() -> Pair:
     """S2: ``torch.relu(x)`` recorded, against eager."""
     lazy, plain = pair_of_inputs()
     return compare(("torch.relu(x)", lazy), ("torch.relu(x)", plain))
+
+
+def record_new_float() -> Pair:
+    """S1: ``x * f`` recorded, with an ``f`` of its own each time, against eager."""
+    lazy, plain = pair_of_inputs()
+    factor = itertools.count(0.5, 1e-9)
+    return compare(*(("x * next(factor)", {**given, "factor": factor}) for given in (lazy, plain)))
 
 
 def chain(ops: int) -> None:
@@ -63,6 +71,7 @@ class Record:
     def setup(self) -> None:
         lazy, plain = pair_of_inputs()
         self.x, self.y, self.plain_x, self.plain_y = lazy["x"], lazy["y"], plain["x"], plain["y"]
+        self.factor = itertools.count(0.5, 1e-9)
 
     def time_add_lazy(self) -> None:
         self.x + self.y
@@ -75,6 +84,9 @@ class Record:
 
     def time_add_function_lazy(self) -> None:
         torch.add(self.x, self.y)
+
+    def time_mul_new_float_lazy(self) -> None:
+        self.x * next(self.factor)
 
     def time_relu_lazy(self) -> None:
         torch.relu(self.x)

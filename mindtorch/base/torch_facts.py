@@ -130,6 +130,23 @@ def break_at_compiled_methods(package: str) -> None:
     user_defined.is_cython_function = is_cython_function
 
 
+def shorten_rules() -> None:
+    """Let torch look up what `torch.library.register_torch_dispatch` was told, before each dispatch to a class, without
+    Python for operators of which it was told nothing. A torch that keeps that elsewhere goes on as it is.
+    """
+    registry = sys.modules.get("torch._library.simple_registry")
+    found = getattr(registry, "find_torch_dispatch_rule", None)
+    entries = getattr(getattr(registry, "singleton", None), "_data", None)
+    if found is None or type(entries) is not dict:
+        return
+    from .._ext.function_entries import rule_finder
+
+    entries.pop(probe := "mindtorch::probe", None)
+    if found(types.SimpleNamespace(__qualname__=probe), torch.Tensor) is not None or entries.pop(probe, None) is None:
+        return  # it does not go by that name there
+    setattr(registry, "find_torch_dispatch_rule", rule_finder(entries, found))  # noqa: B010
+
+
 def wrappers_tried() -> bool:
     """Is this a CPython that `_ext/kept_wrappers.pyx` was tried on? It takes part in how that frees objects."""
     return sys.version_info[:2] == (3, 11)

@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):
         record = _core.producer(handle)
         if record is None or record[4]:  # it has inputs of its own, which were not captured: data from outside
             return graph._source_of(tensor)
-        args, kwargs = _core.constants(handle.sig)
+        args, kwargs = _core.constants(handle)
         call = Call(op, tuple(map(constant, args)), {k: constant(v) for k, v in kwargs.items()}, (output_of(tensor),))
         node = graph._append(
             graph._intern_call(call),

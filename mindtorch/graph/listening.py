@@ -187,7 +187,7 @@ class _Builder(Builder):
             ins = [first + (i >> 1) if i & 1 else 1 + (i >> 1) for i in encoded.inputs(k)]
             outs = range(outputs, outputs + _core.sig_outputs(sig))
             outputs += len(outs)
-            self.add(sig, module, loc, phase, ins, outs)
+            self.add(sig, module, loc, phase, ins, outs, encoded.floats(k))
 
     def _data(self, slot: int, meta: int) -> int:
         graph = self.graph

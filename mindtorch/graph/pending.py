@@ -36,7 +36,7 @@ MAX_TEMPLATE = 256  # inputs that `call_template` takes; beyond, a call's consta
 
 
 class Signature(NamedTuple):
-    """What is the same for all records of one interned call."""
+    """What is the same for all records of one interned call, with the same floats."""
 
     call: int
     metas: tuple[int, ...]
@@ -51,7 +51,7 @@ class Builder:
 
     def __init__(self, graph: ComputationGraph) -> None:
         self.graph = graph
-        self.signatures: dict[int, Signature] = {}
+        self.signatures: dict[tuple[int, tuple[float, ...]], Signature] = {}
         self.maker = array("q")  # by slot: who made the value, packed; 0 = not met yet
         self.root: dict[int, int] = {}  # slot -> slot (or storage, negative) it shares memory with; itself if absent
         self.writer: dict[int, int] = {}  # root -> who wrote to it last, packed
@@ -63,19 +63,21 @@ class Builder:
         for seq in tape.pending_seqs():
             try:
                 sig, module, loc, phase, ins, outs = tape.describe(seq)
+                floats = tape.floats(seq)
             except KeyError:
                 continue  # dropped meanwhile: nobody can read what it makes
-            self.add(sig, module, loc, phase, ins, outs)
+            self.add(sig, module, loc, phase, ins, outs, floats)
             slot = max((slot, *ins, *outs))
         if slot:
             self._publish(slot)
 
-    def add(self, sig: int, module: int, loc: int, phase: int, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """The next record: ids of module and line, slots of its tensors."""
+    def add(self, sig: int, module: int, loc: int, phase: int, ins: Sequence[int], outs: Sequence[int],
+            floats: tuple[float, ...] = ()) -> None:  # fmt: skip
+        """The next record: ids of module and line, slots of its tensors, the floats that its call leaves open."""
         graph, maker = self.graph, self.maker
-        known = self.signatures.get(sig)
+        known = self.signatures.get((sig, floats))
         if known is None:
-            known = self.signatures[sig] = self._signature(sig, len(ins), len(outs))
+            known = self.signatures[sig, floats] = self._signature(sig, len(ins), len(outs), floats)
         self.room((*ins, *outs))
         sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
         readings = [self._reading(slot, meta, made) for slot, meta, made in zip(ins, known.metas, sources)]
@@ -141,13 +143,13 @@ class Builder:
         self.maker[slot] = packed(node, 0)
         return self.maker[slot]
 
-    def _signature(self, sig: int, n_in: int, n_out: int) -> Signature:
+    def _signature(self, sig: int, n_in: int, n_out: int, floats: tuple[float, ...]) -> Signature:
         info = _core.sig_info(sig)
         metas = tuple(_core.input_metas(sig))
         args: tuple[Any, ...]
         kwargs: dict[str, Any]
         if n_in <= MAX_TEMPLATE:
-            args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)))
+            args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)), None, floats)
         else:
             args, kwargs = ([Hole(i) for i in range(n_in)],), {}
         writes = info.writes or ()

@@ -37,7 +37,7 @@ def entries_in_use() -> int:
     return sum(tape.interner.counts())
 
 
-unheard = itertools.count(0.125)
+unheard = itertools.count(1 << 20)
 
 
 def test_S5_changing_shapes_do_not_grow_the_tables_and_no_id_in_use_is_lost() -> None:

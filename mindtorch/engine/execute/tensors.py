@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..._ext import attributes as _attributes
+from ..._ext import function_entries as _entries
 from ..._ext import hooks as _hooks
 from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
@@ -378,6 +379,8 @@ def _install() -> None:
     )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
     _intercept.init(intercept, torch)
+    _intercept.set_shorten(_entries.shorten)
+    torch_facts.shorten_rules()
     _view_chains.init(torch)
     with Unseen():
         laid_out = torch_facts.tensors_laid_out()
@@ -404,7 +407,7 @@ def _install() -> None:
         # The scalar is on the left: x + t and t + x are the same call in torch, too.
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name in _METHODS:
-        setattr(RecordedTensor, name, _intercept.make_method(getattr(torch.Tensor, name)))
+        setattr(RecordedTensor, name, _entries.make_method(getattr(torch.Tensor, name)))
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     convert = meta.MetaTensor._as_dtype
     meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]

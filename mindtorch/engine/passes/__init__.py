@@ -2,10 +2,11 @@
 
 from .optimizer import ask, counts, in_place, known_passes, optimizer_on, set_passes
 from .optimizer_pass import Pass
-from .segment_graph import Input, RecordedCall, SegmentGraph, Unproven, Value
+from .segment_graph import Input, Number, RecordedCall, SegmentGraph, Unproven, Value
 
 __all__ = [
     "Input",
+    "Number",
     "Pass",
     "RecordedCall",
     "SegmentGraph",

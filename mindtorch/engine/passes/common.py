@@ -45,4 +45,4 @@ class CommonSubexpressions(Pass):
     def _key(graph: SegmentGraph, call: RecordedCall) -> Any:
         read = tuple(graph.alike.get(value, value) for value in call.inputs)
         versions = () if call.view else tuple(graph.version(value, call.number) for value in call.inputs)
-        return call.sig, call.grad, read, versions
+        return call.sig, call.floats, call.grad, read, versions

@@ -15,7 +15,7 @@ import torch
 from ..._ext import lazy as _core
 from ..._ext.forms import Form, Step
 
-__all__ = ["Input", "RecordedCall", "SegmentGraph", "Unproven", "Value"]
+__all__ = ["Input", "Number", "RecordedCall", "SegmentGraph", "Unproven", "Value"]
 
 
 class Unproven(Exception):
@@ -24,6 +24,10 @@ class Unproven(Exception):
 
 class Input(int):
     """In a call's arguments: its input of this number."""
+
+
+class Number(int):
+    """In a call's arguments: its float of this number, which may be another each time."""
 
 
 @dataclass
@@ -61,10 +65,11 @@ class Value:
 
 @dataclass
 class RecordedCall:
-    """One call. ``args`` and ``kwargs`` have an `Input` where a tensor goes.
+    """One call. ``args``, ``kwargs`` have an `Input` where a tensor goes, a `Number` for a float that may change.
 
     function: what is called; overload: what the program or autograd called, which that stands for.
     metas: (dtype, sizes, strides or None when contiguous, offset, device index) of the inputs, as the call saw them.
+    floats: what each `Number` stands for: equal floats of a segment are one number, whichever they are.
     written: numbers of the inputs that it writes. view: its outputs are on its input's storage. single: it gives one
     new tensor and nothing else.
     """
@@ -80,6 +85,7 @@ class RecordedCall:
     metas: tuple[tuple[Any, ...], ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    floats: tuple[int, ...]
     written: tuple[int, ...]
     view: bool
     random: bool
@@ -102,8 +108,8 @@ class SegmentGraph:
         self.calls: list[RecordedCall] = []
         self.writes: dict[int, list[int]] = {}
         self.on: dict[int, list[int]] = {}  # storage → values on it
-        for number, (sig, grad, inputs, outputs) in enumerate(form.records()):
-            call = _call(form, number, sig, grad, inputs, outputs, device)
+        for number, (sig, grad, inputs, outputs, floats) in enumerate(form.records()):
+            call = _call(form, number, sig, grad, inputs, outputs, floats, device)
             self.calls.append(call)
             for value, meta in zip(inputs, call.metas, strict=True):
                 self.values[value].readers.append(number)
@@ -142,9 +148,9 @@ class SegmentGraph:
         if overwrites >= 0:
             self._may_overwrite(call, overwrites)
         args = tuple(args)
-        step = prepared(function, args, kwargs, overwrites)
+        step = prepared(function, args, kwargs, overwrites, len(call.inputs))
         if step is None:
-            raise Unproven("tensors within lists")
+            raise Unproven("tensors, or numbers that change, within lists")
         self.steps[call.number] = step
 
     def _may_overwrite(self, call: RecordedCall, place: int) -> None:
@@ -182,26 +188,29 @@ class SegmentGraph:
         self.alike[out.number] = value
 
 
-def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], overwrites: int = -1,
-             ) -> Step | None:  # fmt: skip
-    """A call made ready; None where tensors are within lists."""
+def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], overwrites: int,
+             inputs: int) -> Step | None:  # fmt: skip
+    """A call made ready, of so many inputs; None where these, or floats that change, are within lists."""
     given: list[tuple[int, int]] = []
     for position, value in enumerate((*args, *kwargs.values())):
         if isinstance(value, Input):
             given.append((position, int(value)))
+        elif isinstance(value, Number):
+            given.append((position, inputs + int(value)))
         elif isinstance(value, (tuple, list)) and _has_inputs(value):
             return None
     return Step(function, args, kwargs, tuple(given), overwrites)
 
 
 def _has_inputs(value: Any) -> bool:
-    return isinstance(value, Input) or (isinstance(value, (tuple, list)) and any(map(_has_inputs, value)))
+    return isinstance(value, (Input, Number)) or (isinstance(value, (tuple, list)) and any(map(_has_inputs, value)))
 
 
 def _call(form: Form, number: int, sig: int, grad: bool, inputs: tuple[int, ...], outputs: tuple[int, ...],
-          device: torch.device) -> RecordedCall:  # fmt: skip
+          floats: tuple[int, ...], device: torch.device) -> RecordedCall:  # fmt: skip
     info = _core.sig_info(sig)
-    args, kwargs = _core.call_template(sig, tuple(map(Input, range(len(inputs)))), device)
+    holes, numbers = tuple(map(Input, range(len(inputs)))), tuple(map(Number, range(len(floats))))
+    args, kwargs = _core.call_template(sig, holes, device, numbers)
     return RecordedCall(
         number,
         sig,
@@ -214,6 +223,7 @@ def _call(form: Form, number: int, sig: int, grad: bool, inputs: tuple[int, ...]
         tuple(map(form.tape.interner.meta, _core.input_metas(sig))),
         args,
         kwargs,
+        floats,
         _core.sig_written(sig),
         _core.sig_is_view(sig),
         _core.sig_generator(sig) >= 0,

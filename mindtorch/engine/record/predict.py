@@ -20,6 +20,7 @@ from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import shapes as _shapes
+from ..._ext.keys import HELD_BY_ALL
 from ..._ext.signals import by_signal_handler
 from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
@@ -166,10 +167,6 @@ def forget() -> None:
     trial.forget()
 
 
-#: Floats up to this one, 0 aside, are alike to a kernel that is asked whether it takes a call: every dtype holds them.
-_HELD_BY_ALL = 100.0
-
-
 def _without_floats(a: Any, shown: list[Any], floats: list[float]) -> None:
     """Append what the argument is, but for the values of floats in it that any dtype holds, and those floats.
 
@@ -178,7 +175,7 @@ def _without_floats(a: Any, shown: list[Any], floats: list[float]) -> None:
     if isinstance(a, torch.Tensor):
         handle = _core.get_handle(a)
         shown.append(object() if handle is None else (*_core.meta_of(handle), _core.view_bits(handle)))
-    elif type(a) is float and 0 < abs(a) <= _HELD_BY_ALL:
+    elif type(a) is float and 0 < abs(a) <= HELD_BY_ALL:
         shown.append((float, a > 0, abs(a) <= 1))
         floats.append(a)
     elif isinstance(a, (tuple, list)):

@@ -36,7 +36,7 @@ def definition(sig: int) -> Definition:
     """
     info = _core.sig_info(sig)
     holes = tuple(Reference(k) for k in range(len(_core.input_metas(sig))))
-    args, kwargs = _core.call_template(sig, holes, HERE)
+    args, kwargs = _core.call_template(sig, holes, HERE, (Hole.FLOAT,) * _core.sig_floats(sig))
     returns = _core.sig_returns(sig)
     outputs: tuple[int | None, ...] = (0,) if returns is None else tuple(returns[1:])
     single = returns is None or returns[0] in (_intern.TENSOR, _intern.NOTHING)

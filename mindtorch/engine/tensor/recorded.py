@@ -202,7 +202,7 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments of the recorded call, constants only; tensors read as None."""
         handle = self._handle
-        return _core.constants(handle.sig)[1] if handle.sig else {}
+        return _core.constants(handle)[1] if handle.sig else {}
 
     @property
     def metadata(self) -> TensorMetadata:

@@ -1,0 +1,132 @@
+"""Torch's functions record at once what is known of their calls (SPEC S1, S2), and are torch's in all else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindtorch._ext.intercept import counts
+from mindtorch.engine.execute import tensors
+
+LAZY = "remote_accelerator:0"
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-2, 2, 16).reshape(4, 4)
+    return x, x.to(LAZY)
+
+
+FUNCTIONS = {
+    "add": lambda t: torch.add(t, t),
+    "alpha": lambda t: torch.add(t, t, alpha=2.0),
+    "input by name": lambda t: torch.relu(input=t),
+    "matmul": lambda t: torch.matmul(t, t),
+    "cat": lambda t: torch.cat([t, t], dim=1),
+    "where": lambda t: torch.where(t > 0, t, 0.5),
+    "linear": lambda t: torch._C._nn.linear(t, t),
+    "max": lambda t: torch.max(t, 1).values,
+    "unpacked": lambda t: torch.add(*(t, t), **{"alpha": 3}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_S1_a_function_that_was_recorded_goes_no_detour(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = pair()
+    program = FUNCTIONS[name]
+    type("Another", (type(y),), {"__torch_function__": classmethod(refuse)})  # asks first, and is not among them
+    program(y)  # by torch's way
+    monkeypatch.setattr(tensors.LazyTensor, "__torch_function__", refuse, raising=False)
+    for cls in type(y).__mro__:
+        if "__torch_function__" in vars(cls):
+            monkeypatch.setattr(cls, "__torch_function__", classmethod(refuse))
+            break
+    out = program(y)
+    monkeypatch.undo()
+    assert out.cpu().equal(program(x))
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("by the detour")
+
+
+def test_S1_an_entry_leaves_the_function_torchs_own() -> None:
+    x, y = pair()
+    before = torch.add
+    torch.add(y, y), torch.add(y, y)
+    assert torch.add is before is torch._C._VariableFunctions.add and hash(torch.add) == hash(before)
+    assert torch.add(x, x).equal(x + x) and type(torch.add(x, x)) is Tensor
+    assert torch.overrides.resolve_name(torch.add) == "torch.add"
+    for wrong in (lambda t: torch.add(t), lambda t: torch.add(t, "1"), lambda t: torch.add(t, t, beta=2)):
+        with pytest.raises(TypeError) as ours:
+            wrong(y)
+        with pytest.raises(TypeError) as torchs:
+            wrong(x)
+        assert str(ours.value).replace("LazyTensor", "Tensor") == str(torchs.value)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        torch.add(y, torch.ones(5).to(LAZY))
+
+
+def test_S1_gradients_modes_and_classes_are_seen() -> None:
+    x, y = pair()
+    torch.relu(y), torch.relu(y)
+    p = y.clone().requires_grad_()
+    torch.relu(p).sum().backward()
+    assert p.grad is not None and p.grad.cpu().equal((x > 0).float())
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.relu(y)
+    assert seen == [torch.relu]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.matmul(y, y.t()).dtype is torch.bfloat16
+    assert torch.matmul(y, y.t()).dtype is torch.float32
+
+    class Stranger(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return "its own"
+
+    assert torch.add(y, x.as_subclass(Stranger)) == "its own"
+    out = torch.empty(4, 4).to(LAZY)
+    assert torch.add(y, y, out=out) is out
+    assert out.cpu().equal(x + x)
+
+
+def test_S1_what_is_known_of_a_function_is_counted() -> None:
+    _x, y = pair()
+    torch.relu(y), torch.relu(y)
+    whole, dispatched = counts()
+    torch.relu(y)
+    assert counts() == (whole + 1, dispatched)
+
+
+def test_S3_rules_of_classes_are_asked() -> None:
+    _x, y = pair()
+    find = torch._library.simple_registry.find_torch_dispatch_rule
+
+    class Ruled(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return torch.zeros(2)
+
+    with torch.library._scoped_library("mindtorch_tests", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda t: t * 2, "CompositeExplicitAutograd")
+        op = torch.ops.mindtorch_tests.twice.default
+        ruled = torch.Tensor._make_wrapper_subclass(Ruled, (2,))
+        assert op(ruled).tolist() == [0, 0] and find(op, Ruled) is None
+        for cls in (Ruled, type(y)):
+            torch.library.register_torch_dispatch(
+                "mindtorch_tests::twice", cls, lambda *given: torch.ones(2), lib=library
+            )
+            assert find(op, cls)().tolist() == [1, 1]
+        assert op(ruled).tolist() == [1, 1]
+    assert find(torch.ops.aten.add.Tensor, type(y)) is None
