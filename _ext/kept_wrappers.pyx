@@ -28,6 +28,7 @@ cdef enum:
     EXTRA = 4
     VERSION = 5
     BEHIND_SELF = 16
+    FLAGS = 14                         # behind the Python object: dtype, device, flags
     IMPL_WORDS = 24
     STORAGE_WORDS = 12                 # c10::StorageImpl
     DIMENSIONS = 5                     # more have their sizes elsewhere
@@ -36,7 +37,9 @@ cdef enum:
     MAX_KEPT = 64                      # of one metadata
     MAX_WRAPPERS = 2048                # of all; about 600 bytes each
 
-# Bytes of a StorageImpl that are nobody's: behind the device of its pointer, and behind its flags.
+# Bytes that are nobody's and hold what was there before: behind a TensorImpl's flags; of a StorageImpl, behind the
+# device of its pointer, and behind its flags.
+cdef uint64_t IMPL_MASK = 0x00FFFFFFFFFFFFFF
 cdef uint64_t[2] STORAGE_MASKS = [0xFFFF, 0x00FFFFFFFFFFFFFF]
 
 cdef struct Picture:
@@ -83,6 +86,7 @@ cdef bint take_picture(PyObject *o, Picture *p) noexcept:
     p.impl[STORAGE] = storage != NULL
     p.impl[VERSION] = version != NULL
     p.impl[self_at] = 0
+    p.impl[self_at + FLAGS] &= IMPL_MASK
     if storage != NULL:
         for i in range(STORAGE_WORDS):
             p.storage[i] = storage[i]
