@@ -64,10 +64,14 @@ class Worker:
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
 
     parcels: contents of storages on the way from one worker to another, or the number of the failure because of which
-    there are none, by ticket. Whoever has the workers takes them there.
+    there are none, by ticket. Whoever has the workers takes them there. folders: where it may look for files.
     """
 
-    def __init__(self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None) -> None:
+    def __init__(
+        self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None,
+        folders: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._folders = folders
         self._parcels = {} if parcels is None else parcels
         self._local = LocalExecutor(device)
         self._device = self._local.device
@@ -76,6 +80,7 @@ class Worker:
         self._plans: list[Plan] = []
         self._failures = 0
         self._checks = Checks()
+        self._over = False  # was a message refused? Nobody knows what another one is about then
         # Storage's address -> failure of what should have written to it, until the program has been told, and the
         # storage: it must not give its address away.
         self._overwritten: dict[int, tuple[int, Any]] = {}
@@ -86,22 +91,24 @@ class Worker:
 
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
+        if self._over:
+            raise WireError("expected no message after one that was refused")
+        self._over = True
         with quiet():
-            return [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
+            found = [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
+        self._over = False
+        return found
 
     # ---- the other side ----------------------------------------------------------------------------------------------
     def hello(self, side: tuple) -> tuple:
         """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
         hello.check(side, "a program")
+        self._checks.greeted = True
         return tuple(hello.here()), self._device.type
 
     def machine(self) -> tuple:
         """What `execute.machine.Machine` says of the device."""
         return tuple(this_machine(self._device))
-
-    def knows(self, name: str) -> bool:
-        """Is there a function of this name?"""
-        return functions.knows(name)
 
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""
@@ -119,10 +126,10 @@ class Worker:
         self._storages[number] = held.to(self._device)
 
     def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | None:
-        """A new storage with a part of a safetensors file, if there is one here (else None) and that is in it (else
-        False: no storage). So it tells nobody anything but who knows what is in it.
+        """A new storage with a part of a safetensors file, if there is one in the worker's folders (else None) and that
+        is in it (else False: no storage). So it tells nobody what is in it but who knows, and nothing of other files.
         """
-        found = mapped.part_of(path, offset, nbytes)
+        found = mapped.part_of(path, offset, nbytes, self._folders)
         if found is None or digest_of(found) != digest:
             self._checks.gone(number)
             return None if found is None else False

@@ -1,0 +1,320 @@
+"""Operators whose kernels believe what they are given: indices within tensors, sizes of states (SPEC R3).
+
+Most of torch's kernels look. Those that do not are either not there for messages (``REFUSED``: the program's own process
+runs them), or what they believe is looked at here before. Where values are on a GPU, the contents of indices are not:
+each look would wait for it.
+
+``tests/remote/hostile_calls.py`` calls every operator that messages may name with contents and sizes that are wrong, on
+memory that nobody may read or write beyond.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..record.arguments import extent
+
+__all__ = ["REFUSED", "looking", "looking_inside"]
+
+#: They open files, change what autograd knows, hold addresses in tensors, or believe too much to be looked at.
+REFUSED = re.compile(
+    r"aten::("
+    r"from_file|_print|_backward|set_data|_test_\w+|_efficientzerotensor|_make_dual\w*|_(un)?pack_dual|_fw_primal\w*"
+    r"|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_index_put_impl_?"
+    r"|_convert_indices_\w+|_cumm(ax|in)_helper|_?segment_reduce(_backward)?"
+    r"|_?nested_\w+|_jagged_\w+|_padded_dense_\w+|_sobol_engine_\w+|_?fbgemm_\w+|choose_qparams_optimized"
+    r")"
+)
+
+
+def looking(overload: Any) -> Callable[..., Any]:
+    """What an overload runs, after a look at its arguments where its kernel does not look."""
+    name, run = overload._schema.name, overload._op
+    check = _CHECKS.get(name)
+    if check is None:
+        return looking_inside(run, name)
+    names = [(a.name, a.default_value) for a in overload._schema.arguments]
+    positions = [name for name, _default in names]
+    defaults = dict(names)
+
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        check(SimpleNamespace(**{**defaults, **dict(zip(positions, args)), **kwargs}))
+        return run(*args, **kwargs)
+
+    return looked
+
+
+class _Looking(TorchDispatchMode):
+    """Looks at operators within a function that is made of several."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return _looking(func)(*args, **(kwargs or {}))
+
+
+_looking = functools.lru_cache(maxsize=4096)(looking)
+
+
+def looking_inside(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same for a function of this operator's name that may call several."""
+    if name not in _MADE_OF and name not in _CHECKS:
+        return function
+
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        with _Looking():
+            return function(*args, **kwargs)
+
+    return looked
+
+
+# ---- what is looked at -----------------------------------------------------------------------------------------------
+def _wrong(what: str) -> NoReturn:
+    raise RuntimeError(what)
+
+
+def _indices(t: torch.Tensor | None, end: int, begin: int = 0, besides: int | None = None) -> None:
+    """Indices from ``begin`` up to, and without, ``end``; ``besides``: one that means nothing."""
+    if t is None or not t.numel() or t.device.type != "cpu" or t.dtype.is_floating_point or t.dtype.is_complex:
+        return
+    low, high = (each.item() for each in torch.aminmax(t))
+    if begin <= low and high < end:
+        return
+    wrong = t[((t < begin) | (t >= end)) & (t != (begin if besides is None else besides))]
+    if wrong.numel():
+        raise IndexError(f"expected indices in {begin}..{end - 1}, got {wrong.flatten()[0].item()}")
+
+
+def _rising(t: torch.Tensor, end: int) -> None:
+    """Offsets of parts, one after the other, up to ``end``."""
+    _indices(t, end + 1)
+    if t.device.type == "cpu" and t.numel() > 1 and bool((t[1:] < t[:-1]).any()):
+        _wrong("expected offsets in order")
+
+
+def _sizes(t: torch.Tensor | None, *sizes: int) -> None:
+    """A tensor, if there is one, of these sizes."""
+    if t is not None and tuple(t.shape) != sizes:
+        _wrong(f"expected a tensor of {sizes}, got one of {tuple(t.shape)}")
+
+
+def _like(other: torch.Tensor, *tensors: torch.Tensor | None) -> None:
+    """Tensors, those that there are, of the sizes of another one."""
+    for t in tensors:
+        _sizes(t, *other.shape)
+
+
+def _elements(n: int, *tensors: torch.Tensor | None) -> None:
+    """Tensors, those that there are, of so many elements."""
+    for t in tensors:
+        if t is not None and t.numel() != n:
+            _wrong(f"expected a tensor of {n} elements, got one of {tuple(t.shape)}")
+
+
+def _alias(a: SimpleNamespace) -> None:
+    there = a.self.untyped_storage().nbytes()
+    wanted = extent(a.size, a.stride, a.self.storage_offset()) * a.self.dtype.itemsize
+    if wanted > there or min((*a.size, *a.stride), default=0) < 0:
+        _wrong(f"expected a view within {there} bytes, got one of {wanted}")
+
+
+# ---- indices ---------------------------------------------------------------------------------------------------------
+def _embedding_backward(a: SimpleNamespace) -> None:
+    _indices(a.indices, a.num_weights, besides=a.padding_idx)
+
+
+def _pool_backward(ndim: int, adaptive: bool = False) -> Callable[[SimpleNamespace], None]:
+    def check(a: SimpleNamespace) -> None:
+        _like(a.grad_output, a.indices)
+        if a.self.dim() != a.grad_output.dim() or a.self.dim() <= ndim:
+            _wrong(f"expected a gradient of {a.self.dim()} dimensions, got {a.grad_output.dim()}")
+        _indices(a.indices, math.prod(a.self.shape[-ndim:]), -1)
+
+    return check
+
+
+def _bag(a: SimpleNamespace) -> None:
+    _indices(a.indices, a.weight.shape[0] if a.weight.dim() else 0)
+    _rising(a.offsets, a.indices.numel())
+    _elements(a.indices.numel(), a.per_sample_weights)
+
+
+def _bag_backward(a: SimpleNamespace) -> None:
+    bags = a.grad.shape[0] if a.grad.dim() == 2 else _wrong(f"expected a gradient of 2 dimensions, got {a.grad.dim()}")
+    n = a.indices.numel()
+    weights = getattr(a, "num_weights", None)
+    if weights is None:
+        weights = a.weight.shape[0]
+        _sizes(a.weight, weights, a.grad.shape[1])
+    _indices(a.indices, weights)
+    if hasattr(a, "offsets"):
+        _rising(a.offsets, n)
+    if a.offset2bag.numel() or not hasattr(a, "offsets"):
+        _elements(n, a.offset2bag)
+        _indices(a.offset2bag, bags)
+    if hasattr(a, "bag_size"):
+        _elements(bags, a.bag_size)
+    if getattr(a, "maximum_indices", None) is not None and a.mode == 2:
+        _like(a.grad, a.maximum_indices)
+        _indices(a.maximum_indices, weights, -1)
+    _elements(n, getattr(a, "per_sample_weights", None))
+
+
+def _ctc(a: SimpleNamespace) -> None:
+    if a.log_probs.dim() == 3:
+        classes = a.log_probs.shape[2]
+        _indices(a.targets, classes)
+        lengths = (a.input_lengths, a.target_lengths)
+        for each in lengths:
+            if isinstance(each, torch.Tensor):
+                _indices(each, 1 << 40)
+            elif min(each, default=0) < 0:
+                _wrong(f"expected lengths of 0 and more, got {min(each)}")
+
+
+def _ctc_backward(a: SimpleNamespace) -> None:
+    _ctc(a)
+    if a.log_probs.dim() != 3:
+        _wrong(f"expected log_probs of 3 dimensions, got {a.log_probs.dim()}")
+    steps, batch, _classes = a.log_probs.shape
+    longest = max((int(n) for n in a.target_lengths), default=0)
+    _elements(batch, a.grad, a.neg_log_likelihood)
+    if isinstance(a.input_lengths, torch.Tensor):
+        _indices(a.input_lengths, steps + 1)
+    elif max(a.input_lengths, default=0) > steps:
+        _wrong(f"expected lengths up to {steps}, got {max(a.input_lengths)}")
+    if len(a.input_lengths) != batch or len(a.target_lengths) != batch:
+        _wrong(f"expected {batch} lengths, got {len(a.input_lengths)} and {len(a.target_lengths)}")
+    if a.targets.dim() == 1:
+        _elements(sum(int(n) for n in a.target_lengths), a.targets)
+    elif a.targets.dim() != 2 or a.targets.shape[0] != batch or a.targets.shape[1] < longest:
+        _wrong(f"expected targets of {batch} times {longest}, got {tuple(a.targets.shape)}")
+    if a.log_alpha.dim() != 3 or a.log_alpha.shape[:2] != (batch, steps) or a.log_alpha.shape[2] < 2 * longest + 1:
+        _wrong(f"expected log_alpha of {batch, steps, 2 * longest + 1}, got {tuple(a.log_alpha.shape)}")
+
+
+def _nll_backward(a: SimpleNamespace) -> None:
+    dim = 1 if a.self.dim() > 1 else 0
+    classes = a.self.shape[dim] if a.self.dim() else 0
+    _elements(a.self.numel() // classes if classes else 0, a.target)
+    _indices(a.target, classes, besides=a.ignore_index)
+    _elements(classes, a.weight)
+    _elements(1, a.total_weight)
+
+
+# ---- states of optimizers and norms ----------------------------------------------------------------------------------
+def _fused(*states: str) -> Callable[[SimpleNamespace], None]:
+    """Lists of tensors, one for each parameter; they are read as one stretch of memory each."""
+
+    def check(a: SimpleNamespace) -> None:
+        for name in ("grads", *states):
+            tensors: Sequence[torch.Tensor] = getattr(a, name)
+            if not tensors and name not in ("grads", *states[:-1]):
+                continue  # without amsgrad, or momentum
+            if len(tensors) != len(a.self):
+                _wrong(f"expected {len(a.self)} {name}, got {len(tensors)}")
+            for t, like in zip(tensors, a.self, strict=True):
+                _like(like, t)
+        for t in (*a.self, *a.grads, *(t for name in states for t in getattr(a, name))):
+            if t.numel() > t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset():
+                _wrong("expected tensors whose elements are next to each other")
+        for t in getattr(a, "state_steps", ()):
+            _elements(1, t)
+        if hasattr(a, "state_steps") and len(a.state_steps) != len(a.self):
+            _wrong(f"expected {len(a.self)} state_steps, got {len(a.state_steps)}")
+        _elements(1, a.grad_scale if hasattr(a, "grad_scale") else None, getattr(a, "found_inf", None))
+
+    return check
+
+
+def _layer_norm_backward(a: SimpleNamespace) -> None:
+    inner = math.prod(a.normalized_shape)
+    _like(a.input, a.grad_out)
+    if inner and a.input.numel() % inner == 0:
+        _elements(a.input.numel() // inner, getattr(a, "mean", None), a.rstd)
+    _elements(inner, a.weight)
+
+
+def _group_norm(a: SimpleNamespace) -> None:
+    if min(a.N, a.C, a.HxW) < 0 or a.group <= 0 or a.C % a.group:
+        _wrong(f"expected a number of groups that divides {a.C} channels, got {a.group}")
+    _elements(a.N * a.C * a.HxW, a.input, getattr(a, "grad_out", None))
+    _elements(a.N * a.group, getattr(a, "mean", None), getattr(a, "rstd", None))
+    _elements(a.C, a.weight, getattr(a, "bias", None))
+
+
+def _batch_norm(a: SimpleNamespace) -> None:
+    if a.input.dim() < 2:
+        _wrong(f"expected an input of 2 dimensions and more, got {a.input.dim()}")
+    channels = a.input.shape[1]
+    names = ("weight", "bias", "running_mean", "running_var")
+    _elements(channels, *(getattr(a, name, None) for name in names))
+    if hasattr(a, "grad_out"):
+        _like(a.input, a.grad_out)
+        for name in ("save_mean", "save_invstd", "save_var"):
+            t = getattr(a, name, None)
+            if t is not None and (t.numel() or getattr(a, "train", True)):
+                _elements(channels, t)
+
+
+def _attention(a: SimpleNamespace) -> None:
+    q, k, v = a.query, a.key, a.value
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        _wrong("expected query, key and value of 4 dimensions")
+    batch, heads, n, width = q.shape
+    _sizes(k, batch, heads, k.shape[2], width)
+    _sizes(v, batch, heads, k.shape[2], width)
+    mask = a.attn_mask
+    if mask is not None:
+        whole = (batch, heads, n, k.shape[2])
+        if mask.dim() not in (2, 4) or any(
+            m not in (1, there) for m, there in zip(reversed(mask.shape), reversed(whole))
+        ):
+            _wrong(f"expected a mask that becomes {whole}, got one of {tuple(mask.shape)}")
+    if hasattr(a, "grad_out"):
+        _like(q, a.grad_out, a.out)
+        _sizes(a.logsumexp, batch, heads, n)
+
+
+_CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
+    "aten::_reshape_alias": _alias,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::max_pool2d_with_indices_backward": _pool_backward(2),
+    "aten::max_pool3d_with_indices_backward": _pool_backward(3),
+    "aten::adaptive_max_pool2d_backward": _pool_backward(2),
+    "aten::adaptive_max_pool3d_backward": _pool_backward(3),
+    "aten::_embedding_bag": _bag,
+    "aten::_embedding_bag_forward_only": _bag,
+    "aten::_embedding_bag_backward": _bag_backward,
+    "aten::_embedding_bag_dense_backward": _bag_backward,
+    "aten::_embedding_bag_sparse_backward": _bag_backward,
+    "aten::_embedding_bag_per_sample_weights_backward": _bag_backward,
+    "aten::_ctc_loss": _ctc,
+    "aten::_ctc_loss_backward": _ctc_backward,
+    "aten::nll_loss_backward": _nll_backward,
+    "aten::nll_loss2d_backward": _nll_backward,
+    "aten::_fused_adam_": _fused("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"),
+    "aten::_fused_adamw_": _fused("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"),
+    "aten::_fused_sgd_": _fused("momentum_buffer_list"),
+    "aten::_fused_adagrad_": _fused("state_sums"),
+    "aten::native_layer_norm_backward": _layer_norm_backward,
+    "aten::_fused_rms_norm_backward": _layer_norm_backward,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _group_norm,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::native_batch_norm_backward": _batch_norm,
+    "aten::_native_batch_norm_legit": _batch_norm,
+    "aten::_native_batch_norm_legit_no_training": _batch_norm,
+    "aten::_batch_norm_with_update": _batch_norm,
+    "aten::_batch_norm_no_update": _batch_norm,
+    "aten::batch_norm_backward": _batch_norm,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
+}
+_MADE_OF = frozenset({"aten::ctc_loss", "aten::embedding_bag"})
