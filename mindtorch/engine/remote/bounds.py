@@ -31,6 +31,7 @@ REFUSED = re.compile(
     r"|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_index_put_impl_?"
     r"|_convert_indices_\w+|_cumm(ax|in)_helper|_?segment_reduce(_backward)?"
     r"|_?nested_\w+|_jagged_\w+|_padded_dense_\w+|_sobol_engine_\w+|_?fbgemm_\w+|choose_qparams_optimized"
+    r"|lu_unpack|linalg_ldl_solve|_pdist_backward|multi(label)?_margin_loss_backward|fractional_max_pool\w+_backward"
     r")"
 )
 
@@ -41,9 +42,9 @@ def looking(overload: Any) -> Callable[..., Any]:
     check = _CHECKS.get(name)
     if check is None:
         return looking_inside(run, name)
-    names = [(a.name, a.default_value) for a in overload._schema.arguments]
-    positions = [name for name, _default in names]
-    defaults = dict(names)
+    arguments = overload._schema.arguments
+    positions = [a.name for a in arguments]
+    defaults = {a.name: a.default_value for a in arguments}
 
     def looked(*args: Any, **kwargs: Any) -> Any:
         check(SimpleNamespace(**{**defaults, **dict(zip(positions, args)), **kwargs}))
@@ -129,12 +130,26 @@ def _embedding_backward(a: SimpleNamespace) -> None:
     _indices(a.indices, a.num_weights, besides=a.padding_idx)
 
 
-def _pool_backward(ndim: int, adaptive: bool = False) -> Callable[[SimpleNamespace], None]:
+def _max_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    sizes = _as_forward(f"max_pool{ndim}d_with_indices", *names)
+
     def check(a: SimpleNamespace) -> None:
+        sizes(a)
         _like(a.grad_output, a.indices)
-        if a.self.dim() != a.grad_output.dim() or a.self.dim() <= ndim:
-            _wrong(f"expected a gradient of {a.self.dim()} dimensions, got {a.grad_output.dim()}")
         _indices(a.indices, math.prod(a.self.shape[-ndim:]), -1)
+
+    return check
+
+
+def _adaptive_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
+    def check(a: SimpleNamespace) -> None:
+        outer = tuple(a.self.shape[:-ndim])
+        if a.self.dim() not in (ndim + 1, ndim + 2) or tuple(a.grad_output.shape[:-ndim]) != outer:
+            _wrong(f"expected a gradient of {outer} and {ndim} dimensions, got {tuple(a.grad_output.shape)}")
+        if hasattr(a, "indices"):
+            _like(a.grad_output, a.indices)
+            _indices(a.indices, math.prod(a.self.shape[-ndim:]))
 
     return check
 
@@ -155,6 +170,8 @@ def _bag_backward(a: SimpleNamespace) -> None:
     _indices(a.indices, weights)
     if hasattr(a, "offsets"):
         _rising(a.offsets, n)
+        if a.offsets.numel() not in (bags, bags + 1):
+            _wrong(f"expected offsets of {bags} bags, got {a.offsets.numel()}")
     if a.offset2bag.numel() or not hasattr(a, "offsets"):
         _elements(n, a.offset2bag)
         _indices(a.offset2bag, bags)
@@ -208,6 +225,61 @@ def _nll_backward(a: SimpleNamespace) -> None:
     _elements(1, a.total_weight)
 
 
+# ---- gradients -------------------------------------------------------------------------------------------------------
+def _as_forward(forward: str, *names: str) -> Callable[[SimpleNamespace], None]:
+    """``grad_output`` has the sizes of what the operator gives that it is the gradient of, from ``self`` and those."""
+
+    def check(a: SimpleNamespace) -> None:
+        rest = (getattr(a, name) for name in names)
+        given = tuple(tuple(each) if isinstance(each, list) else each for each in rest)
+        _sizes(a.grad_output, *_forward_sizes(forward, tuple(a.self.shape), given))
+
+    return check
+
+
+@functools.lru_cache(maxsize=4096)
+def _forward_sizes(name: str, sizes: tuple[int, ...], given: tuple[Any, ...]) -> tuple[int, ...]:
+    out = getattr(torch.ops.aten, name).default(_meta(sizes), *given)
+    return tuple((out if isinstance(out, torch.Tensor) else out[0]).shape)
+
+
+def _meta(sizes: Sequence[int]) -> torch.Tensor:
+    return torch.ops.aten.empty.memory_format(sizes, device="meta", dtype=torch.float32)  # type: ignore[no-any-return]
+
+
+def _softmax_backward(a: SimpleNamespace) -> None:
+    _like(a.output, a.grad_output)
+
+
+def _grid_backward(a: SimpleNamespace) -> None:
+    if a.grid.dim() < 3 or a.input.dim() != a.grid.dim():
+        _wrong(f"expected a grid of {a.input.dim()} dimensions, got {a.grid.dim()}")
+    batch, *inner, _two = a.grid.shape
+    _sizes(a.grad_output, batch, a.input.shape[1], *inner)
+
+
+def _unfold_backward(a: SimpleNamespace) -> None:
+    _sizes(a.grad_in, *_meta(a.input_sizes).unfold(a.dim, a.size, a.step).shape)
+
+
+def _resized_smoothly(a: SimpleNamespace) -> None:
+    """Scales, where they are given, are those of the sizes."""
+    sizes = a.input_size if hasattr(a, "input_size") else a.input.shape if hasattr(a, "input") else a.self.shape
+    if not hasattr(a, "scales_h"):
+        return  # it is made of one that has them
+    for n, wanted, scale in zip(sizes[2:], a.output_size, (a.scales_h, a.scales_w)):
+        if scale is not None and not (scale > 0 and abs(n * scale - wanted) <= 1):
+            _wrong(f"expected scales from {tuple(sizes[2:])} to {tuple(a.output_size)}, got {scale}")
+
+
+def _fourier(a: SimpleNamespace) -> None:
+    ndim = a.self.dim()
+    if not all(-ndim <= d < ndim for d in a.dim):
+        raise IndexError(f"expected dimensions of {ndim}, got {tuple(a.dim)}")
+    if hasattr(a, "last_dim_size") and (not a.dim or a.last_dim_size // 2 >= a.self.shape[a.dim[-1]]):
+        _wrong(f"expected {a.last_dim_size // 2 + 1} frequencies, got {tuple(a.self.shape)}")
+
+
 # ---- states of optimizers and norms ----------------------------------------------------------------------------------
 def _fused(*states: str) -> Callable[[SimpleNamespace], None]:
     """Lists of tensors, one for each parameter; they are read as one stretch of memory each."""
@@ -253,6 +325,10 @@ def _batch_norm(a: SimpleNamespace) -> None:
     if a.input.dim() < 2:
         _wrong(f"expected an input of 2 dimensions and more, got {a.input.dim()}")
     channels = a.input.shape[1]
+    mean, var = getattr(a, "running_mean", None), getattr(a, "running_var", None)
+    trains = getattr(a, "training", getattr(a, "train", getattr(a, "update", None)))
+    if (mean is None) != (var is None) or (mean is None and trains is False):
+        _wrong("expected a running mean and variance")
     names = ("weight", "bias", "running_mean", "running_var")
     _elements(channels, *(getattr(a, name, None) for name in names))
     if hasattr(a, "grad_out"):
@@ -261,6 +337,45 @@ def _batch_norm(a: SimpleNamespace) -> None:
             t = getattr(a, name, None)
             if t is not None and (t.numel() or getattr(a, "train", True)):
                 _elements(channels, t)
+
+
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # of relu, tanh, LSTM, GRU
+
+
+def _rnn(a: SimpleNamespace) -> None:
+    if a.input.dim() != 3 or a.mode not in _GATES or a.batch_sizes or a.hidden_size < 1:
+        _wrong("expected an input of 3 dimensions and no sizes of batches")
+    steps, batch, width = a.input.shape
+    hidden, gates = a.hidden_size, _GATES[a.mode] * a.hidden_size
+    backward = hasattr(a, "workspace")
+    weights = [getattr(a, f"weight{k + backward}") for k in range(4)]
+    _sizes(weights[0], gates, width)
+    _sizes(weights[1], gates, hidden)
+    if a.has_biases:
+        _elements(gates, *weights[2:])
+    _elements(batch * hidden, a.hx_, a.cx_tmp if backward else a.cx_)
+    if backward:
+        _sizes(a.output, steps, batch, hidden)
+        _like(a.output, a.grad_output)
+        _elements(batch * hidden, a.hy_, a.cy_, a.grad_hy, a.grad_cy)
+        _elements(_workspace(steps, batch, width, hidden, a.mode, a.has_biases, a.input.dtype), a.workspace)
+
+
+@functools.lru_cache(maxsize=1024)
+def _workspace(
+    steps: int, batch: int, width: int, hidden: int, mode: int, has_biases: bool, dtype: torch.dtype
+) -> int:
+    """How many elements oneDNN's workspace has, which only the forward pass tells."""
+
+    def zeros(*sizes: int) -> torch.Tensor:
+        return torch.ops.aten.zeros.default(sizes, dtype=dtype)  # type: ignore[no-any-return]
+
+    gates = _GATES[mode] * hidden
+    *_, workspace = torch.ops.aten.mkldnn_rnn_layer.default(
+        zeros(steps, batch, width), zeros(gates, width), zeros(gates, hidden), zeros(gates), zeros(gates),
+        zeros(batch, hidden), zeros(batch, hidden), False, [], mode, hidden, 1, has_biases, False, False, True,
+    )  # fmt: skip
+    return workspace.numel()  # type: ignore[no-any-return]
 
 
 def _attention(a: SimpleNamespace) -> None:
@@ -282,13 +397,39 @@ def _attention(a: SimpleNamespace) -> None:
         _sizes(a.logsumexp, batch, heads, n)
 
 
+_AVERAGED = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_reshape_alias": _alias,
     "aten::embedding_dense_backward": _embedding_backward,
-    "aten::max_pool2d_with_indices_backward": _pool_backward(2),
-    "aten::max_pool3d_with_indices_backward": _pool_backward(3),
-    "aten::adaptive_max_pool2d_backward": _pool_backward(2),
-    "aten::adaptive_max_pool3d_backward": _pool_backward(3),
+    "aten::max_pool2d_with_indices_backward": _max_pool_backward(2),
+    "aten::max_pool3d_with_indices_backward": _max_pool_backward(3),
+    "aten::adaptive_max_pool2d_backward": _adaptive_pool_backward(2),
+    "aten::adaptive_max_pool3d_backward": _adaptive_pool_backward(3),
+    "aten::_adaptive_avg_pool2d_backward": _adaptive_pool_backward(2),
+    "aten::_adaptive_avg_pool3d_backward": _adaptive_pool_backward(3),
+    "aten::avg_pool2d_backward": _as_forward("avg_pool2d", *_AVERAGED),
+    "aten::avg_pool3d_backward": _as_forward("avg_pool3d", *_AVERAGED),
+    **{
+        f"aten::{kind}_pad{n}d_backward": _as_forward(f"{kind}_pad{n}d", "padding")
+        for kind in ("reflection", "replication")
+        for n in (1, 2, 3)
+    },
+    "aten::grid_sampler_2d_backward": _grid_backward,
+    "aten::grid_sampler_3d_backward": _grid_backward,
+    "aten::_grid_sampler_2d_cpu_fallback_backward": _grid_backward,
+    "aten::unfold_backward": _unfold_backward,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _softmax_backward,
+    **{
+        f"aten::_upsample_{kind}2d_aa{backward}": _resized_smoothly
+        for kind in ("bilinear", "bicubic", "lanczos")
+        for backward in ("", "_backward")
+    },
+    "aten::_fft_c2c": _fourier,
+    "aten::_fft_c2r": _fourier,
+    "aten::_fft_r2c": _fourier,
+    "aten::mkldnn_rnn_layer": _rnn,
+    "aten::mkldnn_rnn_layer_backward": _rnn,
     "aten::_embedding_bag": _bag,
     "aten::_embedding_bag_forward_only": _bag,
     "aten::_embedding_bag_backward": _bag_backward,
@@ -310,6 +451,8 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm,
     "aten::_native_batch_norm_legit": _batch_norm,
+    "aten::_native_batch_norm_legit_functional": _batch_norm,
+    "aten::_batch_norm_with_update_functional": _batch_norm,
     "aten::_native_batch_norm_legit_no_training": _batch_norm,
     "aten::_batch_norm_with_update": _batch_norm,
     "aten::_batch_norm_no_update": _batch_norm,
@@ -317,4 +460,7 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }
-_MADE_OF = frozenset({"aten::ctc_loss", "aten::embedding_bag"})
+#: Functions that are made of some of these, and do not look themselves.
+_MADE_OF = frozenset(
+    f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_batch_norm_impl_index_backward")
+)

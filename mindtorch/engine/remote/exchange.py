@@ -142,7 +142,8 @@ class Session:
             error = self._hand_out(message, message.answers)
             if not (message.awaited or every or getattr(error, "lost_write", True)):
                 error = None
-            del self._line[0]
+            if self._line[0] is message:  # else the answer was the end of the session
+                del self._line[0]
         # Else a signal handler of the program's has seen to it, by a read of its own.
         return error
 

@@ -20,7 +20,7 @@ from ..record.handlers import made_like
 from . import bounds
 from .wire import WireError
 
-__all__ = ["called", "name_of", "names"]
+__all__ = ["called", "may_alias", "name_of", "names"]
 SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
 
 _OWNERS: tuple[tuple[str, Any], ...] = (
@@ -60,7 +60,7 @@ _KINDS = frozenset({"Tensor", "int", "bool", "number", "float", "str", "Device",
 
 def _is_dispatched(schema: Any) -> bool:
     """Does torch dispatch it by its tensors? Others are TorchScript's, and do what Python can."""
-    return torch._C._dispatch_has_kernel(f"{schema.name}.{schema.overload_name}".rstrip("."))
+    return torch._C._dispatch_has_kernel(_full_name(schema))
 
 
 def _is_on_tensors(schema: Any) -> bool:
@@ -134,6 +134,25 @@ def called(name: str) -> Callable[..., Any]:
     if found is None:
         raise WireError(f"expected the name of an operation, got {name[:80]!r}")
     return bounds.looking_inside(found, ops.op_name(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def may_alias(name: str) -> bool:
+    """May the function of this name give tensors on memory that a kernel has not just made?"""
+    kind, _, rest = name.partition(" ")
+    if kind == "like" or name == SEED:
+        return False
+    operator = rest.rpartition(".")[0] if kind == "op" else ops.op_name(_table()[name])
+    return any(
+        any(r.alias_info is not None and not r.alias_info.is_write for r in s.returns)
+        or torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(s), "CompositeImplicitAutograd")
+        for s in torch._C._jit_get_schemas_for_operator(operator)
+        if _is_dispatched(s)
+    )
+
+
+def _full_name(schema: Any) -> str:
+    return f"{schema.name}.{schema.overload_name}".rstrip(".")
 
 
 def _overload(name: str) -> Any:

@@ -341,6 +341,10 @@ class Worker:
         if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
+        if value.device != self._device:
+            raise RuntimeError(f"expected a tensor on {self._device}, the kernel gave one on {value.device}")
+        if step.aliases:
+            _check_memory(value)
         same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
         if same and value.storage_offset() == offset:
             return value
@@ -472,6 +476,19 @@ class Worker:
 
 def _address(t: Any) -> int:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else 0
+
+
+def _check_memory(t: torch.Tensor) -> None:
+    """RuntimeError unless it is dense, and reaches no further than its storage."""
+    if t.layout is not torch.strided:
+        raise RuntimeError(f"expected a dense tensor, the kernel gave one of {t.layout}")
+    there = t.untyped_storage().nbytes()
+    if t.is_contiguous():
+        wanted = t.storage_offset() * t.itemsize + t.nbytes
+    else:
+        wanted = extent(tuple(t.shape), t.stride(), t.storage_offset()) * t.itemsize
+    if wanted > there and t.numel():
+        raise RuntimeError(f"expected a tensor within the {there} bytes of its storage, the kernel gave one of {wanted}")
 
 
 def _as_bytes(t: torch.Tensor) -> torch.Tensor:
