@@ -31,7 +31,8 @@ REFUSED = re.compile(
     r"|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_index_put_impl_?"
     r"|_convert_indices_\w+|_cumm(ax|in)_helper|_?segment_reduce(_backward)?"
     r"|_?nested_\w+|_jagged_\w+|_padded_dense_\w+|_sobol_engine_\w+|_?fbgemm_\w+|choose_qparams_optimized"
-    r"|lu_unpack|linalg_ldl_solve|_pdist_backward|multi(label)?_margin_loss_backward|fractional_max_pool\w+_backward"
+    r"|_pad_enum|_thnn_\w+|_saturate_weight_to_fp16|_batch_norm_impl_index_backward|resize|affine_grid_generator"
+    r"|_reshape_alias_copy|lu_unpack|linalg_ldl_solve|_pdist_backward|multi(label)?_margin_loss_backward|fractional_max_pool\w+_backward"
     r")"
 )
 
@@ -93,8 +94,10 @@ def _indices(t: torch.Tensor | None, end: int, begin: int = 0, besides: int | No
 
 
 def _rising(t: torch.Tensor, end: int) -> None:
-    """Offsets of parts, one after the other, up to ``end``."""
+    """Offsets of parts, one after the other, from 0 up to ``end``."""
     _indices(t, end + 1)
+    if t.device.type == "cpu" and (t[0].item() if t.numel() else end) != 0:
+        _wrong("expected offsets from 0 on")
     if t.device.type == "cpu" and t.numel() > 1 and bool((t[1:] < t[:-1]).any()):
         _wrong("expected offsets in order")
 
@@ -144,12 +147,12 @@ def _max_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
 
 def _adaptive_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
     def check(a: SimpleNamespace) -> None:
-        outer = tuple(a.self.shape[:-ndim])
-        if a.self.dim() not in (ndim + 1, ndim + 2) or tuple(a.grad_output.shape[:-ndim]) != outer:
+        outer, inner = tuple(a.self.shape[:-ndim]), a.self.shape[-ndim:]
+        if len(outer) not in (1, 2) or 0 in inner or tuple(a.grad_output.shape[:-ndim]) != outer:
             _wrong(f"expected a gradient of {outer} and {ndim} dimensions, got {tuple(a.grad_output.shape)}")
         if hasattr(a, "indices"):
             _like(a.grad_output, a.indices)
-            _indices(a.indices, math.prod(a.self.shape[-ndim:]))
+            _indices(a.indices, math.prod(inner))
 
     return check
 
@@ -170,7 +173,8 @@ def _bag_backward(a: SimpleNamespace) -> None:
     _indices(a.indices, weights)
     if hasattr(a, "offsets"):
         _rising(a.offsets, n)
-        if a.offsets.numel() not in (bags, bags + 1):
+        ends = a.offsets.numel() == bags + 1  # the last one is then where all of them end
+        if a.offsets.numel() != bags and not (ends and a.offsets[-1].item() == n):
             _wrong(f"expected offsets of {bags} bags, got {a.offsets.numel()}")
     if a.offset2bag.numel() or not hasattr(a, "offsets"):
         _elements(n, a.offset2bag)
@@ -187,6 +191,8 @@ def _ctc(a: SimpleNamespace) -> None:
     if a.log_probs.dim() == 3:
         classes = a.log_probs.shape[2]
         _indices(a.targets, classes)
+        if not 0 <= a.blank < classes:
+            raise IndexError(f"expected a blank in 0..{classes - 1}, got {a.blank}")
         lengths = (a.input_lengths, a.target_lengths)
         for each in lengths:
             if isinstance(each, torch.Tensor):
@@ -333,10 +339,10 @@ def _batch_norm(a: SimpleNamespace) -> None:
     _elements(channels, *(getattr(a, name, None) for name in names))
     if hasattr(a, "grad_out"):
         _like(a.input, a.grad_out)
-        for name in ("save_mean", "save_invstd", "save_var"):
-            t = getattr(a, name, None)
-            if t is not None and (t.numel() or getattr(a, "train", True)):
-                _elements(channels, t)
+        saved = (a.save_mean, a.save_invstd if hasattr(a, "save_invstd") else a.save_var)
+        if trains and any(t is None for t in saved):
+            _wrong("expected the mean and variance of the forward pass")
+        _elements(channels, *(t for t in saved if trains or (t is not None and t.numel())))
 
 
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # of relu, tanh, LSTM, GRU
@@ -378,11 +384,21 @@ def _workspace(
     return workspace.numel()  # type: ignore[no-any-return]
 
 
+def _weight_norm(a: SimpleNamespace) -> None:
+    v, g = (a.v, a.g) if hasattr(a, "v") else (a.saved_v, a.saved_g)
+    if not v.dim() or a.dim not in (0, v.dim() - 1):
+        _wrong(f"expected the first or the last dimension, got {a.dim}")
+    _elements(v.shape[a.dim], g, getattr(a, "saved_norms", None))
+    _like(v, getattr(a, "grad_w", None))
+
+
 def _attention(a: SimpleNamespace) -> None:
     q, k, v = a.query, a.key, a.value
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         _wrong("expected query, key and value of 4 dimensions")
     batch, heads, n, width = q.shape
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        _wrong("expected query, key and value with elements")
     _sizes(k, batch, heads, k.shape[2], width)
     _sizes(v, batch, heads, k.shape[2], width)
     mask = a.attn_mask
@@ -429,6 +445,8 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_fft_c2r": _fourier,
     "aten::_fft_r2c": _fourier,
     "aten::mkldnn_rnn_layer": _rnn,
+    "aten::_weight_norm_interface": _weight_norm,
+    "aten::_weight_norm_interface_backward": _weight_norm,
     "aten::mkldnn_rnn_layer_backward": _rnn,
     "aten::_embedding_bag": _bag,
     "aten::_embedding_bag_forward_only": _bag,
@@ -462,5 +480,5 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
 }
 #: Functions that are made of some of these, and do not look themselves.
 _MADE_OF = frozenset(
-    f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_batch_norm_impl_index_backward")
+    f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_weight_norm")
 )
