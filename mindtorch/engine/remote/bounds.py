@@ -31,7 +31,7 @@ REFUSED = re.compile(
     r"|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_index_put_impl_?"
     r"|_convert_indices_\w+|_cumm(ax|in)_helper|_?segment_reduce(_backward)?"
     r"|_?nested_\w+|_jagged_\w+|_padded_dense_\w+|_sobol_engine_\w+|_?fbgemm_\w+|choose_qparams_optimized"
-    r"|_pad_enum|_thnn_\w+|_saturate_weight_to_fp16|_batch_norm_impl_index_backward|resize|affine_grid_generator"
+    r"|_thnn_\w+|_saturate_weight_to_fp16|_batch_norm_impl_index_backward"
     r"|_reshape_alias_copy|lu_unpack|linalg_ldl_solve|_pdist_backward|multi(label)?_margin_loss_backward|fractional_max_pool\w+_backward"
     r")"
 )
