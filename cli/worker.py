@@ -33,7 +33,10 @@ def command() -> None:
 @click.option("--cpus", type=click.IntRange(0), metavar="N", help="How many CPUs programs may use; else all.")
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
 @click.option(
-    "--files", multiple=True, metavar="FOLDER", type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    "--files",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
     help="Where weights may be read that programs see, too; several times for several.",
 )
 def start(

@@ -55,7 +55,11 @@ def default_host(join: str | None) -> str:
 
 @contextlib.contextmanager
 def started(
-    host: str = "127.0.0.1", port: int = 6379, join: str | None = None, cpus: int | None = None, gpus: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 6379,
+    join: str | None = None,
+    cpus: int | None = None,
+    gpus: int | None = None,
     files: Sequence[str] = (),
 ) -> Iterator[Node]:
     """A machine of a cluster, for the block: the first one at ``host:port``, or one more of that at ``join``.

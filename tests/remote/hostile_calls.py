@@ -175,7 +175,7 @@ def main() -> None:
                 signal.alarm(_SECONDS)
                 try:
                     call(*todo[k], looks)
-                except Exception as error:  # noqa: BLE001 - any will do
+                except Exception as error:
                     del error
             os._exit(0)
         os.close(writing)

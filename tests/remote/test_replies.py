@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import mindtorch
 from mindtorch.base import torch_facts
 from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote.client import RemoteExecutor
@@ -36,7 +37,7 @@ def uniques(value: torch.Tensor) -> object:
 
 
 def state(_value: torch.Tensor) -> object:
-    return torch.get_rng_state()
+    return mindtorch.get_executor().generator_state(0)  # type: ignore[attr-defined]
 
 
 def at(position: int, item: Any) -> Callable[[tuple], tuple]:
@@ -73,7 +74,7 @@ def at(position: int, item: Any) -> Callable[[tuple], tuple]:
         ("call", uniques, at(2, [(4, (1, torch.float32, (2,), (1,), 0, 0))]), "a tensor in 0..0, got 4"),
         ("call", uniques, lambda _answer: ("gone",), "got 'gone'"),
         ("get_state", state, lambda answer: answer[:-1], "the state of a generator"),
-        ("get_state", state, lambda answer: answer[:8] + b"\x58\2" + answer[10:16] + b"\x58\2" + answer[18:], "state of"),
+        ("get_state", state, lambda s: s[:8] + b"\x58\2" + s[10:16] + b"\x58\2" + s[18:], "the state of a generator"),
     ],
 )  # fmt: skip
 def test_R3_a_reply_that_cannot_be_is_the_end_of_the_session(
@@ -95,7 +96,9 @@ def test_R3_a_reply_that_cannot_be_is_the_end_of_the_session(
         if request_name != "run":
             y.sum().item()
         lies[0] = True
-        with pytest.raises(SessionLost, match=rf"session lost: the worker's answer to \[{request_name}\].*{why}") as told:
+        with pytest.raises(
+            SessionLost, match=rf"session lost: the worker's answer to \[{request_name}\].*{why}"
+        ) as told:
             look(y)
         assert "\n" not in str(told.value) and before[-1] == 100
 

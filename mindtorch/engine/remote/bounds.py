@@ -368,9 +368,7 @@ def _rnn(a: SimpleNamespace) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _workspace(
-    steps: int, batch: int, width: int, hidden: int, mode: int, has_biases: bool, dtype: torch.dtype
-) -> int:
+def _workspace(steps: int, batch: int, width: int, hidden: int, mode: int, has_biases: bool, dtype: torch.dtype) -> int:
     """How many elements oneDNN's workspace has, which only the forward pass tells."""
 
     def zeros(*sizes: int) -> torch.Tensor:
@@ -479,6 +477,4 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }
 #: Functions that are made of some of these, and do not look themselves.
-_MADE_OF = frozenset(
-    f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_weight_norm")
-)
+_MADE_OF = frozenset(f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_weight_norm"))

@@ -25,10 +25,10 @@ from ..execute.machine import this_machine
 from ..record.arguments import contiguous, extent, is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
+from .apart import as_bytes, check_memory, contents, taken_apart
 from .checks import Checks
 from .contents import digest_of
 from .definitions import Definition
-from .here import bytes_of
 from .mirrors import view
 from .plans import Plan, Step
 from .wire import Here, Reference, WireError, dumps, loads
@@ -152,7 +152,7 @@ class Worker:
     def give(self, number: int, ticket: int) -> None:
         """Put a storage's contents aside for another worker."""
         try:
-            self._parcels[ticket] = _contents(self._bytes(number))
+            self._parcels[ticket] = contents(self._bytes(number))
         except Poisoned as error:
             self._parcels[ticket] = error.number
 
@@ -172,14 +172,14 @@ class Worker:
     def storage(self, number: int) -> tuple:
         """A storage's contents."""
         try:
-            return "bytes", _contents(self._bytes(number))
+            return "bytes", contents(self._bytes(number))
         except Poisoned as error:
             return "failed", error.number
 
     def small(self, numbers: list[int]) -> list[bytes | None]:
         """The contents of storages, None for those that could not be computed or are not there."""
         found = [self._storages.get(number) for number in numbers]
-        return [None if held is None or isinstance(held, Failed) else _contents(_as_bytes(held)) for held in found]
+        return [None if held is None or isinstance(held, Failed) else contents(as_bytes(held)) for held in found]
 
     def has(self, number: int) -> bool:
         """Is there such a storage?"""
@@ -197,7 +197,7 @@ class Worker:
         if isinstance(found, Failed):
             raise Poisoned(found.number)
         if found.numel() != found.untyped_storage().nbytes():  # a call has resized it
-            found = self._storages[number] = _as_bytes(found)
+            found = self._storages[number] = as_bytes(found)
         return found
 
     def _tensor(self, described: tuple) -> torch.Tensor:
@@ -294,7 +294,7 @@ class Worker:
                     values[i] = None
         for k in plan.kept:
             value = values[n_given + k]
-            self._storages[base + k] = value if isinstance(value, Failed) else _as_bytes(value)
+            self._storages[base + k] = value if isinstance(value, Failed) else as_bytes(value)
         lost: list[tuple[int, int, int]] = []
         if not_written:
             numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
@@ -344,7 +344,7 @@ class Worker:
         if value.device != self._device:
             raise RuntimeError(f"expected a tensor on {self._device}, the kernel gave one on {value.device}")
         if step.aliases:
-            _check_memory(value)
+            check_memory(value)
         same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
         if same and value.storage_offset() == offset:
             return value
@@ -419,7 +419,7 @@ class Worker:
             if id(out) in same:
                 return "given", same[id(out)]
             if out.layout is not torch.strided or out.is_nested or out.is_quantized:
-                return "plain", _taken_apart(out, known)
+                return "plain", taken_apart(out, known)
             return "value", self._described(out, known, numbers)
         if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
             kind = type(out).__name__ if hasattr(out, "_fields") or type(out) not in (tuple, list) else ""
@@ -434,7 +434,7 @@ class Worker:
         key = t.untyped_storage()._cdata
         if key not in known:
             known[key] = next(numbers)
-            self._storages[known[key]] = _as_bytes(t)
+            self._storages[known[key]] = as_bytes(t)
             self._checks.made(known[key])
         return known[key], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), _core.view_bits(t)
 
@@ -450,12 +450,12 @@ class Worker:
             if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
                 plain = plain.contiguous()
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
-            return "values", tuple(plain.stride()), _contents(_as_bytes(span.clone()))
+            return "values", tuple(plain.stride()), contents(as_bytes(span.clone()))
 
     # ---- generators and the rest -------------------------------------------------------------------------------------
     def get_state(self, index: int) -> bytes:
         """State of the generator of ``remote_accelerator:index``."""
-        return _contents(self._local.state(index))
+        return contents(self._local.state(index))
 
     def set_state(self, index: int, state: bytes) -> None:
         self._local.set_state(index, torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -467,7 +467,7 @@ class Worker:
     def get_generators(self) -> tuple[int | None, list[tuple[int, bytes]]]:
         """The seed, and the states of the generators that were used."""
         seed, states = self._local.generators()
-        return seed, [(index, _contents(state)) for index, state in states.items()]
+        return seed, [(index, contents(state)) for index, state in states.items()]
 
     def sync(self) -> None:
         """Return when all is done."""
@@ -476,49 +476,3 @@ class Worker:
 
 def _address(t: Any) -> int:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else 0
-
-
-def _check_memory(t: torch.Tensor) -> None:
-    """RuntimeError unless it is dense, and reaches no further than its storage."""
-    if t.layout is not torch.strided:
-        raise RuntimeError(f"expected a dense tensor, the kernel gave one of {t.layout}")
-    there = t.untyped_storage().nbytes()
-    if t.is_contiguous():
-        wanted = t.storage_offset() * t.itemsize + t.nbytes
-    else:
-        wanted = extent(tuple(t.shape), t.stride(), t.storage_offset()) * t.itemsize
-    if wanted > there and t.numel():
-        raise RuntimeError(f"expected a tensor within the {there} bytes of its storage, the kernel gave one of {wanted}")
-
-
-def _as_bytes(t: torch.Tensor) -> torch.Tensor:
-    """A tensor's whole storage as bytes, not a copy."""
-    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
-
-
-def _contents(t: torch.Tensor) -> bytes:
-    """What is in a tensor that has all of its storage."""
-    return bytes_of(t.cpu().untyped_storage())
-
-
-def _taken_apart(t: torch.Tensor, known: dict[int, int]) -> tuple:
-    """A sparse tensor as its layout, sizes, whether it is coalesced, and parts."""
-    if t.layout is torch.sparse_coo:
-        parts: tuple[torch.Tensor, ...] = (t._indices(), t._values())
-        return t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part, known) for part in parts]
-    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (t.crow_indices(), t.col_indices(), t.values())
-    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (t.ccol_indices(), t.row_indices(), t.values())
-    else:
-        raise WireError("expected dense or sparse results, got a nested or quantized tensor")
-    return t.layout, tuple(t.shape), None, [_sent(part, known) for part in parts]
-
-
-def _sent(t: torch.Tensor, known: dict[int, int]) -> tuple:
-    """Dtype, sizes, strides, offset, number of the storage if it is one of ``known``, and what is in the storage."""
-    t = t.detach()
-    number = known.get(t.untyped_storage()._cdata, 0)
-    if not number:
-        t = t.contiguous().clone()
-    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, _contents(_as_bytes(t))
