@@ -15,7 +15,8 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native, private_mounts,
+        executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native,
+        private_mounts,
     ):  # fmt: skip
         read()
 
@@ -130,7 +131,7 @@ def worker_memory() -> int | None:
 
 
 def worker_files() -> list[str]:
-    """``GENIE_WORKER_FILES``: folders in which the workers of a machine may look for safetensors files, as in ``PATH``."""
+    """``GENIE_WORKER_FILES``: folders, as in ``PATH``, in which a machine's workers may look for safetensors files."""
     found = [folder for folder in os.environ.get("GENIE_WORKER_FILES", "").split(os.pathsep) if folder]
     for folder in found:
         if not os.path.isabs(folder):

@@ -1,7 +1,7 @@
 """A program whose worker's replies are changed by chance: it ends as ever, or with an error that says what is wrong.
 
-``python mutated_replies.py FIRST LAST``: prints the number of each before it is tried, what is wrong with it if anything
-is, and at last how many ended the session. It may die of one.
+``python mutated_replies.py FIRST LAST``: prints the number of each before it is tried, what is wrong with it if
+anything is, and at last how many ended the session. It may die of one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def main(first: int, last: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     run(RemoteExecutor(Worker().handle))
     given = replies()
-    expected = run(RemoteExecutor(lambda message, left=iter(given): next(left)))  # type: ignore[misc]
+    again = iter(given)
+    expected = run(RemoteExecutor(lambda message: next(again)))
     ended = 0
     for number in range(first, last):
         print(number, flush=True)

@@ -1,8 +1,8 @@
 """Operators whose kernels believe what they are given: indices within tensors, sizes of states (SPEC R3).
 
-Most of torch's kernels look. Those that do not are either not there for messages (``REFUSED``: the program's own process
-runs them), or what they believe is looked at here before. Where values are on a GPU, the contents of indices are not:
-each look would wait for it.
+Most of torch's kernels look. Those that do not are either not there for messages (``REFUSED``: the program's own
+process runs them), or what they believe is looked at here before. Where values are on a GPU, the contents of indices
+are not: each look would wait for it.
 
 ``tests/remote/hostile_calls.py`` calls every operator that messages may name with contents and sizes that are wrong, on
 memory that nobody may read or write beyond.

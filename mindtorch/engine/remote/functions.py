@@ -1,8 +1,9 @@
 """Functions by name: what a message may call, and under which name it goes (SPEC R3).
 
-Names are looked up in tables, made once from torch, of what has an operator of aten's on tensors behind it; no attribute
-is asked for by a name that came in. All else (what opens files, what TorchScript adds, communication, quantization, other
-libraries, operators of the program's own, and internals that believe what they are given) runs where the program is.
+Names are looked up in tables, made once from torch, of what has an operator of aten's on tensors behind it; no
+attribute is asked for by a name that came in. All else (what opens files, what TorchScript adds, communication,
+quantization, other libraries, operators of the program's own, and internals that believe what they are given) runs
+where the program is.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def name_of(info: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def called(name: str) -> Callable[..., Any]:
-    """The function that goes under a name, which looks first where its kernel does not; WireError where there is none."""
+    """The function that goes under a name, which looks first where its kernel does not. WireError: there is none."""
     kind, _, rest = name.partition(" ")
     if kind in ("op", "like") and rest:
         overload = _overload(rest)
