@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parent
     [
         "aten::save.default",
         "aten::append.t", "aten::from_file.default", "aten::_print.default",
-        "aten::set_data.default", "aten::set_.source_Storage", "aten::record_stream.default", "aten::segment_reduce.out", "aten::add.nothing",
+        "aten::set_data.default", "aten::set_.source_Storage",
+        "aten::record_stream.default", "aten::segment_reduce.out", "aten::add.nothing",
         "aten::_segment_reduce_backward.default", "aten::_convert_indices_from_coo_to_csr.default", "aten::add.t",
         "aten::_cummax_helper.default", "prim::rpc_async.default", "prims::add.default", "c10d::allreduce_.default",
         "inductor::_reinterpret_tensor.default", "profiler::_record_function_enter.default", "quantized::add.default",
