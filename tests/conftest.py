@@ -147,6 +147,34 @@ def slot_is_the_devices() -> None:
     mindtorch.patch.slot.claim()
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays_set() -> Iterator[None]:
+    """A test that leaves an executor, a pass, a listener … is the one that fails, not those that come after it."""
+    from mindtorch.engine import passes
+    from mindtorch.engine.execute import between, local, values
+    from mindtorch.graph import analysis
+
+    def settings() -> dict[str, object]:
+        return {
+            "executor": values._executor and type(values._executor),
+            "passes": passes.optimizer._chosen,
+            "analyzer": analysis._analyzer,
+            "cache": between.keeper,
+            "segment hook": between.listener,
+            "observers of operations": tuple(local._observers),
+        }
+
+    before = settings()
+    yield
+    after = settings()
+    if before["executor"] is None and os.environ.get("GENIE_EXECUTOR", "local") != "local":
+        after["executor"] = None  # that one was made by the first test that uses it
+    elif before["executor"] is None or after["executor"] is None:
+        before["executor"], after["executor"] = (one["executor"] or local.LocalExecutor for one in (before, after))
+    left = {name: after[name] for name in after if after[name] != before[name]}
+    assert left == {}, "what the test has set stays set"
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and optimizers that other tests left alive would count, as those do that a program made before."""

@@ -9,75 +9,124 @@ than ``--least`` in a hundred were noticed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
+import importlib
 import io
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
+import hypothesis  # noqa: F401
+import pytest
+import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What is changed, and the tests that are near it: the first pattern that fits counts.
+#: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
-    "_ext/ac*.pyx": "npu/test_aclnn.py npu/test_binding.py",
-    "_ext/al*.pyx": "npu/test_memory.py",
+    "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py",
+    "_ext/allocator.pyx": "npu/test_memory.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
     "_ext/collect.pyx": "profile/test_report.py profile/test_times.py profile/test_lazy.py",
     "_ext/context.pyx": "ext/test_context.py semantics",
-    "_ext/co*.pyx": "ext/test_shapes.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
+    "_ext/divided.pyx": "remote/test_placing.py",
     "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py",
+    "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py",
     "_ext/frames.pyx": "remote/test_wire.py remote/test_checks.py",
     "_ext/guards.pyx": "test_lazy_modes.py test_lazy_transforms.py",
+    "_ext/hits.pyx": "profile/test_hits.py",
     "_ext/hooks.pyx": "test_lazy_surroundings.py test_lazy_creation.py test_lazy_wrappers.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_autograd_writes.py test_lazy_mistakes.py",
-    "_ext/inter*.pyx": "ext/test_tables.py ext/test_interpreter.py ext/test_tape.py",
-    "_ext/keys.pyx": "test_lazy_products.py test_lazy_mistakes.py ext/test_tables.py",
+    "_ext/inter[np]*.pyx": "ext/test_tables.py ext/test_interpreter.py ext/test_tape.py",
+    "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
+    "_ext/keys.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_mistakes.py",
     "_ext/labels.pyx": "profile/test_times.py profile/test_report.py",
-    "_ext/la*.pyx": "ext/test_shapes.py test_lazy_layouts.py test_lazy_tensor.py",
+    "_ext/layout.pyx": "ext/test_shapes.py test_lazy_layouts.py",
+    "_ext/lazy.pyx": "test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
     "_ext/ledger.pyx": "profile/test_memory_estimate.py estimate/test_caching_allocator.py",
-    "_ext/location.pyx": "profile/test_lines.py ext/test_context.py",
+    "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
+    "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "remote/test_overlap.py",
     "_ext/paths.pyx": "semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py",
-    "_ext/signals.pyx": "test_signals.py",
+    "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times.py profile/test_report.py",
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
-    "_ext/standin.pyx": "test_lazy_surroundings.py",
+    "_ext/signals.pyx": "test_signals.py",
+    "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
     "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py",
     "_ext/tape.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py",
+    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
     "_ext/timeline.pyx": "profile/test_times.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes.py ops",
-    "mindtorch/engine/execute/*.py": "test_execute.py test_incremental.py test_pace.py test_failures.py"
-    " test_limits.py test_lazy_tensor.py",
-    "mindtorch/engine/record/meta.py": "test_meta.py",
-    "mindtorch/engine/record/*.py": "test_lazy_operators.py test_lazy_mistakes.py test_lazy_autograd.py test_meta.py",
-    "mindtorch/engine/remote/*.py": "remote/test_wire.py remote/test_checks.py remote/test_messages.py"
-    " remote/test_changing.py remote/test_spread.py remote/test_files.py",
-    "mindtorch/engine/semantics/*.py": "semantics profile/test_owners.py profile/test_iterations.py",
-    "mindtorch/engine/tensor/*.py": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
+    "engine/cache/*": "test_cache_names.py test_cache.py",
+    "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py",
+    "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
+    "engine/execute/pace.py": "test_pace.py",
+    "engine/execute/between.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
+    "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py",
+    "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
+    "engine/execute/machine.py": "test_lazy_devices.py test_limits.py",
+    "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py",
+    "engine/passes/*": "test_passes.py test_passes_functions.py",
+    "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
+    " test_lazy_autograd_writes.py",
+    "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
+    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
+    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
+    "engine/record/meeting.py": "cli/test_cli_run_devices.py",
+    "engine/record/meta.py": "test_meta.py",
+    "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
+    "engine/record/lists.py": "remote/test_spread.py",
+    "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
+    "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
+    "engine/remote/cuts.py": "remote/test_cuts.py remote/test_placing.py",
+    "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
+    "engine/remote/spread.py": "remote/test_spread.py",
+    "engine/remote/checks.py engine/remote/functions.py engine/remote/wire.py": "remote/test_wire.py"
+    " remote/test_loopback.py remote/test_checks.py",
+    "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
+    "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
+    "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
+    "engine/remote/lineage.py": "cluster/test_lineage.py",
+    "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
+    " remote/test_changing.py",
+    "engine/semantics/generation.py": "test_generation.py test_generation_caches.py",
+    "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
+    "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
+#: Seconds of a processor that a process of tests may take, and a tenth of what it may take to the end.
+LIMIT = 120
 #: A token, and what stands in its place.
 OTHERS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "//": "*", "&": "|",
     "|": "&", "<<": ">>", ">>": "<<", "+=": "-=", "-=": "+=", "and": "or", "or": "and", "True": "False",
     "False": "True", "not": "", "break": "continue", "continue": "break",
 }  # fmt: skip
+
+
+CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 
 
 class Mutant(NamedTuple):
@@ -102,13 +151,18 @@ class Mutant(NamedTuple):
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """All of a file, in Python or Cython: what tokens may become. Declarations of C have none worth a try."""
+    """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
+    depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
-    before = ""
+    before = two_before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        line = lines[min(token.start[0], len(lines)) - 1].strip()
+        whole = lines[min(token.start[0], len(lines)) - 1]
+        line = whole.strip()
         declares = line.startswith(("cdef extern", "ctypedef", "from ", "import ", "@", "cimport", "__all__"))
+        declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
+        declares |= (two_before, before) == ("strict", "=")
+        declares |= any(cast.start() <= token.start[1] < cast.end() for cast in CAST.finditer(whole))
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             new = str(int(token.string) + 1)
@@ -121,24 +175,27 @@ def mutants(path: str) -> Iterator[Mutant]:
             if token.string != "not" or not following.startswith("in "):
                 yield Mutant(path, token.start[0], token.start[1], token.string, new)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
-            before = token.string
+            before, two_before = token.string, before
 
 
 def nearest(path: str) -> list[str]:
     """The tests near a file."""
-    for pattern, tests in NEAREST.items():
-        if fnmatch.fnmatch(path, pattern):
+    for patterns, tests in NEAREST.items():
+        if any(fnmatch.fnmatch(path.removeprefix("mindtorch/"), pattern) for pattern in patterns.split()):
             return [f"tests/{name}" for name in tests.split()]
     raise SystemExit(f"{path}: no tests are said to be near it")
 
 
 def copied(to: Path) -> Path:
-    """A copy of the tree with extension modules that are compiled fast, and are imported from it."""
+    """A copy of the tree, and of what was compiled in it, that is imported from there."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "_ext").glob("*.so")]
+    for name in [*filter(None, listed.split("\0")), *modules]:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, to / name)
-    compiled(to)
+    for source in (to / "_ext").glob("*.pyx"):
+        if not any(to.glob(f"_ext/{source.stem}.*.so")):
+            raise SystemExit(f"{source.name} is not compiled here: pip install -c constraints.txt -e '.[dev]'")
     (to / "site").mkdir()
     (to / "site" / "mindtorch").symlink_to("../mindtorch")
     for name in ("_ext", "cli"):
@@ -146,67 +203,101 @@ def copied(to: Path) -> Path:
     return to
 
 
-def compiled(tree: Path) -> bool:
-    """Compile what changed."""
-    env = {**os.environ, "GENIE_BUILD": "quick"}
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, check=False).returncode == 0
+def compiles(path: str) -> int:
+    """In the tree: compile this module alone. 0 where that works."""
+    import setuptools  # noqa: F401 - it comes with distutils
+
+    run_setup = importlib.import_module("distutils.core").run_setup
+    os.environ["GENIE_BUILD"] = "quick"
+    everything = run_setup("setup.py", ["-q", "build_ext", "--inplace"], stop_after="commandline")
+    name = f"mindtorch._ext.{Path(path).stem}"
+    everything.ext_modules = [module for module in everything.ext_modules or [] if module.name == name]
+    everything.run_commands()
+    return 0
 
 
-def passes(tree: Path, tests: list[str], limit: float) -> bool | None:
-    """Whether the tests pass in the tree; None where they take longer than `limit` seconds."""
-    env = {**os.environ, "PYTHONPATH": str(tree / "site"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    process = subprocess.Popen(
-        command, cwd=tree, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        return process.wait(limit) == 0
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-            process.wait()
+class Failed:
+    """A plugin of pytest's that writes down which test failed."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            Path("failed").write_text(report.nodeid)
+
+
+def fails(tests: list[str]) -> int:
+    """In the tree: run these tests until one fails. 0 where none does."""
+    os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
+    sys.modules.pop("tests", None)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [f"{Path.cwd()}/site", *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
+    quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--messages", "400"]
+    return int(pytest.main([*quick, *tests], plugins=[Failed()]))
 
 
 class Trial:
-    """Trees in which mutants are tried, as many at a time as there are trees."""
+    """A tree in which mutants are tried, one after another, in forks of a process that has imported torch already."""
 
-    def __init__(self, folder: Path, jobs: int) -> None:
-        self.trees: SimpleQueue[Path] = SimpleQueue()
-        for job in range(jobs):
-            self.trees.put(copied(folder / str(job)))
-        self.seconds: dict[tuple[str, ...], float] = {}
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.tree = copied(Path(self.folder.name))
 
-    def limit(self, tree: Path, tests: list[str]) -> float:
-        """Five times what the tests take on what is right, which they must pass."""
-        key = tuple(tests)
-        if key not in self.seconds:
-            begun = time.monotonic()
-            if not passes(tree, tests, 1800):
-                raise SystemExit(f"expected tests that pass as they are, got failures in {' '.join(tests)}")
-            self.seconds[key] = time.monotonic() - begun
-        return 5 * self.seconds[key] + 30
+    def ends_well(self, work: Callable[[Any], int], given: object) -> bool:
+        """Whether this gives 0 in the tree, in a process of its own, in the time that tests are given."""
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):  # how it ended is all that is asked
+                os.setsid()
+                os.chdir(self.tree)
+                resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+                for stream in range(3):
+                    os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+                code = work(given)
+            os._exit(code)
+        until = time.monotonic() + 10 * LIMIT  # of one that waits for ever
+        ended, status = os.waitpid(child, os.WNOHANG)
+        while not ended and time.monotonic() < until:
+            time.sleep(0.1)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # and what it has begun
+        if not ended:
+            os.waitpid(child, 0)
+        return bool(ended) and status == 0
 
     def end_of(self, mutant: Mutant) -> str:
         """What becomes of it: "killed", "survived" or "invalid"."""
-        tree, tests = self.trees.get(), nearest(mutant.path)
-        modules = {path: path.read_bytes() for path in (tree / "_ext").glob(f"{Path(mutant.path).stem}.*.so")}
+        modules = {path: path.read_bytes() for path in self.tree.glob(f"_ext/{Path(mutant.path).stem}.*.so")}
+        before = mutant.apply(self.tree)
+        failed = self.tree / "failed"
+        failed.unlink(missing_ok=True)
         try:
-            limit = self.limit(tree, tests)
-            before = mutant.apply(tree)
-            try:
-                if mutant.path.endswith(".pyx") and not compiled(tree):
-                    return "invalid"
-                return "survived" if passes(tree, tests, limit) else "killed"
-            finally:
-                (tree / mutant.path).write_text(before)
+            if mutant.path.endswith(".pyx") and not self.ends_well(compiles, mutant.path):
+                return "invalid"
+            if self.ends_well(fails, nearest(mutant.path)):
+                return "survived"
+        finally:
+            (self.tree / mutant.path).write_text(before)
+            if mutant.path.endswith(".pyx"):
                 for path, held in modules.items():
                     path.unlink(missing_ok=True)  # a process may still have it mapped
                     path.write_bytes(held)
-        finally:
-            self.trees.put(tree)
+        if failed.exists() and not self.ends_well(fails, [test := failed.read_text()]):
+            raise SystemExit(f"expected tests that pass as they are, got a failure of {test}")
+        return "killed"
+
+
+_trial: Trial
+
+
+def begin() -> None:
+    """In each process that tries mutants."""
+    global _trial
+    _trial = Trial()
+
+
+def end_of(mutant: Mutant) -> str:
+    return _trial.end_of(mutant)
 
 
 def main() -> int:
@@ -222,14 +313,13 @@ def main() -> int:
     drawn = [each for name in names if fnmatch.fnmatch(name, asked.only) for each in mutants(name)]
     random.Random(asked.seed).shuffle(drawn)
     ends: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as threads:
-        trial = Trial(Path(folder), asked.jobs)
+    with ProcessPoolExecutor(asked.jobs, get_context("fork"), begin) as processes:
         rest = iter(drawn)
         while asked.sample > (done := ends["killed"] + ends["survived"]):
             batch = [mutant for mutant, _ in zip(rest, range(min(asked.sample - done, 4 * asked.jobs)))]
             if not batch:
                 break
-            for mutant, end in zip(batch, threads.map(trial.end_of, batch)):
+            for mutant, end in zip(batch, processes.map(end_of, batch)):
                 ends[end] += 1
                 line = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
                 print(f"{end:8} {mutant.path}:{mutant.line}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)

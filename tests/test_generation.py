@@ -262,3 +262,14 @@ def test_C2_the_header_says_what_was_generated() -> None:
         "│", ""
     )
     assert "tokens/s" in text and "576 B at the end" in text
+
+
+def test_L12_what_is_given_is_looked_at_seven_deep() -> None:
+    """Of the cache of an encoder and a decoder, that is as deep as tensors are."""
+    deep: Any = torch.ones(1)
+    for _ in range(7):
+        deep = [deep]
+    for value, count in ((deep, 1), ([deep], 0)):
+        found: list[torch.Tensor] = []
+        generation._find(value, found)
+        assert len(found) == count

@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # All files of the extension's tests, without what repeats the same for long.
-LONG = "a_million_ops or changing_shapes or freed_values or repeats_itself or memory_returns or survivor or compact"
+LONG = (
+    "a_million_ops or changing_shapes or freed_values or repeats_itself or memory_returns or survivor or compact"
+    " or never_seen_again or ever_new_scalars or were_large"  # what is evicted while it is in use has a test of its own
+)
 SLICE = ["tests/ext", "-k", f"not ({LONG})"]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries are preloaded as Linux does it")

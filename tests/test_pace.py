@@ -18,12 +18,14 @@ def test_R1_a_program_that_never_reads_has_its_steps_begun() -> None:
     assert [pace.step(recorded) for recorded in (100, 200, 300)] == [True, True, True]
 
 
+@pytest.mark.parametrize("stepped", [0, 100])
 @pytest.mark.parametrize(("since", "begins"), [(8, False), (9, True)])
-def test_R1_reads_right_after_a_step_keep_the_next_one_from_beginning(since: int, begins: bool) -> None:
-    """Up to eight ops after a step are no forward pass: the program looks at its loss at the end."""
+def test_R1_reads_right_after_a_step_keep_the_next_one_from_beginning(stepped: int, since: int, begins: bool) -> None:
+    """Up to eight ops after a step, or a program's first ones, are no forward pass: it looks at its loss at the end."""
     pace = Pace()
-    pace.step(100)
-    pace.read(100 + since, left=False)
+    if stepped:
+        pace.step(stepped)
+    pace.read(stepped + since, left=False)
     assert pace.step(200) is begins
     pace.step(300)
     pace.read(300, left=True)

@@ -20,6 +20,7 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
+import mindtorch
 from mindtorch.cli.main import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,10 +189,12 @@ def test_layout_every_command_runs(page: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(b.language in ("python", "pycon") for b in blocks(page))]
 )
-def test_layout_every_piece_of_python_runs(page: str) -> None:
+def test_layout_every_piece_of_python_runs(page: str, request: pytest.FixtureRequest) -> None:
     """The blocks of a page in one namespace, as somebody types them; what they are said to show is what they show."""
     names: dict[str, object] = {"__name__": "page"}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    executor = mindtorch.get_executor()
+    request.addfinalizer(lambda: mindtorch.get_executor() is executor or mindtorch.set_executor(executor))
     for block in blocks(page):
         if block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()):

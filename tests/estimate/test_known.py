@@ -382,3 +382,11 @@ def test_C4_training_with_guards(knowing: None) -> None:
         scaler.update()
         optimizer.zero_grad()
     assert optimizer.state[w]["step"].item() == 3
+
+
+def test_C4_one_hot_of_nothing_wants_a_number_of_classes(knowing: None) -> None:
+    nothing = torch.zeros(0, dtype=torch.int64, device=META)
+    for classes in (-1, 0):
+        with pytest.raises(RuntimeError, match="Can not infer total number of classes from empty tensor"):
+            torch.nn.functional.one_hot(nothing, classes)
+    assert torch.nn.functional.one_hot(nothing, 1).shape == (0, 1)

@@ -104,8 +104,11 @@ class Tally:
             self.wrong.append(f"{shown}: eager {describe(out)}, we say {ours}")
 
     def conclude(self, coverage: float) -> None:
+        """coverage: the share that is answered, 0.2 % less. What a rule answers no more is right, but slower, which no
+        other test would tell. Other seeds have other shares."""
         assert not self.wrong, f"{len(self.wrong)} wrong of {self.valid}:\n" + "\n".join(self.wrong[:12])
-        assert self.answered >= coverage * self.valid, f"answered {self.answered} of {self.valid}"
+        least = coverage * self.valid * (1 if SEED == 0 else 0.9)
+        assert self.answered >= least, f"answered {self.answered} of {self.valid}"
         assert self.valid > 0
 
 
@@ -146,7 +149,7 @@ def test_M3_unary():
             tally.check(func, (x,))
             tally.check(aten.gelu, (x,), {"approximate": rng.choice(("none", "tanh"))})
             tally.check(F.leaky_relu, (x, 0.1, rng.random() < 0.5))
-    tally.conclude(0.8)
+    tally.conclude(0.885)
 
 
 BINARY = (
@@ -176,7 +179,7 @@ def test_M3_binary():
                 tally.check(func, (x, y), {"alpha": rng.choice((1, 2, 0.5, 2.0))})
             if name == "div":
                 tally.check(func, (x, y), {"rounding_mode": rng.choice((None, "floor", "trunc", "up"))})
-    tally.conclude(0.85)
+    tally.conclude(0.904)
 
 
 def test_M3_reflected_operators():
@@ -188,7 +191,7 @@ def test_M3_reflected_operators():
             x = tensor(rng, random_shape(rng), rng.choice(DTYPES))
             scalar = rng.choice((2, 3, 2.5, True))
             tally.check(func, (x, scalar))
-    tally.conclude(0.6)
+    tally.conclude(0.879)
 
 
 def test_M3_ternary_and_masks():
@@ -215,7 +218,7 @@ def test_M3_ternary_and_masks():
         tally.check(torch.lerp, (x, y, 0.5))
         tally.check(torch.lerp, (x, y, tensor(rng, one, dtype)))
         tally.check(torch.Tensor.addcmul_, (x, y, tensor(rng, one, dtype)))
-    tally.conclude(0.7)
+    tally.conclude(0.78)
 
 
 def test_M3_backward_of_activations():
@@ -229,7 +232,7 @@ def test_M3_backward_of_activations():
         tally.check(aten.gelu_backward, (x, y), {"approximate": "tanh"})
         tally.check(aten.threshold_backward, (x, y, 0))
         tally.check(aten.leaky_relu_backward, (x, y, 0.1, False))
-    tally.conclude(0.4)
+    tally.conclude(0.59)
 
 
 def test_M3_products():
@@ -261,7 +264,7 @@ def test_M3_products():
         right = t(*other_lead[:3], bad, n) if rng.random() < 0.8 else t(bad)
         tally.check(torch.matmul, (left, right))
         tally.check(torch.Tensor.__matmul__, (left, right))
-    tally.conclude(0.6)
+    tally.conclude(0.687)
 
 
 def random_dims(rng, ndim):
@@ -291,7 +294,7 @@ def test_M3_reductions():
             if name in ("sum", "mean", "prod"):
                 tally.check(func, (x, dim), {"dtype": rng.choice(DTYPES)})
                 tally.check(getattr(torch.Tensor, name), (x,), {"dtype": rng.choice(DTYPES)})
-    tally.conclude(0.75)
+    tally.conclude(0.84)
 
 
 def test_M3_softmax_and_norms():
@@ -329,7 +332,7 @@ def test_M3_softmax_and_norms():
         tally.check(aten.native_batch_norm, (x, weight, weight, stats, stats, training, 0.1, 1e-5))
         if stats is not None:
             tally.check(aten._native_batch_norm_legit, (x, weight, weight, stats, stats, training, 0.1, 1e-5))
-    tally.conclude(0.6)
+    tally.conclude(0.686)
 
 
 def test_M3_look_ups_joins_copies():
@@ -362,7 +365,7 @@ def test_M3_look_ups_joins_copies():
         tally.check(torch.Tensor.to, (x,), {"dtype": rng.choice(DTYPES)})
         tally.check(torch.Tensor.float, (x,))
         tally.check(aten._to_copy, (x,), {"dtype": rng.choice(DTYPES)})
-    tally.conclude(0.45)
+    tally.conclude(0.652)
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -389,7 +392,7 @@ def test_M3_attention(flash):
             tally.check(F.scaled_dot_product_attention, (q[0], k[0], v[0]))
             if q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 and v.shape == k.shape:
                 tally.check(aten._scaled_dot_product_flash_attention_for_cpu, (q, k, v, 0.0, True))
-    tally.conclude(0.15 if flash else 0.02)
+    tally.conclude(0.278 if flash else 0.058)
 
 
 def test_M3_convolution_and_pooling():
@@ -423,7 +426,7 @@ def test_M3_convolution_and_pooling():
         tally.check(getattr(F, f"avg_pool{n}d"), (x, kernel, stride, padding, ceil))
         if n > 1:
             tally.check(getattr(F, f"adaptive_avg_pool{n}d"), (x, rng.choice((1, 2, 3, [2] * n))))
-    tally.conclude(0.35)
+    tally.conclude(0.407)
 
 
 def test_M3_default_dtype_is_asked_each_time():

@@ -61,6 +61,17 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
     return (e / e.sum(-1, keepdim=True)) @ v
 
 
+def by_hand_stably(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
+    s = scores(q, k).masked_fill(~causal(q.shape[2]), -math.inf)
+    e = torch.exp(s - s.max(-1, keepdim=True).values)
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+def powers_over(q: Tensor, k: Tensor, axis: int, less: float = 0.0) -> Tensor:
+    e = torch.exp(scores(q, k))
+    return e / (e.sum(axis, keepdim=True) + less)
+
+
 def sink(q: Tensor, k: Tensor, v: Tensor, b: Block) -> Tensor:
     s = scores(q, k)
     column = b.table[:, 0, 0].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)
@@ -101,6 +112,8 @@ ARE: dict[str, Core] = {
     "soft cap": lambda q, k, v, b: (5 * torch.tanh(scores(q, k) / 5)).softmax(-1) @ v,
     "scale per head": lambda q, k, v, b: (scores(q, k) * b.table[:, :1, :1]).softmax(-1) @ v,
     "sink": sink,
+    "exponentials": by_hand,
+    "exponentials less the largest": by_hand_stably,
     "values first": lambda q, k, v, b: (v.mT @ scores(q, k).softmax(-1).mT).mT,
     "one head for all keys": lambda q, k, v, b: (q @ k[:, :1].mT).softmax(-1) @ v[:, :1],
     "repeated heads": lambda q, k, v, b: (
@@ -133,6 +146,12 @@ ARE_NONE: dict[str, Core] = {
     "sigmoid": lambda q, k, v, b: torch.sigmoid(scores(q, k)) @ v,
     "linear": lambda q, k, v, b: q.softmax(-1) @ (k.softmax(-2).mT @ v),
     "channels": lambda q, k, v, b: ((F.normalize(q, dim=-2).mT @ F.normalize(k, dim=-2)).softmax(-1) @ v.mT).mT,
+    "exponentials over queries": lambda q, k, v, b: powers_over(q, k, -2) @ v,
+    "exponentials and a sink": lambda q, k, v, b: powers_over(q, k, -1, 1.0) @ v,
+    "exponentials over the root of their squares": lambda q, k, v, b: F.normalize(scores(q, k).exp(), dim=-1) @ v,
+    "exponentials over a sum of others": lambda q, k, v, b: (
+        (scores(q, k).exp() / scores(k, q).exp().sum(-1, keepdim=True)) @ v
+    ),
     "log probabilities": lambda q, k, v, b: scores(q, k).log_softmax(-1) @ v,
 }
 

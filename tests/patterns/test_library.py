@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
 def test_L13_entry_points_come_before_ours(monkeypatch: pytest.MonkeyPatch, silu: Pattern) -> None:
     entry_point(monkeypatch, silu)
     try:
-        assert [pattern.name for pattern in library()][:2] == ["silu by hand", "attention"]
+        assert [pattern.name for pattern in library()][:2] == ["silu by hand", "rotary embedding"]
     finally:
         library.cache_clear()
 
@@ -131,6 +132,30 @@ def test_L13_a_vector_made_as_long_as_its_root_mean_square_is_one_is_proven(
         if scale is not None:
             y * scale
     assert [each.pattern for each in find_patterns(graph) if each.verified] == names
+
+
+ROWS = nn.Parameter(torch.randn(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        (lambda ids: ROWS[ids], True),
+        (lambda ids: torch.index_select(ROWS, 0, ids[0]), True),
+        (lambda ids: ROWS.float()[ids[0], :], True),
+        (lambda ids: ROWS[:, ids[0] % 3], False),
+        (lambda ids: torch.index_select(ROWS, 1, ids[0] % 3), False),
+        (lambda ids: ROWS[ids > 2][:1] if ids.dim() == 1 else ROWS[ids[0, :] > -1, ids[0] % 3], False),
+        (lambda ids: torch.randn(5, 3)[ids], False),
+    ],
+)
+def test_L13_rows_that_are_picked_from_a_table_of_weights_are_an_embedding(
+    program: Callable[[torch.Tensor], object], found: bool
+) -> None:
+    ids = torch.tensor([[0, 4, 1, 1, 2]])
+    with capture() as graph, torch.no_grad():
+        program(ids)
+    assert [(each.pattern, each.verified) for each in find_patterns(graph)] == [("embedding", True)] * found
 
 
 def test_L13_an_embedding_is_proven() -> None:

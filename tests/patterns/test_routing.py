@@ -65,6 +65,20 @@ def in_double(logits: Tensor) -> tuple[Tensor, Tensor]:
     return values.float(), places
 
 
+CORRECTION = nn.Parameter(torch.tensor([0.3, -0.2, 0.0, 0.1, -0.3]), requires_grad=False)
+
+
+def by_hand(logits: Tensor) -> tuple[Tensor, Tensor]:
+    powers = (logits - logits.amax(-1, keepdim=True)).exp()
+    return (powers / powers.sum(-1, keepdim=True)).topk(2)
+
+
+def corrected(logits: Tensor) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    chosen = (scores + CORRECTION).topk(2).indices
+    return normalized((scores.gather(-1, chosen), chosen))
+
+
 FORMS: dict[str, tuple[Choose, dict[str, bool], dict[str, Any], int]] = {
     "softmax": (lambda x: x.softmax(-1).topk(2), {}, {}, 3),
     "one": (lambda x: x.softmax(-1).topk(1), {}, {"chosen": 1}, 3),
@@ -76,6 +90,8 @@ FORMS: dict[str, tuple[Choose, dict[str, bool], dict[str, Any], int]] = {
     "as they are": (lambda x: x.topk(2), {}, {"scores": "none"}, 2),
     "with a bias": (lambda x: x.softmax(-1).topk(2), {"bias": True}, {}, 3),
     "in another precision": (in_double, {}, {}, 4),
+    "softmax by hand": (by_hand, {}, {}, 7),
+    "chosen with a bias": (corrected, {}, {"scores": "sigmoid", "normalized": True}, 7),
     "all experts for each token": (lambda x: x.softmax(-1).topk(2), {"together": True}, {}, 3),
 }
 
@@ -129,3 +145,51 @@ def test_L13_what_a_sampler_keeps_is_no_routing() -> None:
 
 def test_L13_the_best_of_what_no_projection_gives_are_no_routing() -> None:
     assert found_in(nn.LayerNorm(8), lambda x: x.topk(2)) == []
+
+
+class Grouped(nn.Module):
+    """Experts in groups, of which the best are chosen first, as DeepSeek has it."""
+
+    def __init__(self, of_group: Callable[[Tensor], Tensor], wrong: str = "") -> None:
+        super().__init__()
+        self.gate, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8), requires_grad=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.of_group, self.wrong = of_group, wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = F.linear(x, self.gate).sigmoid()
+        choice = scores + self.bias
+        of_groups = self.of_group(choice.view(-1, 4, 2))
+        best = of_groups.topk(2, sorted=False, largest=self.wrong != "the worst groups").indices
+        mask = torch.zeros_like(of_groups).scatter_(1, best, 1)
+        mask = mask.unsqueeze(-1).expand(-1, 4, 2).reshape(-1, 8).bool()
+        choice = choice.masked_fill(mask if self.wrong == "the other groups" else ~mask, -torch.inf)
+        chosen = choice.topk(3 if self.wrong == "" else 2, sorted=False).indices
+        weights = (choice if self.wrong == "weighs what it chose by" else scores).gather(1, chosen)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * 2.5
+        found = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, places = (chosen == number).nonzero(as_tuple=True)
+            found.index_add_(0, rows, expert(x[rows]) * weights[rows, places, None])
+        return found
+
+
+def in_groups(model: nn.Module) -> list[Instance]:
+    with capture() as graph:
+        model(torch.randn(12, 8))
+    return [each for each in find_patterns(graph) if each.pattern == "routing"]
+
+
+@pytest.mark.parametrize("of_group", [lambda x: x.topk(2, dim=-1)[0].sum(-1), lambda x: x.max(-1).values])
+def test_L13_routings_by_groups_are_found_and_proven(of_group: Callable[[Tensor], Tensor]) -> None:
+    (found,) = in_groups(Grouped(of_group))
+    assert (found.verified, found.refused, found.place) == (True, "", ("Grouped.gate",))
+    assert found.attributes == {
+        "experts": 8, "chosen": 3, "scores": "sigmoid", "normalized": True, "groups": "2 of 4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["the worst groups", "the other groups", "weighs what it chose by"])
+def test_L13_what_chooses_otherwise_among_groups_is_no_routing(wrong: str) -> None:
+    (found,) = in_groups(Grouped(lambda x: x.max(-1).values, wrong))
+    assert found.refused == "it does not choose the experts with the highest scores, of the best groups"

@@ -144,6 +144,53 @@ def test_R3_a_message_is_refused_before_any_of_it_is_done(requests: list[tuple],
     assert not worker.has(9)
 
 
+FILE = ("file", 2, "path", 0, 4, bytes(32))
+
+
+def fetched(**other: object) -> list[tuple]:
+    """A tensor of all of a storage's 16 bytes, or another one."""
+    named = {"number": 1, "dtype": torch.float32, "sizes": (4,), "strides": (1,), "offset": 0, "bits": 0, **other}
+    return [("upload", 1, bytes(16)), ("fetch", tuple(named.values()))]
+
+
+@pytest.mark.parametrize(
+    ("taken", "refused", "why"),
+    [
+        ([("upload", (1 << 62) - 1, b"")], [("upload", 1 << 62, b"")], "number of a storage"),
+        ([("upload", 1, b"")], [("upload", 0, b"")], "number of a storage, got 0"),
+        ([(*FILE[:3], (1 << 48) - 1, *FILE[4:])], [(*FILE[:3], 1 << 48, *FILE[4:])], "an offset in 0"),
+        ([(*FILE[:4], (1 << 48) - 1, FILE[5])], [(*FILE[:4], 1 << 48, FILE[5])], "bytes in 0"),
+        ([FILE], [(*FILE[:5], bytes(31))], "a digest, got 31 bytes"),
+        ([FILE], [(*FILE[:5], bytes(33))], "a digest, got 33 bytes"),
+        (fetched(), fetched(sizes=(5,)), "within the 16 bytes of storage 1"),
+        (fetched(sizes=(3,), offset=1), fetched(offset=1), "within the 16 bytes of storage 1"),
+        (fetched(sizes=(0,)), fetched(sizes=(-1,)), "of 0 and more, got -1"),
+        (
+            fetched(sizes=((1 << 48) - 1,), strides=(0,)),
+            fetched(sizes=(1 << 48,), strides=(0,)),
+            "of 0 and more, got 281474976710656",
+        ),
+        (
+            fetched(sizes=(1,) * 64, strides=(1,) * 64),
+            fetched(sizes=(1,) * 65, strides=(1,) * 65),
+            "sizes and strides of a tensor",
+        ),
+        (fetched(), fetched(strides=(1, 1)), "sizes and strides of a tensor"),
+        (fetched(bits=2), fetched(bits=3), "a complex dtype for what is conjugated"),
+        (
+            fetched(dtype=torch.complex64, sizes=(2,), bits=3),
+            fetched(dtype=torch.complex64, sizes=(2,), bits=4),
+            "bits in 0..3, got 4",
+        ),
+        ([UPLOAD, ("write", 1, bytes(4))], [UPLOAD, ("write", 1, bytes(5))], "expected 4 bytes for storage 1, got 5"),
+    ],
+)
+def test_R3_messages_are_taken_up_to_their_limits(taken: list[tuple], refused: list[tuple], why: str) -> None:
+    assert Checks().message(taken) == taken
+    with pytest.raises(WireError, match=why):
+        Checks().message(refused)
+
+
 def test_R3_operations_that_trust_what_they_are_told_look_first() -> None:
     worker = greeted()
     worker.handle(dumps([("upload", 1, bytes(16)), ("upload", 2, (99).to_bytes(8, "little"))]))

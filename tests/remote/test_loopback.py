@@ -177,6 +177,7 @@ def test_R1_values_that_die_while_the_executor_changes_are_let_go(monkeypatch: p
 
 
 def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(elsewhere: RemoteExecutor) -> None:
+    mindtorch.reset_stats()
     x = torch.ones(3, device=LAZY)
     index = torch.tensor([7]).to(LAZY)
     bad = x[index]
@@ -187,6 +188,7 @@ def test_R1_a_failure_is_told_with_op_and_line_and_takes_what_depends_on_it(else
             after.tolist()
         assert isinstance(failure.value.__cause__, IndexError)
     assert good.tolist() == [2.0, 2.0, 2.0]
+    assert mindtorch.stats()["ops_executed"] == 2, "what failed, and what depends on it, has not run"
 
 
 def test_R1_draws_are_the_devices_and_its_state_can_be_read(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:

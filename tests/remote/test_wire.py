@@ -45,6 +45,15 @@ def test_R3_a_size_ends_within_a_hundred_bytes() -> None:
         wire._Reader(b"\x80" * 101 + b"\x01").size()
 
 
+def test_R3_sequences_are_65_deep_at_most() -> None:
+    nested: list[object] = []
+    for _ in range(64):
+        nested = [nested]
+    assert loads(dumps(nested)) == nested
+    with pytest.raises(WireError, match="expected sequences at most 64 deep"):
+        loads(dumps([nested]))
+
+
 @pytest.mark.parametrize(
     "value", [object(), len, torch.ones(1), {1, 2}, torch.Generator(), lambda: 1], ids=lambda v: type(v).__name__
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +13,7 @@ from ..._ext.forms import Form, Forms
 from ..._ext.replay import calls_otherwise
 from ..._ext.signals import by_signal_handler
 from ...base.errors import UsageError
+from ...base.plugins import offered
 from .common import CommonSubexpressions
 from .direct import DirectCalls
 from .in_place import InPlace
@@ -35,18 +35,7 @@ def known_passes() -> tuple[Pass, ...]:
 
     An entry point that gives none is warned of and left out.
     """
-    found = []
-    for entry in importlib.metadata.entry_points(group="mindtorch.passes"):
-        try:
-            made = entry.load()
-            if not isinstance(made, Pass) or not made.name:
-                raise TypeError(f"expected a Pass with a name, got {made!r}")
-        except Exception as error:
-            if by_signal_handler(error):
-                raise
-            _say(f"the entry point {entry.name} is left out", error)
-        else:
-            found.append(made)
+    found = offered("mindtorch.passes", Pass, lambda name, error: _say(f"the entry point {name} is left out", error))
     return (*found, *_OWN)
 
 

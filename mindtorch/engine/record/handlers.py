@@ -337,7 +337,7 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
         elif _core.is_kept(index._handle) and index.max() >= classes:
             raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
-        return NotImplemented
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
     if sequences.watched() and _core.device_index(index) >= 0:
         zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
     else:

@@ -16,10 +16,10 @@ import torch
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
 from .rerun import CannotRun, Source
+from .softmax import Softmax, softmax_at
 
 __all__ = ["Attention"]
 
-_SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::softmax"})
 _FUSED = frozenset(f"aten::{name}" for name in (
     "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention",
@@ -46,9 +46,9 @@ class Attention(Pattern):
             elif op in _WHOLE:
                 weights = [s for s, _ in flow.inputs(node)[3:]]
                 yield Found(node, {node}, weights, _by_name, op, attributes={"form": _ONE_CALL})
-            elif op in _SOFTMAX:
+            elif (softmax := softmax_at(flow, node)) is not None:
                 try:
-                    yield _written_out(flow, node)
+                    yield _written_out(flow, node, softmax)
                 except Refused as error:
                     yield node, str(error)
 
@@ -110,12 +110,11 @@ def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any]) -> Ch
 # ---- written out
 
 
-def _written_out(flow: Flow, softmax: int) -> Found:
+def _written_out(flow: Flow, softmax: int, parts: Softmax) -> Found:
     last = len(flow[softmax].outputs[0].shape) - 1
-    axis = flow[softmax].args[1] if len(flow[softmax].args) > 1 else flow[softmax].kwargs.get("dim")
-    if axis not in (-1, last):
-        raise Refused(f"its softmax goes over axis {axis}, not the last")
-    before, ends = flow.back([flow.inputs(softmax)[0][0]], lambda n: not _to_softmax(flow, n), _FAR)
+    if parts.axis not in (-1, last):
+        raise Refused(f"its softmax goes over axis {parts.axis}, not the last")
+    before, ends = flow.back([parts.source[0]], lambda n: not _to_softmax(flow, n), _FAR)
     scores = next((n for n in ends if _is_scores(flow, n)), None)
     if scores is None:
         raise Refused("no product of two computed tensors leads to its softmax")
@@ -136,7 +135,7 @@ def _written_out(flow: Flow, softmax: int) -> Found:
         raise Refused("its values are data from outside")
     _, way = flow.behind(inputs[place])
     aside = {n for n, _ in readers if n != node} | (after - {*way})  # of the mean
-    nodes = _between(flow, scores, {softmax, *before, *way, node})
+    nodes = _between(flow, scores, {*parts.nodes, *before, *way, node})
     if any(flow.drops(n) for n in nodes & set(before)):
         raise Refused("it drops scores")
     others = [n for n in nodes - {node} for reader, _ in flow.readers[n] if reader not in nodes | aside]
@@ -148,7 +147,7 @@ def _written_out(flow: Flow, softmax: int) -> Found:
     shapes = [flow.shape(q), (*flow.shape(k)[:-2], flow.shape(k)[-1], flow.shape(k)[-2]), flow.shape(values)]
     about = _about(flow, q, k, shapes)
     scaled = _scaled_before(flow, q) * _scaled_before(flow, k)
-    check = partial(_check_written_out, flow, nodes, scores, softmax, node, values, scaled)
+    check = partial(_check_written_out, flow, nodes, scores, parts.source, node, values, scaled)
     if any(flow.is_leaf(side[0]) for side in (q, k)):  # learned queries; or scores that are no products of two tokens
         check = partial(_only_if_run, check)
     form = form_of(flow, nodes), scaled
@@ -218,7 +217,7 @@ def _check_tokens(flow: Flow, q: Source) -> None:
 
 
 def _check_written_out(
-    flow: Flow, nodes: set[int], scores: int, softmax: int, last: int, values: Source, before: float
+    flow: Flow, nodes: set[int], scores: int, softmax: Source, last: int, values: Source, before: float
 ) -> Check:
     """before: what the sides of the scores were multiplied by already."""
     sides = flow.sides(scores)
@@ -228,7 +227,7 @@ def _check_written_out(
             for side in sides)  # fmt: skip
     if q is None or k is None:
         raise CannotRun("its scores are of views of what was written since")
-    wanted = [flow.inputs(softmax)[0], (last, 0)]
+    wanted = [softmax, (last, 0)]
     none, _ = trial.run(*wanted, given={sides[0]: torch.zeros_like(q)})
     once, context = trial.run(*wanted)
     much, _ = trial.run(*wanted, given={sides[0]: q * 1e6})
@@ -338,12 +337,6 @@ def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> d
     return about
 
 
-def _place(flow: Flow, linear: int) -> int:
-    sides = flow.sides(linear)
-    assert sides is not None
-    return flow.inputs(linear).index(sides[0])
-
-
 def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
     """How many heads keys have before they are repeated for all queries."""
     least = whole = math.prod(flow.shape(k))
@@ -356,7 +349,7 @@ def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
 def _projected(flow: Flow, source: Source, times: int) -> set[Source]:
     """What a side is a projection of, and what that is a projection of: weights of low rank are two of them."""
     _, ends = flow.back([source[0]], lambda n: not flow.is_op(n) or flow.is_linear(n), _FAR)
-    found = {flow.behind(flow.inputs(n)[_place(flow, n)])[0] for n in ends if flow.is_op(n)}
+    found = {flow.behind(sides[0])[0] for n in ends if flow.is_op(n) and (sides := flow.sides(n)) is not None}
     for got in list(found) if times > 1 else ():
         found |= _projected(flow, got, times - 1)
     return found
@@ -371,8 +364,8 @@ def _around(flow: Flow, core: set[int], sides: tuple[Source, ...], last: int) ->
     if not any(n in nodes for n in linears if flow.is_op(n)):
         nodes = flow.own([n for n in passed if flow.moves(n)], core)  # without projections: only what is its own
     after, ends = flow.ahead(last, lambda n: flow.moves(n), 8)
-    outer = [n for n, _ in ends]
+    outer = list({flow.whole(n) for n, _ in ends})
     if len(outer) == 1 and flow.is_linear(outer[0]):
         nodes |= after | set(outer)
     weights = [sides_[1][0] for n in sorted(nodes) if flow.is_linear(n) and (sides_ := flow.sides(n)) is not None]
-    return nodes, [flow.behind((n, 0))[0][0] for n in weights]
+    return nodes | {flow.base(n) for n in nodes}, [flow.behind((n, 0))[0][0] for n in weights]

@@ -63,7 +63,7 @@ class FeedForward(Pattern):
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         for node in flow.nodes:
-            if flow.is_linear(node):
+            if flow.is_linear(node) and flow.whole(node) == node:
                 sides = flow.sides(node)
                 assert sides is not None
                 start = flow.behind(sides[0])[0][0]
@@ -106,7 +106,7 @@ def _match(flow: Flow, last: int, hidden: Source) -> Found | None:
     if not any(flow.is_pointwise(n) for n in nodes):
         return None  # two linear maps, one after the other
     for n in sorted(nodes):
-        outside = [reader for reader, _ in flow.readers[n] if reader not in nodes and reader != last
+        outside = [reader for reader, _ in flow.readers[n] if reader not in nodes and flow.whole(reader) != last
                    and not _leads(flow, reader, last)]  # fmt: skip
         if outside:
             raise Refused(f"something else reads its {flow.ops[n]}")
@@ -115,11 +115,12 @@ def _match(flow: Flow, last: int, hidden: Source) -> Found | None:
     if joins < 0:
         raise Refused("nothing adds what it gives to what it got")
     everything = {last, *nodes, *(n for output in outputs for n in output)}
+    everything |= {flow.base(n) for n in everything}
     everything |= flow.own([*inner, *flow.behind(hidden)[1]], everything)
     weights = [flow.behind(sides[1])[0][0] for n in (*firsts, last) if (sides := flow.sides(n)) is not None]
     given = [(output[-1], 0) for output in outputs]
     check = partial(_check, flow, nodes, given, flow.behind(hidden)[0] if hidden[0] not in nodes else hidden)
-    return Found(last, everything, weights, check, form_of(flow, nodes), joins)
+    return Found(flow.base(last), everything, weights, check, form_of(flow, nodes), joins)
 
 
 def _with_bias(flow: Flow, linear: int, nodes: set[int]) -> list[int]:

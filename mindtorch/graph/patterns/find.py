@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from ..._ext.signals import by_signal_handler
+from ...base.plugins import offered
 from ..graph import ComputationGraph
 from .attention import Attention
 from .convolution import Convolution
@@ -17,17 +17,29 @@ from .embedding import Embedding
 from .feed_forward import FeedForward
 from .flow import Flow
 from .loss import Loss
+from .low_rank import LowRank
 from .normalization import Normalization
 from .pattern import Found, Pattern, Refused
 from .rerun import CannotRun
+from .rotary import Rotary
 from .routing import Routing
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
-#: The larger ones first: what is part of one is no other's.
-_OWN: tuple[Pattern, ...] = (Attention(), Routing(), FeedForward(), Convolution(), Normalization(), Embedding(), Loss())
+#: Those that stand within others first, then the larger ones: what is part of one is no other's.
+_OWN: tuple[Pattern, ...] = (
+    Rotary(),
+    LowRank(),
+    Attention(),
+    Routing(),
+    FeedForward(),
+    Convolution(),
+    Normalization(),
+    Embedding(),
+    Loss(),
+)
 
 
 @dataclass(frozen=True)
@@ -61,26 +73,9 @@ def library() -> tuple[Pattern, ...]:
 
 def loaded() -> tuple[tuple[Pattern, ...], dict[str, Exception]]:
     """(those patterns, of entry points that gave none: why)"""
-    found: list[Pattern] = []
     failed: dict[str, Exception] = {}
-    for entry in importlib.metadata.entry_points(group="mindtorch.patterns"):
-        try:
-            pattern = entry.load()
-            if not isinstance(pattern, Pattern) or not pattern.name:
-                raise TypeError(
-                    f"[patterns] expected a Pattern with a name from the entry point {entry.name}, got {pattern!r}"
-                )
-        except Exception as error:  # noqa: BLE001 - somebody else's module
-            _note(failed, entry.name, error)
-        else:
-            found.append(pattern)
+    found = offered("mindtorch.patterns", Pattern, failed.setdefault)
     return (*found, *_OWN), failed
-
-
-def _note(failed: dict[str, Exception], name: str, error: Exception) -> None:
-    if by_signal_handler(error):
-        raise error
-    failed.setdefault(name, error)
 
 
 def find_patterns(
@@ -107,9 +102,9 @@ def find_patterns(
                 if not instance.refused:
                     nodes |= instance.nodes
         except Exception as error:
-            if failed is None:
+            if failed is None or by_signal_handler(error):
                 raise
-            _note(failed, pattern.name, error)
+            failed.setdefault(pattern.name, error)
         else:
             found += of_it
             taken = nodes

@@ -9,6 +9,7 @@ import torch
 
 from ..._ext import context
 from ..graph import ComputationGraph, Node
+from .adapted import Adapted, adapted
 from .rerun import DROPOUT, Source, function
 
 __all__ = ["Flow"]
@@ -53,6 +54,11 @@ class Flow:
                 self.readers[source].append((n, place))
         self._leaves: dict[int, bool] = {}
         self.noise = {n: made for n in self.nodes if (made := self._noise(n))}
+        self.adapted: dict[int, Adapted] = {}  # by its sum
+        self._within: dict[int, int] = {}
+        for total, parts in adapted(self):  # which may be of those that it gave before
+            self.adapted[total] = parts
+            self._within.update(dict.fromkeys((*parts.nodes, parts.products[0]), total))
 
     def __getitem__(self, node: int) -> Node:
         return self.graph.nodes[node]
@@ -113,8 +119,21 @@ class Flow:
         """Is it a parameter or a buffer of a module's, or what gave it its first values?"""
         return self[node].kind == "parameter" or node in self.graph._names
 
+    def whole(self, node: int) -> int:
+        """The sum of an adapted product that it is part of, else itself."""
+        while (within := self._within.get(node, node)) != node:
+            node = within
+        return node
+
+    def base(self, node: int) -> int:
+        """Of the sum of an adapted product, that product, else itself."""
+        while node in self.adapted:
+            node = self.adapted[node].products[0]
+        return node
+
     def is_linear(self, node: int) -> bool:
-        """Is it a product with a weight: a matrix, or a kernel of one place?"""
+        """Is it a product with a weight: a matrix, or a kernel of one place; adapted or not?"""
+        node = self.base(node)
         sides = self.sides(node)
         if sides is None or not self.is_leaf(sides[1][0]):
             return False
@@ -126,6 +145,7 @@ class Flow:
 
     def sides(self, node: int) -> tuple[Source, Source] | None:
         """The two sides of a product."""
+        node = self.base(node)
         places = PRODUCTS.get(self.ops[node])
         if places is None:
             return None

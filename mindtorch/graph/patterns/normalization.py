@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from .flow import Flow
+from .moments import nearby, written_out
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 
 __all__ = ["Normalization"]
 
-_SQUARES = frozenset({"aten::pow", "aten::square", "aten::mul"})
 _PRODUCTS = frozenset({"aten::mul", "aten::mul_"})
-_SUMS = frozenset({"aten::add", "aten::add_"})
 _AT_LEAST = frozenset({"aten::clamp_min", "aten::clamp_min_", "aten::clamp"})
 _QUOTIENTS = frozenset({"aten::div", "aten::div_"})
 
@@ -32,12 +31,11 @@ class Normalization(Pattern):
             if op in _FUSED:
                 kind, reference = _FUSED[op]
                 weights = [source for source, _ in flow.inputs(node)[1:] if flow.is_leaf(source)]
+                weights = weights or nearby(flow, node, flow.inputs(node)[0])
                 check = partial(_check, flow, {node}, node, reference, {"kind": kind})
                 yield Found(node, {node}, weights, check, form_of(flow, {node}))
-            elif op == "aten::rsqrt":
-                found = _root_mean_square(flow, node)
-                if found is not None:
-                    yield found
+            elif (found := written_out(flow, node)) is not None:
+                yield found
             elif op == "aten::linalg_vector_norm":
                 found = _unit_length(flow, node)
                 if found is not None:
@@ -105,28 +103,6 @@ _FUSED: dict[str, tuple[str, _Reference]] = {
 }
 
 
-def _root_mean_square(flow: Flow, rsqrt: int) -> Found | None:
-    """Around an inverse root: the mean of squares before it, the product with what was squared after it."""
-    added, _ = flow.behind(flow.inputs(rsqrt)[0])
-    if flow.ops[added[0]] not in _SUMS or len(flow.inputs(added[0])) != 1:
-        return None
-    eps = flow[added[0]].args[1]
-    mean, _ = flow.behind(flow.inputs(added[0])[0])
-    if flow.ops[mean[0]] != "aten::mean" or not isinstance(eps, float):
-        return None
-    squares, _ = flow.behind(flow.inputs(mean[0])[0])
-    if flow.ops[squares[0]] not in _SQUARES:
-        return None
-    x = flow.inputs(squares[0])[0]
-    products = [n for n, _ in flow.readers[rsqrt] if flow.ops[n] in _PRODUCTS and len(flow.inputs(n)) == 2]
-    if len(products) != 1:
-        return None
-    core = {squares[0], mean[0], added[0], rsqrt, products[0]}
-    if flow.behind(x)[0] not in {flow.behind(source)[0] for source in flow.inputs(products[0])}:
-        return None
-    return _scaled_after(flow, core, products[0], -1, eps)
-
-
 def _unit_length(flow: Flow, norm: int) -> Found | None:
     """Around a vector's length: the quotient by it, times the root of how many numbers the vector has."""
     given = arguments(flow[norm], "self", "ord", "dim", "keepdim")
@@ -140,11 +116,11 @@ def _unit_length(flow: Flow, norm: int) -> Found | None:
     last = ends[0][0]
     if flow.behind(x)[0] != flow.behind(flow.inputs(last)[0])[0]:
         return None
-    return _scaled_after(flow, {norm, *after, last}, last, axes[0], 0.0, numbers=True)
+    return _scaled_after(flow, {norm, *after, last}, last, axes[0])
 
 
-def _scaled_after(flow: Flow, core: set[int], last: int, axis: int, eps: float, numbers: bool = False) -> Found:
-    """With the products by weights, and by numbers where those may follow, that `last` alone leads to."""
+def _scaled_after(flow: Flow, core: set[int], last: int, axis: int) -> Found:
+    """With the products by weights and by numbers that `last` alone leads to."""
     weights: list[int] = []
     for _ in range(3):
         after, ends = flow.ahead(last, lambda n: flow.moves(n), 4)
@@ -159,7 +135,7 @@ def _scaled_after(flow: Flow, core: set[int], last: int, axis: int, eps: float, 
             ):
                 break
             weights = [root]
-        elif len(inputs) != 1 or not numbers:
+        elif len(inputs) != 1:
             break
         last = ends[0][0]
         core |= after | {last}
@@ -168,9 +144,10 @@ def _scaled_after(flow: Flow, core: set[int], last: int, axis: int, eps: float, 
     def reference(trial: Trial, node: Any) -> torch.Tensor:
         values = [trial.given(source) for source in sorted(reads)]
         whole = max(values, key=lambda t: t.numel())
-        found = whole * (whole.square().mean(axis, keepdim=True) + eps).rsqrt()
+        found = whole * whole.square().mean(axis, keepdim=True).rsqrt()
         scales = [t for t in values if t is not whole]
         return math.prod(scales, start=found)
 
+    weights = weights or nearby(flow, last, flow.inputs(min(core))[0])
     return Found(last, core, weights, partial(_check, flow, core, last, reference, {"kind": "RMS norm"}),
                  form_of(flow, core))  # fmt: skip

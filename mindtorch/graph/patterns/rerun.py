@@ -47,7 +47,7 @@ def functions(op: str) -> tuple[Any, ...]:
 
 
 def plain_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.is_floating_point else dtype
+    return torch.float32 if dtype.is_floating_point else torch.complex64 if dtype.is_complex else dtype
 
 
 def random_like(output: Output | Reading, generator: torch.Generator, signed: bool = True) -> torch.Tensor:
@@ -58,6 +58,8 @@ def random_like(output: Output | Reading, generator: torch.Generator, signed: bo
     dtype = plain_dtype(output.dtype)
     if dtype == torch.bool:
         return torch.rand(output.shape, generator=generator, device="cpu") < 0.5
+    if dtype == torch.complex64:
+        return torch.randn(output.shape, generator=generator, device="cpu", dtype=dtype)
     if dtype == torch.float32:
         found = torch.randn(output.shape, generator=generator, device="cpu", dtype=dtype)
         return found if signed else found.abs() + 0.1

@@ -11,14 +11,15 @@ import torch
 from .flow import PRODUCTS, Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 from .rerun import Source
+from .routing_groups import divided, find_among
+from .softmax import SOFTMAX, softmax_at
 
 __all__ = ["Routing"]
 
-_SOFTMAX = frozenset({"aten::_softmax", "aten::softmax"})
 _SIGMOID = frozenset({"aten::sigmoid", "aten::sigmoid_"})
-_QUOTIENTS = frozenset({"aten::div", "aten::div_"})
 _WEIGHED = frozenset({"aten::mul", "aten::mul_"})
 _FAR = 40  # nodes of a walk
+_NOTHING = "what it chose weighs nothing that other weights compute"
 
 
 class _Parts(NamedTuple):
@@ -42,13 +43,16 @@ class Routing(Pattern):
                 continue
             parts = _parts(flow, node)
             if parts is None:
+                among = find_among(flow, node)
+                if among is not None:
+                    yield among if weighs(flow, among.anchor) else (node, _NOTHING)
                 continue
             linear = parts.logits[0]
             if arguments(flow[node], "input", "k", "dim")["dim"] not in (None, -1, len(flow.shape((node, 0))) - 1):
                 yield node, "it chooses along another axis than that of the experts"
                 continue
-            if not _weigh(flow, parts.last):
-                yield node, "what it chose weighs nothing that other weights compute"
+            if not weighs(flow, parts.last):
+                yield node, _NOTHING
                 continue
             sides = flow.sides(linear)
             assert sides is not None
@@ -61,27 +65,22 @@ def _parts(flow: Flow, topk: int) -> _Parts | None:
     """None where it is not of scores that a projection gives."""
     source, moves = flow.behind(flow.inputs(topk)[0])
     nodes, before = {topk, *moves}, "none"
-    op = flow.ops[source[0]]
-    if flow.is_op(source[0]) and op in _SOFTMAX | _SIGMOID:
-        nodes.add(source[0])
-        before = "softmax" if op in _SOFTMAX else "sigmoid"
-        source, moves = flow.behind(flow.inputs(source[0])[0])
+    softmax = softmax_at(flow, source[0]) if flow.is_op(source[0]) else None
+    if softmax is not None or (flow.is_op(source[0]) and flow.ops[source[0]] in _SIGMOID):
+        before = "sigmoid" if softmax is None else "softmax"
+        nodes |= {source[0]} if softmax is None else softmax.nodes
+        source, moves = flow.behind(flow.inputs(source[0])[0] if softmax is None else softmax.source)
         nodes.update(moves)
     if not flow.is_op(source[0]) or not flow.is_linear(source[0]):
         return None
-    values = (topk, 0)
     for reader, _ in flow.readers[topk]:
-        inputs = flow.inputs(reader)
-        if inputs[0] == values and flow.ops[reader] in _SOFTMAX:
+        if flow.inputs(reader)[0] == (topk, 0) and flow.ops[reader] in SOFTMAX:
             return _Parts(source, before, "softmax", reader, nodes | {reader})
-        if inputs[0] == values and flow.ops[reader] in _QUOTIENTS and len(inputs) == 2:
-            total, passed = flow.behind(inputs[1], lambda n: flow.ops[n] == "aten::add" and len(flow.inputs(n)) == 1)
-            if flow.ops[total[0]] == "aten::sum" and flow.inputs(total[0])[0] == values:
-                return _Parts(source, before, "quotient", reader, nodes | {reader, *passed, total[0]})
-    return _Parts(source, before, "none", topk, nodes)
+    last, after = divided(flow, (topk, 0))
+    return _Parts(source, before, "quotient" if after else "none", last, nodes | after)
 
 
-def _weigh(flow: Flow, node: int) -> bool:
+def weighs(flow: Flow, node: int) -> bool:
     """Is what it gives multiplied by what comes of a product with other weights?"""
 
     def weighed(n: int) -> bool:
