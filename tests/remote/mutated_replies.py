@@ -6,6 +6,7 @@ anything is, and at last how many ended the session. It may die of one.
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
 import sys
@@ -69,6 +70,7 @@ def replies() -> list[bytes]:
 
 
 def run(executor: RemoteExecutor) -> list[Any]:
+    gc.collect()  # what is left of a session that was lost would be uploaded
     previous = mindtorch.set_executor(executor)
     try:
         return program()

@@ -375,10 +375,11 @@ def _workspace(steps: int, batch: int, width: int, hidden: int, mode: int, has_b
         return torch.ops.aten.zeros.default(sizes, dtype=dtype)  # type: ignore[no-any-return]
 
     gates = _GATES[mode] * hidden
-    *_, workspace = torch.ops.aten.mkldnn_rnn_layer.default(
-        zeros(steps, batch, width), zeros(gates, width), zeros(gates, hidden), zeros(gates), zeros(gates),
-        zeros(batch, hidden), zeros(batch, hidden), False, [], mode, hidden, 1, has_biases, False, False, True,
-    )  # fmt: skip
+    with torch.enable_grad():  # without, torch makes none
+        *_, workspace = torch.ops.aten.mkldnn_rnn_layer.default(
+            zeros(steps, batch, width), zeros(gates, width), zeros(gates, hidden), zeros(gates), zeros(gates),
+            zeros(batch, hidden), zeros(batch, hidden), False, [], mode, hidden, 1, has_biases, False, False, True,
+        )  # fmt: skip
     return workspace.numel()  # type: ignore[no-any-return]
 
 
