@@ -6,6 +6,8 @@ are not: each look would wait for it.
 
 ``tests/remote/hostile_calls.py`` calls every operator that messages may name with contents and sizes that are wrong, on
 memory that nobody may read or write beyond.
+
+One file: a table of operators, and the looks that its rows share.
 """
 
 from __future__ import annotations

@@ -118,10 +118,10 @@ def name_of(info: Any) -> str:
         name = _qualified(info.func)
         _overload(name)
         return f"op {name}"
-    name = SEED if info.name == SEED else _names().get(_identity(call))
-    if name is None:
+    found = SEED if info.name == SEED else _names().get(_identity(call))
+    if found is None:
         raise WireError(f"[{info.name}] expected a function of torch's, got {call!r}")
-    return name
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -161,7 +161,8 @@ def _call(request: tuple, answer: Any, known: Known) -> None:
     kind = answer[0] if isinstance(answer, tuple) and answer else None
     _is(kind, "failed", "cannot", "raised", "gave")
     if kind == "failed":
-        _has_failed(answer, known) or are("failed", answer, (str, int))
+        are("failed", answer, (str, int))
+        _failure(answer[1], known)
     elif kind == "cannot":
         are("cannot", answer, (str, str))
     elif kind == "raised":
@@ -201,11 +202,12 @@ def _result(result: Any, base: int, numbers: Container[int], n_given: int) -> No
         _parts(result[1], numbers)
     elif kind == "constant":
         are("constant", result, (str, object))
-        argument(result[1], holes := [])
+        holes: list[int] = []
+        argument(result[1], holes)
         if holes:
             raise WireError("expected a constant, got what stands for a tensor")
     else:
-        are(kind, result, (str, str, list))
+        are("results", result, (str, str, list))
         _kind, name, items = result
         if name:
             made = vars(torch.return_types).get(name)

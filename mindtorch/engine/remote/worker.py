@@ -25,12 +25,12 @@ from ..execute.machine import this_machine
 from ..record.arguments import contiguous, extent, is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
-from .apart import as_bytes, check_memory, contents, taken_apart
 from .checks import Checks
 from .contents import digest_of
 from .definitions import Definition
 from .mirrors import view
 from .plans import Plan, Step
+from .results import as_bytes, check_memory, contents, taken_apart
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
