@@ -98,6 +98,6 @@ def test_R3_memory_is_guarded(guarded: Path) -> None:
 
 @pytest.mark.parametrize("guard", ["after", "before"])
 def test_R3_hostile_calls_are_errors(guarded: Path, guard: str, pytestconfig: pytest.Config) -> None:
-    *found, last = hostile(guarded, "--each", str(pytestconfig.getoption("--messages") // 50), guard=guard)
+    *found, last = hostile(guarded, "--each", str(pytestconfig.getoption("--messages") // 100), guard=guard)
     assert not found, "\n".join(found)
     assert int(last.split()[1]) > 400, last

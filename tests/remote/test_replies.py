@@ -118,7 +118,7 @@ def test_R3_states_of_generators_that_torch_would_read_beyond() -> None:
 
 def test_R3_mutated_replies_never_end_the_program(pytestconfig: pytest.Config) -> None:
     end = pytestconfig.getoption("--messages")
-    end = end if end >= 100_000 else end // 125
+    end = end if end >= 100_000 else end // 160
     done = subprocess.run(
         [sys.executable, "-W", "ignore", ROOT / "tests" / "remote" / "mutated_replies.py", "0", str(end)],
         capture_output=True, text=True, timeout=24 * 3600, check=False,
