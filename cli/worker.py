@@ -32,7 +32,16 @@ def command() -> None:
 @click.option("--join", metavar="HOST:PORT", help="A cluster that runs, with its token in RAY_AUTH_TOKEN.")
 @click.option("--cpus", type=click.IntRange(0), metavar="N", help="How many CPUs programs may use; else all.")
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
-def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None) -> int:
+@click.option(
+    "--files",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="Where weights may be read that programs see, too; several times for several.",
+)
+def start(
+    host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...]
+) -> int:
     """Start one here, and keep it until Ctrl-C or SIGTERM. Without --host, only programs of this machine reach it."""
     import signal
     import time
@@ -40,7 +49,7 @@ def start(host: str | None, port: int, join: str | None, cpus: int | None, gpus:
     from mindtorch.cluster import nodes
 
     signal.signal(signal.SIGTERM, _terminate)
-    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus) as node:
+    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files) as node:
         click.echo(f"genie worker: ready, of the cluster at {node.address}; Ctrl-C ends it")
         if join is None:
             click.echo(f"to use it:        export RAY_AUTH_TOKEN={node.token}")

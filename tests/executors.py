@@ -1,12 +1,15 @@
-"""Executors for the length of a block."""
+"""Executors for the length of a block, and a worker by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mindtorch
+from mindtorch.engine.remote import hello
+from mindtorch.engine.remote.wire import dumps
+from mindtorch.engine.remote.worker import Worker
 
 AnExecutor = TypeVar("AnExecutor", bound=mindtorch.Executor)
 
@@ -19,3 +22,10 @@ def using(executor: AnExecutor) -> Iterator[AnExecutor]:
         yield executor
     finally:
         mindtorch.set_executor(previous)
+
+
+def greeted(**given: Any) -> Worker:
+    """A worker that has had its hello."""
+    worker = Worker(**given)
+    worker.handle(dumps([("hello", tuple(hello.here()))]))
+    return worker

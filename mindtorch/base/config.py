@@ -15,7 +15,8 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, worker_memory, lineage, npu_native, private_mounts,
+        executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native,
+        private_mounts,
     ):  # fmt: skip
         read()
 
@@ -127,6 +128,15 @@ def worker_memory() -> int | None:
     if value and not (value.isdecimal() and int(value)):
         raise UsageError(f"GENIE_WORKER_MEMORY: expected a number of bytes, got {value!r}")
     return int(value) if value else None
+
+
+def worker_files() -> list[str]:
+    """``GENIE_WORKER_FILES``: folders, as in ``PATH``, in which a machine's workers may look for safetensors files."""
+    found = [folder for folder in os.environ.get("GENIE_WORKER_FILES", "").split(os.pathsep) if folder]
+    for folder in found:
+        if not os.path.isabs(folder):
+            raise UsageError(f"GENIE_WORKER_FILES: expected the full paths of folders, got {folder!r}")
+    return found
 
 
 def lineage() -> int:

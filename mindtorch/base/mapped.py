@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import BinaryIO
 
 __all__ = ["mapped", "part_of"]
@@ -32,9 +33,15 @@ def mapped(address: int, nbytes: int) -> tuple[str, int] | None:
     return None
 
 
-def part_of(path: str, offset: int, nbytes: int) -> bytes | None:
-    """So much of a safetensors file's tensors; None where there is no such file, or it ends before."""
+def part_of(path: str, offset: int, nbytes: int, folders: Sequence[str]) -> bytes | None:
+    """So much of a safetensors file's tensors; None where there is no such file in these folders, or it ends before.
+
+    What is elsewhere is not looked at.
+    """
     try:
+        path = os.path.realpath(path)
+        if not any(path.startswith(os.path.join(os.path.realpath(folder), "")) for folder in folders):
+            return None
         if not _is_safetensors(path, offset):
             return None
         with open(path, "rb") as file:

@@ -12,6 +12,7 @@ and no other file asks which release it is. What was lost is in ``lost``, which 
 from __future__ import annotations
 
 import importlib
+import struct
 import sys
 import types
 import weakref
@@ -214,3 +215,25 @@ def cross_entropy_options() -> Any:
     except ImportError:
         return None
     return LinearCrossEntropyOptions
+
+
+def is_state(data: bytes) -> bool:
+    """Is it a state of a generator that torch may draw from? Torch takes one that lets it read beyond its numbers.
+
+    A CPU generator's: seed (8 bytes), numbers that are left before the next 624 are made (4), was it seeded (4), place
+    of the next one (8), then the numbers. A CUDA generator's: seed and offset.
+    """
+    whole = len(torch.default_generator.get_state())
+    if len(data) == 16:
+        return True
+    if len(data) != whole:
+        return False
+    fresh = torch.Generator()
+    fresh.manual_seed(7)
+    if _STATE.unpack_from(fresh.get_state().numpy().tobytes()) != (7, 1, 1, 0):
+        return True  # another layout: torch's own look has to do
+    _seed, left, seeded, place = _STATE.unpack_from(data)
+    return seeded == 1 and (left, place) in ((1, 0), (625 - place, place)) and 0 <= place <= 624
+
+
+_STATE = struct.Struct("<QiiQ")

@@ -33,9 +33,10 @@ class Actor:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
         if path is not None:
             sys.path[:] = path
+        from ..base import config
         from ..engine.remote.child import serving
 
-        self._serve = serving(device, self._parcels)
+        self._serve = serving(device, self._parcels, config.worker_files() if path is None else ["/"])
         return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:

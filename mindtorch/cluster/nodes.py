@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import UsageError
@@ -55,12 +55,17 @@ def default_host(join: str | None) -> str:
 
 @contextlib.contextmanager
 def started(
-    host: str = "127.0.0.1", port: int = 6379, join: str | None = None, cpus: int | None = None, gpus: int | None = None
+    host: str = "127.0.0.1",
+    port: int = 6379,
+    join: str | None = None,
+    cpus: int | None = None,
+    gpus: int | None = None,
+    files: Sequence[str] = (),
 ) -> Iterator[Node]:
     """A machine of a cluster, for the block: the first one at ``host:port``, or one more of that at ``join``.
 
-    Whoever has the token can run anything here. It is ``RAY_AUTH_TOKEN`` where that is set, else a new one. Raises
-    UsageError where Ray does not start.
+    Whoever has the token can run anything here. It is ``RAY_AUTH_TOKEN`` where that is set, else a new one. files:
+    folders in which workers may look for safetensors files. Raises UsageError where Ray does not start.
     """
     check_ray()
     token = os.environ.get("RAY_AUTH_TOKEN") or (secrets.token_hex(32) if join is None else "")
@@ -70,6 +75,8 @@ def started(
         raise UsageError(f"[worker] expected a free port, got {host}:{port}, where somebody listens already")
     folder = private.private_folder()
     variables = private.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
+    if files:
+        variables["GENIE_WORKER_FILES"] = os.pathsep.join(files)
     if host not in _LOOPBACK:
         del variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
     options = ["start", "--block", "--disable-usage-stats", "--log-color=false", f"--node-ip-address={host}"]

@@ -26,7 +26,7 @@ def mutated(corpus: list[bytes], number: int) -> tuple[list[bytes], bytes]:
     draw = random.Random(number)
     at = draw.randrange(len(corpus))
     if number % 2:
-        return corpus[:at], dumps(_changed(loads(corpus[at]), draw, [draw.randrange(1, 400)]))
+        return corpus[:at], dumps(changed(loads(corpus[at]), draw, [draw.randrange(1, 400)]))
     return corpus[:at], scrambled(corpus[at], draw)
 
 
@@ -46,12 +46,12 @@ def scrambled(message: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def _changed(value: Any, draw: random.Random, countdown: list[int]) -> Any:
+def changed(value: Any, draw: random.Random, countdown: list[int]) -> Any:
     """The value with another leaf, where the countdown ends."""
     if isinstance(value, (list, tuple)):
-        return type(value)([_changed(item, draw, countdown) for item in value])
+        return type(value)([changed(item, draw, countdown) for item in value])
     if isinstance(value, dict):
-        return {key: _changed(item, draw, countdown) for key, item in value.items()}
+        return {key: changed(item, draw, countdown) for key, item in value.items()}
     countdown[0] -= 1
     if countdown[0]:
         return value

@@ -16,7 +16,8 @@ from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.contents import digest_of
 from mindtorch.engine.remote.progress import Progress
 from mindtorch.engine.remote.wire import dumps, loads
-from mindtorch.engine.remote.worker import Worker
+
+from ..executors import greeted
 
 safetensors = pytest.importorskip("safetensors.torch")
 LAZY = "remote_accelerator:0"
@@ -90,7 +91,7 @@ def test_R3_a_worker_tells_nothing_of_other_files(tmp_path: Path, file: str) -> 
     secret.write_bytes(b"x" * 4096)
     whole = Path(file).read_bytes()
     offset = len(whole) - NBYTES
-    worker = Worker()
+    worker = greeted(folders=[str(tmp_path)])
 
     def asked(path: str, offset: int, nbytes: int, digest: bytes) -> object:
         return loads(worker.handle(dumps([("file", 5, path, offset, nbytes, digest)])))[0]

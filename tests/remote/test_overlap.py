@@ -15,9 +15,8 @@ from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import Reference, dumps, loads
-from mindtorch.engine.remote.worker import Worker
 
-from ..executors import using
+from ..executors import greeted, using
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -172,7 +171,7 @@ def test_R1_a_write_that_fails_ahead_is_told_as_locally(elsewhere: RemoteExecuto
 
 def test_R1_a_failure_is_remembered_until_the_program_has_been_told() -> None:
     """What was on its way when something failed to be written must not use what is there instead."""
-    worker = Worker()
+    worker = greeted()
     fill = (
         "op aten::index_fill_.int_Scalar",
         (Reference(0), 0, Reference(1), 1.0),

@@ -15,7 +15,8 @@ from mindtorch.engine.execute import ambient
 from mindtorch.engine.execute.ambient import TABLE, mirrored
 from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import WireError, dumps
-from mindtorch.engine.remote.worker import Worker
+
+from ..executors import greeted
 
 LAZY = "remote_accelerator:0"
 #: Not by themselves, with the reason.
@@ -101,7 +102,7 @@ def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
 )
 def test_R3_a_worker_refuses_what_is_no_setting(given: object, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        Worker().handle(dumps([("settings", given)]))
+        greeted().handle(dumps([("settings", given)]))
 
 
 @pytest.mark.usefixtures("as_it_was")

@@ -11,8 +11,8 @@ import torch
 
 from mindtorch.engine.remote import functions, wire
 from mindtorch.engine.remote.wire import HERE, Hole, Reference, WireError, dumps, loads
-from mindtorch.engine.remote.worker import Worker
 
+from ..executors import greeted
 from .mutations import scrambled
 
 VALUES = [
@@ -86,7 +86,7 @@ def message() -> bytes:
 
 
 def test_R3_a_worker_answers_a_message() -> None:
-    answers = loads(Worker().handle(message()))
+    answers = loads(greeted().handle(message()))
     assert answers[3] == ([], [], [], [], [], 0) and answers[4][0] == "values"
     assert torch.frombuffer(bytearray(answers[4][2]), dtype=torch.float32).tolist() == [3.0, 3.0]
 
@@ -116,7 +116,7 @@ def test_R3_bytes_that_are_no_message_are_refused_and_nothing_else_happens() -> 
 )
 def test_R3_a_worker_refuses(requests: object, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        Worker().handle(dumps(requests))
+        greeted().handle(dumps(requests))
 
 
 @pytest.mark.parametrize(

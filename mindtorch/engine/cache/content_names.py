@@ -176,13 +176,11 @@ def _structure(encoded: Encoded) -> Structure | str:
         if call not in known:
             try:
                 found = definition(sig)
-                if not functions.comes_with_torch(found.function):
-                    return f"{name} is an operator of the program's own"
                 if found.function == functions.SEED:
                     return "it seeds the generator"
                 known[call] = _Call(hashlib.sha256(dumps(tuple(found))).digest(), len(found.predicted), found.random)
             except WireError:
-                return f"{name} is a call of the program's own"
+                return f"{name} is a call of the program's own, or of other libraries"
         inputs = encoded.inputs(k)
         reason = undefined.call(name, inputs, range(2 * outputs + 1, 2 * (outputs + known[call].outputs) + 1, 2))
         if reason:

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from ...base import torch_facts
 from ..record.arguments import contiguous, extent
 from . import functions
 from .definitions import Definition, Numbers
 from .plans import Plan, Step
 from .wire import Here, Hole, Reference, WireError
 
-__all__ = ["Checks"]
+__all__ = ["Checks", "are", "argument", "described", "within"]
 
 _MOST = 1 << 48  # of sizes, strides, offsets: their products stay within what Python and torch take
 _MOST_NUMBER = 1 << 62  # of storages
@@ -28,10 +29,12 @@ _Plain = (bool, int, float, complex, str, type(None), type(Ellipsis), torch.dtyp
 class Checks:
     """What a worker will have when the messages that were checked are done.
 
-    sizes: bytes of each storage, None where only the worker knows.
+    sizes: bytes of each storage, None where only the worker knows. greeted: do the sides know that they are made of
+    the same? Nothing is done before.
     """
 
     def __init__(self) -> None:
+        self.greeted = False
         self.definitions: list[Definition] = []
         self.plans: list[tuple[Plan, list[tuple[Step, int]]]] = []  # and what makes each result that is kept
         self._sizes: dict[int, int | None] = {}
@@ -44,8 +47,10 @@ class Checks:
             for request in requests:
                 if not isinstance(request, tuple) or not request or request[0] not in _CHECKS:
                     raise WireError(f"expected a list of requests, got {request!r:.80}")
+                if not self.greeted and requests[0][0] != "hello":
+                    raise WireError(f"expected a hello first, got [{request[0]}]")
                 kinds, check = _CHECKS[request[0]]
-                _are(request[0], request[1:], kinds)
+                are(request[0], request[1:], kinds)
                 if check is not None:
                     check(self, *request[1:])
         except WireError:
@@ -74,8 +79,8 @@ class Checks:
         self._new(number, len(data))
 
     def _file(self, number: int, _path: str, offset: int, nbytes: int, digest: bytes) -> None:
-        _in("an offset", offset, _MOST)
-        _in("bytes", nbytes, _MOST)
+        within("an offset", offset, _MOST)
+        within("bytes", nbytes, _MOST)
         if len(digest) != 32:
             raise WireError(f"expected a digest, got {len(digest)} bytes")
         self._new(number, nbytes)
@@ -96,78 +101,70 @@ class Checks:
         self._there(number)
 
     def _take(self, number: int, nbytes: int, ticket: int) -> None:
-        _in("bytes", nbytes, _MOST)
+        within("bytes", nbytes, _MOST)
         self._new(number, nbytes)
 
     def _free(self, numbers: list) -> None:
         for number in numbers:
-            _are("free", (number,), (int,))
+            are("free", (number,), (int,))
             self._sizes.pop(number, None)
 
     def _several(self, numbers: list) -> None:
         for number in numbers:
-            _are("small", (number,), (int,))
+            are("small", (number,), (int,))
 
-    def _tensor(self, described: Any) -> None:
-        """(storage's number, dtype, sizes, strides, offset, MetaBits)"""
-        _are("a tensor", described, (int, torch.dtype, tuple, tuple, int, int))
-        number, dtype, sizes, strides, offset, bits = described
-        if len(sizes) != len(strides) or len(sizes) > 64:
-            raise WireError(f"expected sizes and strides of a tensor, got {described[2:4]!r:.80}")
-        _view_bits(dtype, bits)
-        for n in (*sizes, *strides, offset):
-            if type(n) is not int or not 0 <= n < _MOST:
-                raise WireError(f"expected sizes, strides and an offset of 0 and more, got {n!r:.40}")
-        nbytes = self._there(number)
+    def _tensor(self, value: Any) -> None:
+        nbytes = self._there(described(value))
+        _number, dtype, sizes, strides, offset, _bits = value
         if nbytes is not None and extent(sizes, strides, offset) * dtype.itemsize > nbytes:
-            raise WireError(f"expected a tensor within the {nbytes} bytes of storage {number}, got {described[1:]}")
+            raise WireError(f"expected a tensor within the {nbytes} bytes of storage {value[0]}, got {value[1:]}")
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def _define(self, definitions: list) -> None:
         for given in definitions:
-            _are("a definition", given, (str, tuple, dict, int, bool, tuple, bool, tuple, tuple))
+            are("a definition", given, (str, tuple, dict, int, bool, tuple, bool, tuple, tuple))
             made = Definition(*given)
             functions.called(made.function)
             holes: list[int] = []
-            _argument(made.args, holes)
+            argument(made.args, holes)
             for name, a in made.kwargs.items():
                 if type(name) is not str:
                     raise WireError(f"expected the name of an argument, got {name!r:.40}")
-                _argument(a, holes)
+                argument(a, holes)
             if sorted(holes) != list(range(len(holes))):
                 raise WireError(f"expected holes in order, got {holes}")
             if not -1 <= made.random < 128:
                 raise WireError(f"expected the index of a generator, got {made.random}")
             for hole in made.writes:
-                _in("a hole", hole, len(holes))
+                within("a hole", hole, len(holes))
             for output in made.outputs:
                 if output is not None:
-                    _in("an output", output if output >= 0 else -1 - output,
+                    within("an output", output if output >= 0 else -1 - output,
                         len(made.predicted) if output >= 0 else len(holes))  # fmt: skip
             covered = sorted(output for output in made.outputs if output is not None and output >= 0)
             if covered != list(range(len(made.predicted))):
                 raise WireError(f"expected results for {len(made.predicted)} outputs, got {made.outputs!r:.80}")
             for predicted in made.predicted:
-                _are("a prediction", predicted, (torch.dtype, int, bool))
-                _in("dimensions", predicted[1], 65)
+                are("a prediction", predicted, (torch.dtype, int, bool))
+                within("dimensions", predicted[1], 65)
             self.definitions.append(made)
 
     def _plan(self, records: list, given: list, kept: list) -> None:
         for begins in given:
-            _are("a tensor's kind", begins, (torch.dtype, int, bool, int))
-            _in("dimensions", begins[1], 65)
+            are("a tensor's kind", begins, (torch.dtype, int, bool, int))
+            within("dimensions", begins[1], 65)
             _view_bits(begins[0], begins[3])
         for record in records:
             if not isinstance(record, tuple) or len(record) < 2 or type(record[1]) is not bool:
                 raise WireError(f"expected a record, got {record!r:.80}")
-            _are("a record", (record[0], *record[2:]), (int,) * (len(record) - 1))
-            _in("a definition", record[0], len(self.definitions))
+            are("a record", (record[0], *record[2:]), (int,) * (len(record) - 1))
+            within("a definition", record[0], len(self.definitions))
             holes: list[int] = []
             made = self.definitions[record[0]]
-            _argument((made.args, tuple(made.kwargs.values())), holes)
+            argument((made.args, tuple(made.kwargs.values())), holes)
             if len(holes) != len(record) - 2:
                 raise WireError(f"expected {len(holes)} tensors for [{made.function}], got {len(record) - 2}")
-        _are("results", tuple(kept), (int,) * len(kept))
+        are("results", tuple(kept), (int,) * len(kept))
         plan = Plan(self.definitions, records, given, kept)
         makers = [(step, k) for step in plan.steps for k in range(len(step.definition.predicted))]
         self.plans.append((plan, [makers[k] for k in kept]))
@@ -176,23 +173,23 @@ class Checks:
         self.definitions, self.plans = [], []
 
     def _run(self, number: int, base: int, positions: bytes, values: bytes, timed: bool) -> None:
-        _in("a plan", number, len(self.plans))
+        within("a plan", number, len(self.plans))
         plan, makers = self.plans[number]
         plan.change(positions, values)
-        for described in plan.described():
-            self._tensor(described)
+        for value in plan.described():
+            self._tensor(value)
         for k, (step, position) in zip(plan.kept, makers, strict=True):
             self._new(base + k, _predicted(step, plan)[position])
 
     # ---- the rest ----------------------------------------------------------------------------------------------------
     def _call(self, base: int, given: list, function: str, args: tuple, kwargs: dict, grad: bool, random: int) -> None:
         functions.called(function)
-        for described in given:
-            self._tensor(described)
+        for value in given:
+            self._tensor(value)
         holes: list[int] = []
-        _argument((args, tuple(kwargs.values())), holes)
+        argument((args, tuple(kwargs.values())), holes)
         for hole in holes:
-            _in("a tensor", hole, len(given))
+            within("a tensor", hole, len(given))
         if not -1 <= random < 128:
             raise WireError(f"expected the index of a generator, got {random}")
         if not 0 < base < _MOST_NUMBER:
@@ -200,13 +197,16 @@ class Checks:
         for number, *_ in given:  # it may have been resized
             self._sizes[number] = None
 
-    def _generator(self, index: int, *_state: Any) -> None:
-        _in("a generator", index, 128)
+    def _generator(self, index: int, *state: bytes) -> None:
+        within("a generator", index, 128)
+        for each in state:
+            if not torch_facts.is_state(each):
+                raise WireError("expected the state of a generator")
 
     def _seed(self, _seed: int, besides: list) -> None:
         for index in besides:
-            _are("seed", (index,), (int,))
-            _in("a generator", index, 128)
+            are("seed", (index,), (int,))
+            within("a generator", index, 128)
 
 
 def _predicted(step: Step, plan: Plan) -> list[int]:
@@ -225,7 +225,8 @@ def _predicted(step: Step, plan: Plan) -> list[int]:
     return found
 
 
-def _are(what: str, given: Any, kinds: Sequence[type]) -> None:
+def are(what: str, given: Any, kinds: Sequence[type]) -> None:
+    """WireError unless these are values of these kinds; object: any."""
     if not isinstance(given, tuple) or len(given) != len(kinds):
         raise WireError(f"[{what}] expected {len(kinds)} values, got {given!r:.80}")
     for value, kind in zip(given, kinds, strict=True):
@@ -233,26 +234,42 @@ def _are(what: str, given: Any, kinds: Sequence[type]) -> None:
             raise WireError(f"[{what}] expected {kind.__name__}, got {value!r:.80}")
 
 
+def described(value: Any) -> int:
+    """A tensor as (storage's number, dtype, sizes, strides, offset, MetaBits): that number."""
+    are("a tensor", value, (int, torch.dtype, tuple, tuple, int, int))
+    number, dtype, sizes, strides, offset, bits = value
+    if len(sizes) != len(strides) or len(sizes) > 64:
+        raise WireError(f"expected sizes and strides of a tensor, got {value[2:4]!r:.80}")
+    _view_bits(dtype, bits)
+    for n in (*sizes, *strides, offset):
+        if type(n) is not int or not 0 <= n < _MOST:
+            raise WireError(f"expected sizes, strides and an offset of 0 and more, got {n!r:.40}")
+    if extent(sizes, strides, offset) >= _MOST:
+        raise WireError(f"expected a tensor of fewer elements, got {value[1:]!r:.80}")
+    return number  # type: ignore[no-any-return]
+
+
 def _view_bits(dtype: torch.dtype, bits: int) -> None:
-    _in("bits", bits, 4)
+    within("bits", bits, 4)
     if bits & 1 and not dtype.is_complex:
         raise WireError(f"expected a complex dtype for what is conjugated, got {dtype}")
 
 
-def _in(what: str, number: Any, end: int) -> None:
+def within(what: str, number: Any, end: int) -> None:
+    """WireError unless it is an int from 0 up to, and without, ``end``."""
     if type(number) is not int or not 0 <= number < end:
         raise WireError(f"expected {what} in 0..{end - 1}, got {number!r:.40}")
 
 
-def _argument(a: Any, holes: list[int]) -> None:
+def argument(a: Any, holes: list[int]) -> None:
     """An argument, whose references go into ``holes``."""
     if isinstance(a, Reference):
         holes.append(a.index)
     elif isinstance(a, (tuple, list)):
         for item in a:
-            _argument(item, holes)
+            argument(item, holes)
     elif isinstance(a, slice):
-        _argument((a.start, a.stop, a.step), holes)
+        argument((a.start, a.stop, a.step), holes)
     elif not isinstance(a, (*_Plain, Hole, Here, torch.device)):
         raise WireError(f"expected an argument, got {type(a).__name__}")
 
@@ -270,7 +287,6 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "get_state": ((int,), Checks._generator),
     "give": ((int, int), Checks._give),
     "hello": ((object,), None),  # which looks itself
-    "knows": ((str,), None),
     "machine": ((), None),
     "plan": ((list, list, list), Checks._plan),
     "run": ((int, int, bytes, bytes, bool), Checks._run),

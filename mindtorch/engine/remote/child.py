@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def main(fd: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
     threading.Thread(target=_end_with_the_program, args=(fd,), daemon=True).start()
     stream = Stream(fd)
-    serve = serving(device)
+    serve = serving(device, folders=["/"])  # it is the program's own
     while True:
         try:
             number, message = stream.receive()
@@ -49,9 +49,9 @@ class _Inside:
 
 
 def serving(
-    device: str, parcels: dict[int, bytes | bytearray | int] | None = None
+    device: str, parcels: dict[int, bytes | bytearray | int] | None = None, folders: Sequence[str] = ()
 ) -> Callable[[bytes | bytearray], bytearray]:
-    """From a message to its reply, whatever goes wrong. parcels: see `Worker`."""
+    """From a message to its reply, whatever goes wrong. parcels, folders: see `Worker`."""
     worker: Worker | None = None
 
     def serve(message: bytes | bytearray) -> bytearray:
@@ -60,7 +60,7 @@ def serving(
             warnings.simplefilter("always")  # the program's filters decide
             try:
                 if worker is None:
-                    worker = Worker(device, parcels)
+                    worker = Worker(device, parcels, folders)
                 reply = torch.neg(_Inside(functools.partial(worker.answers, message)))  # type: ignore[call-overload]
                 if said:
                     reply.append([(found.category.__name__, str(found.message)) for found in said])

@@ -32,6 +32,7 @@ from .homes import Homes
 from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
+from .replies import NEW_STORAGES, check_run
 from .small_values import UNASKED, Known
 from .told import Told
 from .wire import HERE, Reference, WireError, dumps
@@ -62,11 +63,10 @@ class RemoteExecutor(Session, Homes):
         self._unseen: set[str] = set()  # files that the worker does not see
         self._mirrors = Mirrors(self._died)
         Homes.__init__(self)
-        self._told = Told(self._ask, self._check_there)
-        self._there: dict[str, bool] = {}  # operators that torch does not come with: does the worker have them?
+        self._told = Told(self._ask)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
-        self._failures: dict[int, MaterializationError] = {}
+        self._alive = self._mirrors.alive
         self._reads = Reads(self, self._mirrors, self._known, self._failures)
 
     def start(self) -> None:
@@ -120,15 +120,6 @@ class RemoteExecutor(Session, Homes):
     def sync(self) -> None:
         self._ask("sync")
         self._exchange(every=True)
-
-    def _check_there(self, name: str) -> None:
-        """WireError unless the worker has the function that goes under this name."""
-        if functions.comes_with_torch(name):
-            return
-        if name not in self._there:
-            self._there[name] = self._question("knows", name)
-        if not self._there[name]:
-            raise WireError(f"expected an operator that the worker has, got {name}")
 
     # ---- storages ----------------------------------------------------------------------------------------------------
     def address(self, value: torch.Tensor) -> int:
@@ -240,6 +231,7 @@ class RemoteExecutor(Session, Homes):
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 
         def answer(given: tuple) -> None:
+            check_run(encoded, given, timed, self._known_here())
             failures, corrections, times, without, lost, idle = given
             triggers.idle += idle
             for k, time in enumerate(times):
@@ -301,7 +293,6 @@ class RemoteExecutor(Session, Homes):
         self._take()
         try:
             name = functions.name_of(info)
-            self._check_there(name)
             sent = tuple(_sendable(a, given) for a in args)
             named = {key: _sendable(a, given) for key, a in kwargs.items()}
             dumps((sent, named))
@@ -309,7 +300,7 @@ class RemoteExecutor(Session, Homes):
         except WireError:
             return self._call_here(info, args, kwargs, draws)
         self._reads.are_over()
-        base = self._mirrors.fresh(1 << 16)
+        base = self._mirrors.fresh(NEW_STORAGES)
         for number, *_ in described:
             self._changed(number)
         kind, *found = self._question(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError, SessionLost
 from ...base.warned import relay
 from ..execute import ambient, values
-from . import hello
+from . import hello, replies
 from .lineage import Lineage
 from .wire import WireError, dumps, loads
 
@@ -80,6 +80,8 @@ class Session:
         self._settings: Sequence[Any] = ambient.mirrored(cuda=True)
         self._ambient: dict[str, Any] = {}  # what the worker's settings are
         self._lost: SessionLost | None = None
+        self._failures: dict[int, MaterializationError] = {}  # that were told, by number
+        self._alive: Mapping[int, int] = {}  # bytes of each storage that something here can name, by number
         self._epochs = [0, 0]  # the last failure that was told here, and the last that the worker knows was
         self.stats = {"messages": 0, "waits": 0, "plans": 0, "bytes_up": 0, "bytes_down": 0}
 
@@ -140,7 +142,8 @@ class Session:
             error = self._hand_out(message, message.answers)
             if not (message.awaited or every or getattr(error, "lost_write", True)):
                 error = None
-            del self._line[0]
+            if self._line[0] is message:  # else the answer was the end of the session
+                del self._line[0]
         # Else a signal handler of the program's has seen to it, by a read of its own.
         return error
 
@@ -250,17 +253,28 @@ class Session:
 
     def _hand_out(self, message: _Message, answers: list[Any]) -> Exception | None:
         failed: Exception | None = None
-        for (_request, answer), given in zip(message.requests, answers):
-            try:
-                if answer is not None:
-                    answer(given)
-            except Exception as error:  # raised when all have been told
-                if by_signal_handler(error):
+        try:
+            if len(answers) > len(message.requests):
+                replies.check_warnings(answers[-1])
+            for (request, answer), given in zip(message.requests, answers):
+                try:
+                    replies.check(request, given, self._known_here())
+                    if answer is not None:
+                        answer(given)
+                except WireError:
                     raise
-                failed = failed or error
+                except Exception as error:  # raised when all have been told
+                    if by_signal_handler(error):
+                        raise
+                    failed = failed or error
+        except WireError as error:
+            self._broken(error)
         if len(answers) > len(message.requests):
             relay(answers[-1])
         return failed
+
+    def _known_here(self) -> replies.Known:
+        return replies.Known(self._failures, self._alive)
 
     def _greeted(self, answer: tuple) -> None:
         side, device = answer

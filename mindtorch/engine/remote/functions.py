@@ -1,7 +1,9 @@
 """Functions by name: what a message may call, and under which name it goes (SPEC R3).
 
-Names are looked up in tables, made once from torch, of what has an ATen operation behind it; no attribute is asked for
-by a name that came in. Operators of other libraries go where they are registered, too.
+Names are looked up in tables, made once from torch, of what has an operator of aten's on tensors behind it; no
+attribute is asked for by a name that came in. All else (what opens files, what TorchScript adds, communication,
+quantization, other libraries, operators of the program's own, and internals that believe what they are given) runs
+where the program is.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from typing import Any
 import torch
 
 from ... import ops
-from ..record.arguments import extent
 from ..record.handlers import made_like
+from . import bounds
 from .wire import WireError
 
-__all__ = ["called", "comes_with_torch", "name_of", "names"]
+__all__ = ["called", "may_alias", "name_of", "names"]
 SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
 
 _OWNERS: tuple[tuple[str, Any], ...] = (
@@ -48,19 +50,37 @@ def _table() -> dict[str, Callable[..., Any]]:
     return found
 
 
-def comes_with_torch(name: str) -> bool:
-    """Has every torch of the same version this function?"""
-    _kind, _, rest = name.partition(" ")
-    return not rest or rest.startswith(("aten::", "prim::", "prims::"))
-
-
 def names() -> Iterable[str]:
     """The names that are in the table."""
     return _table()
 
 
-#: They open files, or trust what they are told of other tensors' contents.
-_UNSAFE = re.compile(r"aten::(from_file|_sparse_\w+_unsafe|_unsafe_(masked_)?index\w*|_test_\w+)")
+#: What an operator takes and gives that a message may name: it is on tensors and numbers, and nothing else.
+_KINDS = frozenset({"Tensor", "int", "bool", "number", "float", "str", "Device", "Generator"})
+
+
+def _is_dispatched(schema: Any) -> bool:
+    """Does torch dispatch it by its tensors? Others are TorchScript's, and do what Python can."""
+    return torch._C._dispatch_has_kernel(_full_name(schema))
+
+
+def _is_on_tensors(schema: Any) -> bool:
+    if not _is_dispatched(schema):
+        return False
+    kinds = {re.sub(r"(Optional|List)\[|\]", "", str(a.type)) for a in (*schema.arguments, *schema.returns)}
+    return "Tensor" in kinds and kinds <= _KINDS
+
+
+def _is_for_messages(name: str) -> bool:
+    return name.startswith("aten::") and not bounds.REFUSED.fullmatch(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _overloads(name: str) -> frozenset[str]:
+    """Of an operator, those of its overloads that may be called, as schemas name them; none of others."""
+    if not _is_for_messages(name):
+        return frozenset()
+    return frozenset(s.overload_name for s in torch._C._jit_get_schemas_for_operator(name) if _is_on_tensors(s))
 
 
 def _is_operation(function: Any) -> bool:
@@ -68,7 +88,7 @@ def _is_operation(function: Any) -> bool:
         name = ops.op_name(function)
     except (TypeError, ValueError, LookupError):
         return False
-    return not _UNSAFE.fullmatch(name) and bool(torch._C._jit_get_schemas_for_operator(name))
+    return _is_for_messages(name) and any(map(_is_dispatched, torch._C._jit_get_schemas_for_operator(name)))
 
 
 @functools.cache
@@ -91,68 +111,54 @@ def name_of(info: Any) -> str:
     """The name under which an OpInfo's function goes; WireError where it cannot."""
     call = info.call
     if isinstance(call, functools.partial) and call.func is made_like:
-        return f"like {_qualified(call.args[0])}"
-    if _UNSAFE.fullmatch(info.name):
-        raise WireError(f"[{info.name}] expected an operator that checks what it is given")
+        name = _qualified(call.args[0])
+        _overload(name)
+        return f"like {name}"
     if isinstance(info.func, torch._ops.OpOverload) and call in (info.func, info.func._op):
-        return f"op {_qualified(info.func)}"
-    name = SEED if info.name == SEED else _names().get(_identity(call))
-    if name is None:
+        name = _qualified(info.func)
+        _overload(name)
+        return f"op {name}"
+    found = SEED if info.name == SEED else _names().get(_identity(call))
+    if found is None:
         raise WireError(f"[{info.name}] expected a function of torch's, got {call!r}")
-    return name
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
 def called(name: str) -> Callable[..., Any]:
-    """The function that goes under a name; WireError where there is none."""
+    """The function that goes under a name, which looks first where its kernel does not. WireError: there is none."""
     kind, _, rest = name.partition(" ")
     if kind in ("op", "like") and rest:
         overload = _overload(rest)
-        return functools.partial(made_like, overload) if kind == "like" else _checking(overload)
+        return functools.partial(made_like, overload) if kind == "like" else bounds.looking(overload)
     found = torch.default_generator.manual_seed if name == SEED else _table().get(name)
     if found is None:
         raise WireError(f"expected the name of an operation, got {name[:80]!r}")
-    return _safe_segments if name == "torch.segment_reduce" else found
+    return bounds.looking_inside(found, ops.op_name(found))
 
 
-def knows(name: str) -> bool:
-    """Is there a function of this name?"""
-    try:
-        called(name)
-    except WireError:
+@functools.lru_cache(maxsize=4096)
+def may_alias(name: str) -> bool:
+    """May the function of this name give tensors on memory that a kernel has not just made?"""
+    kind, _, rest = name.partition(" ")
+    if kind == "like" or name == SEED:
         return False
-    return True
+    operator = rest.rpartition(".")[0] if kind == "op" else ops.op_name(_table()[name])
+    return any(
+        any(r.alias_info is not None and not r.alias_info.is_write for r in s.returns)
+        or torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(s), "CompositeImplicitAutograd")
+        for s in torch._C._jit_get_schemas_for_operator(operator)
+        if _is_dispatched(s)
+    )
 
 
-def _checking(overload: Any) -> Callable[..., Any]:
-    """What an overload runs; where its kernel does not look whether it stays within memory, something that does."""
-    if overload is torch.ops.aten._reshape_alias.default:
-        return _alias_within
-    if overload._schema.name == "aten::segment_reduce" and overload is not torch.ops.aten.segment_reduce.out:
-        return _safe_segments
-    return overload._op
-
-
-def _alias_within(t: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
-    there, wanted = t.untyped_storage().nbytes(), extent(size, stride, t.storage_offset()) * t.dtype.itemsize
-    if wanted > there:
-        raise RuntimeError(f"[aten::_reshape_alias] expected a view within {there} bytes, got one of {wanted}")
-    return torch.ops.aten._reshape_alias(t, size, stride)
-
-
-def _safe_segments(*args: Any, **kwargs: Any) -> torch.Tensor:
-    kwargs.pop("unsafe", None)  # with it, the kernel believes lengths and offsets
-    return torch.segment_reduce(*args, **kwargs)
+def _full_name(schema: Any) -> str:
+    return f"{schema.name}.{schema.overload_name}".rstrip(".")
 
 
 def _overload(name: str) -> Any:
-    qualified, _, overload = name.rpartition(".")
-    namespace, _, base = qualified.partition("::")
-    if _UNSAFE.fullmatch(qualified):
-        raise WireError(f"expected an operator that checks what it is given, got {qualified}")
-    if not (namespace.isidentifier() and base.isidentifier() and torch._C._jit_get_schemas_for_operator(qualified)):
-        raise WireError(f"expected the name of an operator, got {name[:80]!r}")
-    packet = getattr(getattr(torch.ops, namespace), base)
-    if overload not in packet.overloads():
-        raise WireError(f"expected an overload of {qualified}, got {overload[:80]!r}")
-    return getattr(packet, overload)
+    """An overload that may be called; WireError where the name is not one's."""
+    operator, _, overload = name.rpartition(".")
+    if ("" if overload == "default" else overload) not in _overloads(operator):
+        raise WireError(f"expected an operator of aten's on tensors, which checks what it is given, got {name[:80]!r}")
+    return getattr(getattr(torch.ops.aten, operator.partition("::")[2]), overload)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import sys
 from typing import NamedTuple
 
 import torch
 
-from ...base import VERSION
+from ...base import PACKAGE, VERSION
 from . import functions
 from .wire import PROTOCOL, WireError
 
@@ -20,21 +22,38 @@ class Side(NamedTuple):
 
     protocol: int
     torch: str
+    torch_commit: str
     mindtorch: str
+    code: str  # of mindtorch: a digest of its files of Python, since what is installed knows of no commit
     functions: str  # of the table of names
     byteorder: str
 
     def __str__(self) -> str:
         return (
-            f"mindtorch {self.mindtorch} (protocol {self.protocol}, functions {self.functions}), torch {self.torch}, "
-            f"{self.byteorder}-endian"
+            f"mindtorch {self.mindtorch} (code {self.code}, protocol {self.protocol}, functions {self.functions}), "
+            f"torch {self.torch} (commit {self.torch_commit}), {self.byteorder}-endian"
         )
 
 
+@functools.cache
 def here() -> Side:
     """This process."""
     table = hashlib.sha256("\n".join(sorted(functions.names())).encode()).hexdigest()[:12]
-    return Side(PROTOCOL, str(torch.__version__), VERSION, table, sys.byteorder)
+    commit = str(torch.version.git_version)[:12]
+    return Side(PROTOCOL, str(torch.__version__), commit, VERSION, _code(), table, sys.byteorder)
+
+
+def _code() -> str:
+    found = hashlib.sha256()
+    for folder, inside, names in os.walk(PACKAGE):
+        inside.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                found.update(os.path.relpath(path, PACKAGE).encode() + b"\0")
+                with open(path, "rb") as file:
+                    found.update(hashlib.sha256(file.read()).digest())
+    return found.hexdigest()[:12]
 
 
 def check(other: object, who: str) -> None:

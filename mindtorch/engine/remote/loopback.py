@@ -12,5 +12,7 @@ class LoopbackExecutor(RemoteExecutor):
     """An executor whose worker is in this process, on ``device``."""
 
     def __init__(self, device: str = "cpu") -> None:
-        super().__init__(Worker(device).handle, lambda message: None)  # which is done when its reply is wanted
+        super().__init__(
+            Worker(device, folders=["/"]).handle, lambda message: None
+        )  # which is done when its reply is wanted
         self._settings = ()  # of this process

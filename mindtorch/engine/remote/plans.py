@@ -28,18 +28,20 @@ class Step:
 
     inputs: indices into the tensors that the plan begins with and, after those, the outputs so far; dying: of all
     those, the ones that nothing needs after it. ``args``, ``kwargs``, ``predicted`` (dtype, sizes, strides or None when
-    contiguous, offset of each output) have the numbers of the run in them, and References for tensors. ``tensors``:
-    (position, index) of those that are an argument; ``nested``, ``named``: where what else is no constant is.
+    contiguous, offset of each output) have the numbers of the run in them, and References for tensors. ``aliases``: may
+    outputs be on memory of others? ``tensors``: (position, index) of those that are an argument; ``nested``, ``named``:
+    where what else is no constant is.
     """
 
     __slots__ = (
-        "args", "begin", "call", "definition", "dying", "grad", "inputs", "kwargs", "named", "nested", "predicted",
-        "stale", "tensors",
+        "aliases", "args", "begin", "call", "definition", "dying", "grad", "inputs", "kwargs", "named", "nested",
+        "predicted", "stale", "tensors",
     )  # fmt: skip
 
     def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int) -> None:
         self.definition, self.grad, self.inputs, self.begin = definition, grad, inputs, begin
         self.call = functions.called(definition.function)
+        self.aliases = functions.may_alias(definition.function)
         plain = {at: a.index for at, a in enumerate(definition.args) if isinstance(a, Reference) and not a.tracked}
         self.tensors = tuple(plain.items())
         self.nested = tuple(at for at, a in enumerate(definition.args) if at not in plain and not is_constant(a))

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ...base.errors import MaterializationError
-from ..record.arguments import quiet
+from ..record.arguments import extent, quiet
 from .exchange import Session, again
 from .mirrors import Mirrors, view
 from .small_values import Known
+from .wire import WireError
 
 __all__ = ["Reads", "plain_bytes"]
 
@@ -34,10 +35,7 @@ class Reads:
     def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, as `Mirrors.describe` names them, on copies of their storages."""
         storages = self.storages({number for number, *_ in described})
-        return [
-            view(storages[number], dtype, sizes, strides, offset, bits)
-            for number, dtype, sizes, strides, offset, bits in described
-        ]
+        return [self._on(storages[each[0]], each) for each in described]
 
     def elements(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, with no more than their elements."""
@@ -53,9 +51,16 @@ class Reads:
             self._read_ahead(asked)
             self._session._exchange()
         return [
-            self._plain(each, *found[k]) if k in found else view(copies[each[0]], *each[1:])
+            self._plain(each, *found[k]) if k in found else self._on(copies[each[0]], each)
             for k, each in enumerate(described)
         ]
+
+    def _on(self, storage: torch.UntypedStorage, described: tuple) -> torch.Tensor:
+        number, dtype, sizes, strides, offset, bits = described
+        wanted = extent(sizes, strides, offset) * dtype.itemsize
+        if wanted > storage.nbytes():
+            self._session._broken(WireError(f"expected {wanted} bytes of storage {number}, got {storage.nbytes()}"))
+        return view(storage, dtype, sizes, strides, offset, bits)
 
     def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
         if kind == "failed":

@@ -26,12 +26,10 @@ class _Plan:
 
 
 class Told:
-    """ask(name of a request, …, nbytes=…) tells the worker. check(name of a function) raises WireError where the worker
-    has none of this name: nothing is told then.
-    """
+    """ask(name of a request, …, nbytes=…) tells the worker."""
 
-    def __init__(self, ask: Callable[..., Any], check: Callable[[str], None] = lambda name: None) -> None:
-        self._ask, self._check = ask, check
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
         self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
         self._definitions: dict[bytes, tuple[int, bool]] = {}  # calls in them, by their part of it: number, `whole`
         self._nbytes = 0
@@ -72,7 +70,6 @@ class Told:
             known = self._definitions.get(call) or new.get(call)
             if known is None:
                 made = definition(encoded.origin(k)[1])
-                self._check(made.function)
                 drawn = made.random >= 0 or any(d.is_floating_point or d.is_complex for d, *_ in made.predicted)
                 known = new[call] = len(self._definitions) + len(new), not drawn
                 definitions.append(tuple(made))

@@ -28,9 +28,9 @@ from . import functions, hello
 from .checks import Checks
 from .contents import digest_of
 from .definitions import Definition
-from .here import bytes_of
 from .mirrors import view
 from .plans import Plan, Step
+from .results import as_bytes, check_memory, contents, taken_apart
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -64,10 +64,14 @@ class Worker:
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
 
     parcels: contents of storages on the way from one worker to another, or the number of the failure because of which
-    there are none, by ticket. Whoever has the workers takes them there.
+    there are none, by ticket. Whoever has the workers takes them there. folders: where it may look for files.
     """
 
-    def __init__(self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None) -> None:
+    def __init__(
+        self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None,
+        folders: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._folders = folders
         self._parcels = {} if parcels is None else parcels
         self._local = LocalExecutor(device)
         self._device = self._local.device
@@ -76,6 +80,7 @@ class Worker:
         self._plans: list[Plan] = []
         self._failures = 0
         self._checks = Checks()
+        self._over = False  # was a message refused? Nobody knows what another one is about then
         # Storage's address -> failure of what should have written to it, until the program has been told, and the
         # storage: it must not give its address away.
         self._overwritten: dict[int, tuple[int, Any]] = {}
@@ -86,22 +91,24 @@ class Worker:
 
     def answers(self, message: bytes | bytearray | memoryview) -> list[Any]:
         """The same before it becomes bytes."""
+        if self._over:
+            raise WireError("expected no message after one that was refused")
+        self._over = True
         with quiet():
-            return [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
+            found = [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
+        self._over = False
+        return found
 
     # ---- the other side ----------------------------------------------------------------------------------------------
     def hello(self, side: tuple) -> tuple:
         """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
         hello.check(side, "a program")
+        self._checks.greeted = True
         return tuple(hello.here()), self._device.type
 
     def machine(self) -> tuple:
         """What `execute.machine.Machine` says of the device."""
         return tuple(this_machine(self._device))
-
-    def knows(self, name: str) -> bool:
-        """Is there a function of this name?"""
-        return functions.knows(name)
 
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""
@@ -119,10 +126,10 @@ class Worker:
         self._storages[number] = held.to(self._device)
 
     def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | None:
-        """A new storage with a part of a safetensors file, if there is one here (else None) and that is in it (else
-        False: no storage). So it tells nobody anything but who knows what is in it.
+        """A new storage with a part of a safetensors file, if there is one in the worker's folders (else None) and that
+        is in it (else False: no storage). So it tells nobody what is in it but who knows, and nothing of other files.
         """
-        found = mapped.part_of(path, offset, nbytes)
+        found = mapped.part_of(path, offset, nbytes, self._folders)
         if found is None or digest_of(found) != digest:
             self._checks.gone(number)
             return None if found is None else False
@@ -145,7 +152,7 @@ class Worker:
     def give(self, number: int, ticket: int) -> None:
         """Put a storage's contents aside for another worker."""
         try:
-            self._parcels[ticket] = _contents(self._bytes(number))
+            self._parcels[ticket] = contents(self._bytes(number))
         except Poisoned as error:
             self._parcels[ticket] = error.number
 
@@ -165,14 +172,14 @@ class Worker:
     def storage(self, number: int) -> tuple:
         """A storage's contents."""
         try:
-            return "bytes", _contents(self._bytes(number))
+            return "bytes", contents(self._bytes(number))
         except Poisoned as error:
             return "failed", error.number
 
     def small(self, numbers: list[int]) -> list[bytes | None]:
         """The contents of storages, None for those that could not be computed or are not there."""
         found = [self._storages.get(number) for number in numbers]
-        return [None if held is None or isinstance(held, Failed) else _contents(_as_bytes(held)) for held in found]
+        return [None if held is None or isinstance(held, Failed) else contents(as_bytes(held)) for held in found]
 
     def has(self, number: int) -> bool:
         """Is there such a storage?"""
@@ -190,7 +197,7 @@ class Worker:
         if isinstance(found, Failed):
             raise Poisoned(found.number)
         if found.numel() != found.untyped_storage().nbytes():  # a call has resized it
-            found = self._storages[number] = _as_bytes(found)
+            found = self._storages[number] = as_bytes(found)
         return found
 
     def _tensor(self, described: tuple) -> torch.Tensor:
@@ -287,7 +294,7 @@ class Worker:
                     values[i] = None
         for k in plan.kept:
             value = values[n_given + k]
-            self._storages[base + k] = value if isinstance(value, Failed) else _as_bytes(value)
+            self._storages[base + k] = value if isinstance(value, Failed) else as_bytes(value)
         lost: list[tuple[int, int, int]] = []
         if not_written:
             numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
@@ -334,6 +341,10 @@ class Worker:
         if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
+        if value.device != self._device:
+            raise RuntimeError(f"expected a tensor on {self._device}, the kernel gave one on {value.device}")
+        if step.aliases:
+            check_memory(value)
         same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
         if same and value.storage_offset() == offset:
             return value
@@ -408,7 +419,7 @@ class Worker:
             if id(out) in same:
                 return "given", same[id(out)]
             if out.layout is not torch.strided or out.is_nested or out.is_quantized:
-                return "plain", _taken_apart(out, known)
+                return "plain", taken_apart(out, known)
             return "value", self._described(out, known, numbers)
         if isinstance(out, (tuple, list)) and not isinstance(out, torch.Size):
             kind = type(out).__name__ if hasattr(out, "_fields") or type(out) not in (tuple, list) else ""
@@ -423,7 +434,7 @@ class Worker:
         key = t.untyped_storage()._cdata
         if key not in known:
             known[key] = next(numbers)
-            self._storages[known[key]] = _as_bytes(t)
+            self._storages[known[key]] = as_bytes(t)
             self._checks.made(known[key])
         return known[key], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), _core.view_bits(t)
 
@@ -439,12 +450,12 @@ class Worker:
             if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
                 plain = plain.contiguous()
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
-            return "values", tuple(plain.stride()), _contents(_as_bytes(span.clone()))
+            return "values", tuple(plain.stride()), contents(as_bytes(span.clone()))
 
     # ---- generators and the rest -------------------------------------------------------------------------------------
     def get_state(self, index: int) -> bytes:
         """State of the generator of ``remote_accelerator:index``."""
-        return _contents(self._local.state(index))
+        return contents(self._local.state(index))
 
     def set_state(self, index: int, state: bytes) -> None:
         self._local.set_state(index, torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -456,7 +467,7 @@ class Worker:
     def get_generators(self) -> tuple[int | None, list[tuple[int, bytes]]]:
         """The seed, and the states of the generators that were used."""
         seed, states = self._local.generators()
-        return seed, [(index, _contents(state)) for index, state in states.items()]
+        return seed, [(index, contents(state)) for index, state in states.items()]
 
     def sync(self) -> None:
         """Return when all is done."""
@@ -465,36 +476,3 @@ class Worker:
 
 def _address(t: Any) -> int:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else 0
-
-
-def _as_bytes(t: torch.Tensor) -> torch.Tensor:
-    """A tensor's whole storage as bytes, not a copy."""
-    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
-
-
-def _contents(t: torch.Tensor) -> bytes:
-    """What is in a tensor that has all of its storage."""
-    return bytes_of(t.cpu().untyped_storage())
-
-
-def _taken_apart(t: torch.Tensor, known: dict[int, int]) -> tuple:
-    """A sparse tensor as its layout, sizes, whether it is coalesced, and parts."""
-    if t.layout is torch.sparse_coo:
-        parts: tuple[torch.Tensor, ...] = (t._indices(), t._values())
-        return t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part, known) for part in parts]
-    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (t.crow_indices(), t.col_indices(), t.values())
-    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (t.ccol_indices(), t.row_indices(), t.values())
-    else:
-        raise WireError("expected dense or sparse results, got a nested or quantized tensor")
-    return t.layout, tuple(t.shape), None, [_sent(part, known) for part in parts]
-
-
-def _sent(t: torch.Tensor, known: dict[int, int]) -> tuple:
-    """Dtype, sizes, strides, offset, number of the storage if it is one of ``known``, and what is in the storage."""
-    t = t.detach()
-    number = known.get(t.untyped_storage()._cdata, 0)
-    if not number:
-        t = t.contiguous().clone()
-    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, _contents(_as_bytes(t))

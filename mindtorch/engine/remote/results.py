@@ -1,0 +1,59 @@
+"""Results of calls as a worker keeps and tells them: their memory, and of sparse ones the parts (SPEC R1, R3)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..record.arguments import extent
+from .here import bytes_of
+from .wire import WireError
+
+__all__ = ["as_bytes", "check_memory", "contents", "taken_apart"]
+
+
+def check_memory(t: torch.Tensor) -> None:
+    """RuntimeError unless it is dense, and reaches no further than its storage."""
+    if t.layout is not torch.strided:
+        raise RuntimeError(f"expected a dense tensor, the kernel gave one of {t.layout}")
+    there = t.untyped_storage().nbytes()
+    if t.is_contiguous():
+        wanted = t.storage_offset() * t.itemsize + t.nbytes
+    else:
+        wanted = extent(tuple(t.shape), t.stride(), t.storage_offset()) * t.itemsize
+    if wanted > there and t.numel():
+        raise RuntimeError(
+            f"expected a tensor within the {there} bytes of its storage, the kernel gave one of {wanted}"
+        )
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's whole storage as bytes, not a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+
+
+def contents(t: torch.Tensor) -> bytes:
+    """What is in a tensor that has all of its storage."""
+    return bytes_of(t.cpu().untyped_storage())
+
+
+def taken_apart(t: torch.Tensor, known: dict[int, int]) -> tuple:
+    """A sparse tensor as its layout, sizes, whether it is coalesced, and parts."""
+    if t.layout is torch.sparse_coo:
+        parts: tuple[torch.Tensor, ...] = (t._indices(), t._values())
+        return t.layout, tuple(t.shape), t.is_coalesced(), [_sent(part, known) for part in parts]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (t.crow_indices(), t.col_indices(), t.values())
+    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (t.ccol_indices(), t.row_indices(), t.values())
+    else:
+        raise WireError("expected dense or sparse results, got a nested or quantized tensor")
+    return t.layout, tuple(t.shape), None, [_sent(part, known) for part in parts]
+
+
+def _sent(t: torch.Tensor, known: dict[int, int]) -> tuple:
+    """Dtype, sizes, strides, offset, number of the storage if it is one of ``known``, and what is in the storage."""
+    t = t.detach()
+    number = known.get(t.untyped_storage()._cdata, 0)
+    if not number:
+        t = t.contiguous().clone()
+    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, contents(as_bytes(t))
