@@ -4,7 +4,7 @@ Schema 1::
 
     {"schema_version": 1, "counts": {"nodes", "ops", "inputs", "parameters", "edges", "segments"},
      "nodes": [{"id", "kind", "op", "inputs": [[node id, output index], …], "outputs": [{"shape", "dtype", "device"}, …]
-                and, where there is one: "args", "kwargs", "overload", "readings", "number", "name", "module",
+                and, where there is one: "args", "kwargs", "overload", "readings", "writes", "number", "name", "module",
                 "classes", "phase", "source"}, …],
      "edges": [[source, output index, target, input index], …],
      "segments": [{"start", "stop", "read_by"}, …], "outputs": [[node id, output index], …]
@@ -12,6 +12,7 @@ Schema 1::
 
 ``source`` is [file, line, function]. ``overload``: ``aten.add.Tensor``. ``readings``: of each input, null where it is
 read as its node has it, else {"offset", "shape", "strides", "dtype"} in the storage of that, which was written since.
+``writes``: numbers of the inputs that it writes to, in the order of the outputs that stand for them, the last ones.
 ``number``: what an input of no dimension held. In ``args`` and ``kwargs``, what JSON has no word for is an object of
 one entry: ``{"input": 0}`` (the node's first input), ``{"dtype": "float32"}``, ``{"tuple": […]}``,
 ``{"float": "inf"}`` ….
@@ -141,6 +142,8 @@ def _node(node: Node, constants: dict[str, Any], outputs: dict[str, Any]) -> dic
         data["number"] = encode(node.number)
     if any(node.readings):
         data["readings"] = [reading and _reading(reading) for reading in node.readings]
+    if node.writes:
+        data["writes"] = list(node.writes)
     data.update(constants)
     data.update(outputs)
     where = node.module_info
@@ -258,6 +261,8 @@ def from_dict(graph: ComputationGraph, data: Mapping[str, Any]) -> ComputationGr
             graph._said_phases[place] = phase
         if node.get("name"):
             graph._names[place] = node["name"]
+        if node.get("writes"):
+            graph._writes[place] = tuple(node["writes"])
         if "number" in node:
             graph._numbers[place] = decode(node["number"])
     if "patterns" in data:

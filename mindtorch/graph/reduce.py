@@ -168,6 +168,8 @@ class _Part:
         self.numbers[node] = number
         if node in graph._names:
             made._names[number] = graph._names[node]
+        if node in graph._writes:
+            made._writes[number] = graph._writes[node]
         if node in self.reads:
             made._reads.append(number)
         for output in range(max(1, len(graph.nodes[node].outputs))):
