@@ -1,8 +1,8 @@
 """The grammar of call templates: a call's arguments as bytes, with holes where tensors go.
 
 key: address of the function, number of arguments (1 byte), of keywords (1 byte), of floats that stand in the record (1
-byte), the arguments, and for each keyword the address of its name and the argument. An argument is a tag and what stands
-behind it there. Keys are written by keys.pyx, from arguments, and read by template.pyx.
+byte), the arguments, and for each keyword the address of its name and the argument. An argument is a tag and what
+stands behind it there. Keys are written by keys.pyx, from arguments, and read by template.pyx.
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t

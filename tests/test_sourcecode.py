@@ -19,7 +19,7 @@ EXTENSIONS = sorted(path.stem for path in (ROOT / "_ext").glob("*.pyx"))
 # What is longer than a sitting says why; where `LINES` says, a file must be split. A Cython module gets more, because a
 # split there turns internal calls into calls between modules.
 SITTING = 400
-LINES = {".py": 500, ".pyi": 500, ".pxd": 500, ".pyx": 800}
+LINES = {".py": 500, ".pyi": 500, ".pxd": 500, ".pyx": 860}
 
 # Stubs are compared with what the compiler made. Only names that Cython adds by itself may differ.
 STUB_ALLOWED = [
