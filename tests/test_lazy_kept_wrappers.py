@@ -399,6 +399,32 @@ def test_S1_random_programs_are_as_eager(first: int) -> None:
         assert program(LAZY, seed) == program("cpu", seed), seed
 
 
+def test_S1_what_memory_held_before_tells_no_wrapper_from_a_new_one() -> None:
+    code = """
+import ctypes, torch, mindtorch
+from mindtorch._ext import kept_wrappers as wrappers
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def leave(byte):
+    blocks = [libc.malloc(size) for size in range(160, 260, 8) for _ in range(40)]
+    for k, block in enumerate(blocks):
+        ctypes.memset(block, byte, 160 + 8 * (k // 40))
+    for block in blocks:
+        libc.free(block)
+
+x = torch.ones(2, 3, device="remote_accelerator:0")
+held = []
+for byte in (0x00, 0xFF, 0xAA, 0x55):
+    leave(byte)
+    held += [x + 1 for _ in range(8)]
+del held
+assert wrappers.kept() == 32, wrappers.kept()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_S1_a_process_that_forks_and_ends_with_kept_wrappers_ends_well() -> None:
     code = """
 import os, torch, mindtorch
