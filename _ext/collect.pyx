@@ -175,7 +175,7 @@ cdef class Collector:
         if here is None:
             return
         if here.in_op:
-            ns = mt_now() - begun
+            ns = mt_now() - (begun if begun > here.last else here.last)    # not what an import in it has counted
             here.inner += ns
             self.accounted += ns
             self.overhead += ns
@@ -305,10 +305,18 @@ cdef class Collector:
         self.until(here, at if at > here.last else here.last, ns)
 
     cdef void ours(self, Timeline here, uint64_t since) noexcept:
-        """The time since then went into watching."""
+        """The time since then went into watching, but for what is accounted for: an import in it, lazy ops that ran."""
         cdef uint64_t now = mt_now()
+        if since < here.last:
+            since = here.last
         self.overhead += now - since
         self.until(here, now, now - since)
+
+    cdef void watched(self, Timeline here, uint64_t since, uint64_t counted, uint64_t op=0) noexcept:
+        """The time since then went into watching, but for the `op`, and what is `counted` already."""
+        cdef uint64_t now = mt_now()
+        self.overhead += now - since - counted - op
+        self.until(here, now, now - since - counted)
 
     cdef void looked(self, Timeline here, uint64_t whole, uint64_t ns, uint32_t module, uint32_t phase) noexcept:
         """`ns` of the `whole` time since the last interval, by the lines where the thread was seen in it."""
@@ -404,7 +412,7 @@ cdef class Collector:
 
     def dispatch(self, func, types, args=(), kwargs=None):
         """Run one op and account for it. The signature of ``__torch_dispatch__``."""
-        cdef uint64_t t_in = mt_now(), t0, t1, now, ns, ours
+        cdef uint64_t t_in = mt_now(), t0, t1, ns, ours, before_it, within    # of which something else was, before and in it
         cdef uint32_t module, location, phase, sig
         cdef uint64_t nbytes = 0, before
         cdef Maker maker
@@ -439,12 +447,15 @@ cdef class Collector:
             return out
         tape = get_tape()
         before = tape.n_recorded if tape is not None else 0
-        begun = None if self.noted is None else self.noted.begins(func, args, kwargs)
-        here.inner = 0
-        mt_beat(&self.sampler.beat, BUSY)
-        t0 = mt_now()
-        here.in_op = True
+        here.inner = before_it = 0
+        here.in_op = True                      # what is imported from here on is in `inner`, not a gap of the program's
+        t0 = 0
         try:
+            begun = None if self.noted is None else self.noted.begins(func, args, kwargs)
+            before_it = here.inner
+            here.inner = 0
+            mt_beat(&self.sampler.beat, BUSY)
+            t0 = mt_now()
             if kwargs:
                 out = op.call(*args, **kwargs)
             else:
@@ -452,30 +463,37 @@ cdef class Collector:
             if self.synchronize is not None:
                 self.synchronize(out)
         except BaseException:
-            self.failed += 1
-            self.overhead += t0 - t_in
-            self.until(here, t0 + here.inner, t0 - t_in)    # the time it took is between ops
+            if t0:
+                self.failed += 1
+                self.overhead += t0 - t_in - before_it
+                self.until(here, t0 + here.inner, t0 - t_in - before_it)    # the time it took is between ops
             raise
         finally:
             here.in_op = False
         t1 = mt_now()
         if type(out) is self.fake and self.symbolic(out):
-            self.ours(here, t_in)
+            self.watched(here, t_in, before_it + here.inner)
             return out
-        self.n_ops += 1
-        recorded = tape is not None and tape.n_recorded != before
-        sig = self.signature(op, args, kwargs, out)
-        if op.allocates:
-            maker = Maker(sig, module, location, <uint8_t> phase)
-            nbytes = self.balance.track(out, &maker, here)
-        elif op.writes:
-            nbytes = self.written(out)
-        if begun is not None:
-            self.noted.ended(begun, args, kwargs, out)
-        self.balance.in_module(module)         # it holds what is there, also where it only makes views
-        self.balance.in_phase(phase)
-        self.note_place(out, args)
-        ns = t1 - t0 - here.inner
+        within = here.inner
+        here.inner = 0
+        here.in_op = True
+        try:
+            self.n_ops += 1
+            recorded = tape is not None and tape.n_recorded != before
+            sig = self.signature(op, args, kwargs, out)
+            if op.allocates:
+                maker = Maker(sig, module, location, <uint8_t> phase)
+                nbytes = self.balance.track(out, &maker, here)
+            elif op.writes:
+                nbytes = self.written(out)
+            if begun is not None:
+                self.noted.ended(begun, args, kwargs, out)
+            self.balance.in_module(module)     # it holds what is there, also where it only makes views
+            self.balance.in_phase(phase)
+            self.note_place(out, args)
+        finally:
+            here.in_op = False
+        ns = t1 - t0 - within
         ours = self.cost_in if self.cost_in < ns else ns
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
@@ -488,12 +506,11 @@ cdef class Collector:
         if sig:
             self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         elif op.begins or op.ends:
-            self.label(here, op, args, t_in, t1, t0 - t_in + ours)
+            self.label(here, op, args, t_in, t1, t0 - t_in - before_it + ours)
         here.n_ops += sig != 0                 # a label is none
         here.op_ns += ns - ours
-        now = mt_now()
-        self.overhead += (t0 - t_in) + ours + (now - t1)
-        self.until(here, now, now - t_in - here.inner)
+        self.overhead += ours
+        self.watched(here, t_in, before_it + within + here.inner, ns)
         return out
 
     # ------------------------------------------------------------ lazy ops
@@ -754,8 +771,7 @@ cdef class Collector:
                 self.mark("backward end", now, 0)
         if kind != MODULE_EXIT:
             self.balance.in_phase(phase)
-        # A mark may have let lazy ops run: then `last` is past `now`.
-        self.ours(here, here.last if here.last > now else now)
+        self.ours(here, now)
 
     cdef void first_call(self, uint32_t module) noexcept:
         """Of this stage; the report lists modules in the order of the run."""

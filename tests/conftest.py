@@ -158,7 +158,7 @@ def nothing_stays_set() -> Iterator[None]:
         return {
             "executor": values._executor and type(values._executor),
             "passes": passes.optimizer._used(),
-            "analyzer": analysis._analyzer,
+            "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
             "cache": between.keeper,
             "segment hook": between.listener,
             "observers of operations": tuple(local._observers),

@@ -21,9 +21,9 @@ from .._ext import context, ledger
 from .._ext import lazy as _core
 from .._ext import tape as _tape
 from ..base.errors import LazyTensorError
+from ..base.strides import contiguous
 from ..engine.execute import tensors as _tensors
 from ..engine.execute import values
-from ..engine.record.predict import contiguous
 from ..ops import op_name
 from .graph import DATA, ComputationGraph
 from .parts import Call, Hole, Output, Reading, constant, output_of

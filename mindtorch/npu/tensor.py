@@ -17,8 +17,8 @@ from .._ext import blocks as _blocks
 from .._ext import hooks as _hooks
 from .._ext.guards import NoGrad
 from ..base.errors import LazyTensorError, UnsupportedOperationError
+from ..base.strides import extent
 from ..devices.lazy_device import npu_device
-from ..engine.record.predict import extent
 from ..engine.tensor.recorded import Copied, formatted
 
 _base = torch._C.TensorBase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -273,6 +274,7 @@ def test_C5_a_job_that_is_cancelled_leaves_no_working_tree(number: signal.Signal
     running = subprocess.Popen(
         [sys.executable, "-c", GENIE, "diff", "--base", "main", "--", "profile", "slow.py", str(said)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background job has none
     )  # fmt: skip
     while not (said.exists() and said.read_text()):
         assert running.poll() is None, running.communicate()
@@ -318,7 +320,7 @@ def test_C5_packages_of_the_repository_are_those_of_the_revision(
         monkeypatch.delenv("PYTHONPATH")
         monkeypatch.syspath_prepend(repository / "src")
         monkeypatch.setattr(
-            "mindtorch.cli.revisions._GENIE", f"import sys; sys.path.append({str(repository / 'src')!r}); {GENIE}"
+            "mindtorch.cli.in_child._GENIE", f"import sys; sys.path.append({str(repository / 'src')!r}); {GENIE}"
         )
     before, after, _ = both("main", ["profile", "train.py"])
     assert (before["totals"]["params"], after["totals"]["params"]) == (7510, 7585)

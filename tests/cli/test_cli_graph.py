@@ -99,7 +99,7 @@ def test_C6_svg_and_html_of_a_training_script(here, device):
     root = ElementTree.parse(here / "g.svg").getroot()
     words = [text.text or "" for text in root.iter() if text.tag.endswith("}text")]
     graph = json.loads((here / "g.json").read_text())
-    assert words[0] == f"{graph['counts']['ops']:,} ops: feed-forward 16 ×"
+    assert words[0] == f"{graph['counts']['ops']:,} ops: feed-forward 16 ×; optimizer update 1 ×"
     assert "initialization: 64 parameters, 128 ops" in words or device
     assert any("h.0 … h.15  16 × Block" in word for word in words) and "iterations" in words
     page = (here / "g.html").read_text()

@@ -37,11 +37,6 @@ def test_C8_commands_are_listed():
     ]  # fmt: skip
 
 
-def test_C8_nothing_is_offered_that_is_not_there():
-    text = genie("graph", "--help").stdout
-    assert "--format" not in text
-
-
 def test_C8_bare_genie_prints_its_help_as_help():
     bare, asked = (CliRunner().invoke(cli, args, prog_name="genie") for args in ([], ["--help"]))
     assert bare.exit_code == 0 and bare.stderr == "" and bare.stdout == asked.stdout
@@ -93,4 +88,4 @@ def test_S11_help_is_quick():
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     imported = done.stderr.split()
     assert {name.partition(".")[0] for name in imported} - {*sys.stdlib_module_names} == {"mindtorch", "click"}
-    assert len(imported) < 125  # with Python's own
+    assert len(imported) < 130  # with Python's own

@@ -40,8 +40,12 @@ def known_call() -> object:
     return base + 1
 
 
-def new_call() -> object:
+def new_number() -> object:
     return base * fresh()
+
+
+def new_call() -> object:
+    return base.roll(round_number)
 
 
 def new_shape() -> object:
@@ -220,6 +224,7 @@ def profiled() -> object:
 
 SCENARIOS: list[Callable[[], object]] = [
     known_call,
+    new_number,
     new_call,
     new_shape,
     creation,

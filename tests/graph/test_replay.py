@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.patterns.rerun import run
+from mindtorch.graph.patterns.rerun import CannotRun, run
 
 Inputs = dict[Any, torch.Tensor]
 
@@ -153,3 +153,17 @@ def test_L13_a_captured_graph_runs_again_to_its_own_bits(name: str, monkeypatch:
     run(graph, [node.id for node in graph.nodes if node.kind == "op"], values, exact=True)
     for place, expected in zip(places, wanted, strict=True):
         assert torch.equal(values[place].reshape(expected.shape), expected), graph.nodes[place[0]]
+
+
+def test_L13_operators_that_believe_sizes_are_not_run_on_those_that_do_not_fit() -> None:
+    """A fused step writes as many numbers as the weight has, wherever that is: the process ended."""
+    weight = nn.Parameter(torch.ones(8, 8))
+    optimizer = torch.optim.SGD([weight], momentum=0.9, fused=True)
+    with capture() as graph:
+        for _ in range(2):
+            weight.grad = torch.ones(8, 8)
+            optimizer.step()
+    step = max(i for i, node in enumerate(graph.nodes) if node.op == "aten::_fused_sgd_")
+    sizes = [torch.ones(8, 8), *(torch.ones(()) for _ in graph.nodes[step].inputs[1:])]
+    with pytest.raises(CannotRun, match=r"_fused_sgd_: expected a tensor of \(8, 8\), got one of \(\)"):
+        run(graph, [step], dict(zip(graph.nodes[step].inputs, sizes, strict=True)))

@@ -19,7 +19,10 @@ Do = Callable[[Parameters], Any]
 
 def instances(name: str, step: Do, clip: Do = lambda parameters: None, steps: int = 2) -> list[Instance]:
     """step: called with the parameters after each pass backward, or what makes an optimizer of them."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    return trained(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), name, step, clip, steps)
+
+
+def trained(model: nn.Module, name: str, step: Do, clip: Do = lambda parameters: None, steps: int = 2) -> list[Instance]:
     parameters = list(model.parameters())
     with capture() as graph:
         optimizer = step(parameters) if isinstance(step, functools.partial) else None
@@ -65,6 +68,28 @@ def test_L13_steps_of_torchs_optimizers_are_found_and_proven(name: str) -> None:
         (True, "", {"kind": kind, "form": form})
     ] * 2
     assert found[0].place == found[1].place and len(found[0].place) == 4, "one place with all weights"
+
+
+class Scaled(nn.Module):
+    """With a weight of a single number, as CLIP's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(3, 4), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * self.scale
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_L13_a_weight_of_a_single_number_is_updated_as_the_others(name: str) -> None:
+    """Fused, its step of one number and made-up weights of 64 wrote beyond the memory."""
+    step, kind, form = OPTIMIZERS[name]
+    found = trained(Scaled(), "optimizer update", step)
+    assert [(each.verified, each.refused, each.attributes) for each in found] == [
+        (True, "", {"kind": kind, "form": form})
+    ] * 2
+    assert len(found[0].place) == 3
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 import sys
 import time
+from pathlib import Path
 
+import pytest
 import torch
 
 from mindtorch._ext.collect import now_ns
@@ -49,6 +51,49 @@ def test_C2_recording_is_taken_off_the_iteration_that_it_was_in() -> None:
     assert totals["overhead_s"] >= 0.4 and steps["count"] == 3
     assert steps["time_s"]["max"] >= 0.2 > steps["time_s"]["median"]
     assert sum(profiler.recording().step_ns) <= totals["time_s"] * 1e9
+
+
+class Noting:
+    """Notes of calls that load a module when they are first asked for, as torch's do."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def begins(self, *_: object) -> object:
+        if self.where == "before":
+            import slow_within  # noqa: F401
+        return self
+
+    def ended(self, *_: object) -> None:
+        if self.where == "after":
+            import slow_within  # noqa: F401
+
+
+@torch.library.custom_op("genie_times_apart::loads", mutates_args=())
+def loads(x: torch.Tensor) -> torch.Tensor:
+    import slow_within  # noqa: F401
+
+    return x + 1
+
+
+@pytest.mark.parametrize("where", ["before", "after", "in the op"])
+def test_C2_what_watching_loads_is_counted_once(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace's first look at a tensor loads a part of torch: overhead and import both had that time."""
+    (tmp_path / "slow_within.py").write_text("import time\ntime.sleep(0.3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    net = torch.nn.Linear(2, 2)
+    with Profiler() as profiler:
+        profiler.collector.noted = Noting(where)
+        if where == "in the op":
+            loads(torch.ones(2))
+        net(torch.ones(2, 2))
+        profiler.collector.noted = None
+    report = profiler.report()
+    startup, totals = report["startup"], report["totals"]
+    parts = startup["import_s"], startup["init_s"], report["steps"]["warmup_s"], totals["overhead_s"], totals["time_s"]
+    assert sum(parts) == pytest.approx(totals["wall_s"], rel=1e-9)
+    assert startup["import_s"] >= 0.3 > totals["overhead_s"] and totals["time_s"] < 0.3
+    del sys.modules["slow_within"]
 
 
 def test_L12_what_follows_a_model_for_long_without_an_op_is_not_its_forward_pass() -> None:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mindtorch.engine.remote import bounds
+from mindtorch.ops.bounds import _CHECKS, looking
 
 Case = tuple[str, Callable[..., Any], list[Any], Any]
 _SECONDS = 5  # of one call: a size may be large
@@ -36,7 +36,7 @@ class Noted(TorchDispatchMode):
         self.cases: list[Case] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        if func._schema.name in bounds._CHECKS:
+        if func._schema.name in _CHECKS:
             flat, spec = tree_flatten((args, kwargs or {}))
             flat = [a.detach().contiguous().clone() if isinstance(a, torch.Tensor) else a for a in flat]
             self.cases.append((str(func), func, flat, spec))
@@ -147,7 +147,7 @@ def call(case: Case, change: tuple[int, Any] | None, looks: bool) -> None:
     if change is not None:
         flat[change[0]] = change[1]
     args, kwargs = tree_unflatten(flat, spec)
-    (bounds.looking(func) if looks else func)(*args, **kwargs)
+    (looking(func) if looks else func)(*args, **kwargs)
 
 
 def main() -> None:

@@ -9,10 +9,11 @@ import torch
 
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import UsageError
+from ...base.strides import contiguous, extent
 from ..execute import between, triggers, values
 from ..execute.local import LocalExecutor
 from ..execute.wrapping import WrappingExecutor
-from ..record.arguments import contiguous, extent, quiet
+from ..record.arguments import quiet
 from ..remote.mirrors import view
 from .content_names import Names, NotKept, Structure, derived
 from .shelves import Entry, Folder, Memory, Shelf

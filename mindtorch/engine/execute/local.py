@@ -14,9 +14,10 @@ import torch
 from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError, UsageError
+from ...base.strides import contiguous
 from ...base.warned import without_what_was_said
 from .. import passes
-from ..record.predict import contiguous, quiet
+from ..record.predict import quiet
 from . import cuda, triggers
 from .base import Executor
 from .values import tape

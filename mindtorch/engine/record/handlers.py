@@ -19,6 +19,7 @@ from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad
 from ...base import torch_facts
 from ...base.errors import LazyTensorError
+from ...base.strides import contiguous
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.places import RECORDED, where
@@ -94,7 +95,7 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
         return None
     offset, size, *stride = rest
     with NoGrad():
-        return (source.detach().as_strided(size, stride[0] if stride else predict.contiguous(size), offset),)
+        return (source.detach().as_strided(size, stride[0] if stride else contiguous(size), offset),)
 
 
 def _share_memory(args: tuple, kwargs: dict) -> Any:

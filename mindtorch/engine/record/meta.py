@@ -15,12 +15,12 @@ from ..._ext import ledger as _ledger
 from ..._ext.guards import NoGrad
 from ...base import sourceline
 from ...base.errors import NoDataError
+from ...base.strides import extent
 from ...devices import mode
 from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
-from .predict import extent
 
 _SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
 

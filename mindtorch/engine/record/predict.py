@@ -24,6 +24,7 @@ from ..._ext.keys import HELD_BY_ALL
 from ..._ext.signals import by_signal_handler
 from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
+from ...base.strides import contiguous, extent, overlapping
 from ...base.warned import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
@@ -34,20 +35,17 @@ from .arguments import (
     TORCH_ERRORS,
     collect,
     concrete,
-    contiguous,
-    extent,
     lazy_in,
     meta_like,
     meta_tensor,
     on_meta,
-    overlapping,
     quiet,
     same_device,
     tensors_in,
 )
 
 __all__ = [
-    "RULES", "check_movable", "collect", "concrete", "contiguous", "decompose", "extent", "forget", "infer",
+    "RULES", "check_movable", "collect", "concrete", "decompose", "forget", "infer",
     "knowing_views", "lazy_in", "meta_like", "meta_tensor", "multiplies_inside", "quiet", "same_device", "taken_apart",
     "tensors_in",
 ]  # fmt: skip

@@ -19,9 +19,10 @@ import torch
 from ... import ops
 from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
+from ...base.strides import contiguous
 from ...base.warned import Caught
 from . import shrink
-from .arguments import TORCH_ERRORS, concrete, contiguous, quiet
+from .arguments import TORCH_ERRORS, concrete, quiet
 
 log = logging.getLogger("mindtorch.predict")
 OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...base import torch_facts
-from ..record.arguments import contiguous, extent
+from ...base.strides import contiguous, extent
 from . import functions
 from .definitions import Definition, Numbers
 from .plans import Plan, Step

@@ -19,10 +19,11 @@ import torch
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import MaterializationError
+from ...base.strides import contiguous, extent
 from ..execute import local, triggers
 from ..execute.machine import Machine
 from ..execute.mapped_files import file_of
-from ..record.arguments import contiguous, extent, quiet, tensors_in
+from ..record.arguments import quiet, tensors_in
 from . import functions
 from .contents import Contents, digest_of
 from .exchange import Post, Send, Session, again

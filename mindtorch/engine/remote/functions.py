@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ... import ops
+from ...ops.bounds import REFUSED, looking, looking_inside
 from ..record.handlers import made_like
-from . import bounds
 from .wire import WireError
 
 __all__ = ["called", "may_alias", "name_of", "names"]
@@ -72,7 +72,7 @@ def _is_on_tensors(schema: Any) -> bool:
 
 
 def _is_for_messages(name: str) -> bool:
-    return name.startswith("aten::") and not bounds.REFUSED.fullmatch(name)
+    return name.startswith("aten::") and not REFUSED.fullmatch(name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,11 +130,11 @@ def called(name: str) -> Callable[..., Any]:
     kind, _, rest = name.partition(" ")
     if kind in ("op", "like") and rest:
         overload = _overload(rest)
-        return functools.partial(made_like, overload) if kind == "like" else bounds.looking(overload)
+        return functools.partial(made_like, overload) if kind == "like" else looking(overload)
     found = torch.default_generator.manual_seed if name == SEED else _table().get(name)
     if found is None:
         raise WireError(f"expected the name of an operation, got {name[:80]!r}")
-    return bounds.looking_inside(found, ops.op_name(found))
+    return looking_inside(found, ops.op_name(found))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ..record.arguments import extent, quiet
+from ...base.strides import extent
+from ..record.arguments import quiet
 from .wire import WireError
 
 __all__ = ["META", "Deaths", "Mirrors"]

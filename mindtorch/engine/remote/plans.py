@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..record.arguments import contiguous
+from ...base.strides import contiguous
 from . import functions
 from .definitions import Definition, Numbers, numbers_in
 from .wire import Here, Reference, WireError

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ...base.errors import MaterializationError
-from ..record.arguments import extent, quiet
+from ...base.strides import extent
+from ..record.arguments import quiet
 from .exchange import Session, again
 from .mirrors import Mirrors, view
 from .small_values import Known

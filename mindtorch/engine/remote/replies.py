@@ -15,7 +15,7 @@ import torch
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded
 from ...base import torch_facts
-from ..record.arguments import extent
+from ...base.strides import extent
 from .checks import are, argument, described, within
 from .wire import WireError
 

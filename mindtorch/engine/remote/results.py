@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..record.arguments import extent
+from ...base.strides import extent
 from .here import bytes_of
 from .wire import WireError
 

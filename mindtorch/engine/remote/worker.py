@@ -18,11 +18,12 @@ import torch
 
 from ..._ext import lazy as _core
 from ...base import mapped
+from ...base.strides import contiguous, extent
 from ...base.warned import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
 from ..execute.machine import this_machine
-from ..record.arguments import contiguous, extent, is_dense, quiet
+from ..record.arguments import is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks

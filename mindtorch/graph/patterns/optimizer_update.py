@@ -128,18 +128,26 @@ def _is_drawn(flow: Flow, node: int) -> bool:
 def _check(flow: Flow, updates: list[_Update], nodes: set[int], form: str) -> Check:
     """Weights of zero show the step itself; gradients and state of zero what becomes of the weights alone."""
     signed = {key[:2] for update in updates for key in (update.gradient, update.weight)}
-    trial = Trial(flow, nodes, signed, {key[:2]: _SHAPE for u in updates for key in (u.weight, u.gradient, *u.state)})
+    sized = [update for update in updates if flow.shape(update.weight[:2])]  # else its state and its steps look alike
+    trial = Trial(flow, nodes, signed, {key[:2]: _SHAPE for u in sized for key in (u.weight, u.gradient, *u.state)})
     wanted = list(dict.fromkeys(source for update in updates for source in (*update.values, update.after)))
 
     def zero(keys: Iterable[Key]) -> dict[Source, Tensor]:
-        given = {key: torch.zeros(_SHAPE, device="cpu") for key in keys}
+        given = {key: torch.zeros_like(trial.given(key)) for key in keys}
         return dict(zip(wanted, trial.run(*wanted, given=given), strict=True))
 
     moved, both = zero(u.weight for u in updates), zero(())
     kept = zero(key for u in updates for key in (u.gradient, *u.state))
     alike: dict[object, list[_Update]] = {}
+
+    def call(n: int) -> tuple[str, str, str]:
+        return flow.ops[n], repr(flow[n].args), repr(flow[n].kwargs)
+
+    shown = {call(update.after[0]) for update in sized}
     for update in updates:
-        calls = [(flow.ops[n], repr(flow[n].args), repr(flow[n].kwargs)) for n in sorted({v[0] for v in update.values})]
+        if update not in sized and call(update.after[0]) in shown:
+            continue  # what does so with a weight of several numbers is looked at
+        calls = [call(n) for n in sorted({v[0] for v in update.values})]
         alike.setdefault(repr(calls) if form == "one by one" else tuple(n for n, _ in update.values), []).append(update)
     kinds: set[str] = set()
     for group in alike.values():

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from ... import ops
 from ...ops import schema
+from ...ops.bounds import looking, looking_inside
 from ..graph import ComputationGraph
 from ..parts import Hole, Opaque, Output, Reading
 
@@ -34,6 +36,14 @@ def function(overload: str) -> Any:
     for part in overload.split(".") if overload.count(".") == 2 else ():
         found = getattr(found, part, None)
     return None if found is torch.ops else found
+
+
+@functools.lru_cache(maxsize=1024)
+def _looking(func: Any) -> Any:
+    """A function that looks at what it is given where torch's kernel does not: made-up values may fit together ill."""
+    if isinstance(func, torch._ops.OpOverload):
+        return looking(func)
+    return looking_inside(func, ops.op_name(func))
 
 
 @functools.cache
@@ -108,8 +118,8 @@ def _call(op: str, candidates: Sequence[Any], args: list[Any], kwargs: dict[str,
     kwargs.pop("_stacklevel", None)
     for func in candidates:
         try:
-            return func(*args, **kwargs)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            return _looking(func)(*args, **kwargs)
+        except (TypeError, ValueError, LookupError, RuntimeError, NotImplementedError) as error:
             said = str(error).partition("\n")[0]  # another of the same name may take it
     raise CannotRun(f"{op}: {said}")
 

@@ -14,7 +14,7 @@ from ..._ext import context as _context
 from ..._ext import lazy as _core
 from ...base import sourceline
 from ...base.errors import NoDataError, UsageError
-from ...engine.record import predict
+from ...base.strides import contiguous
 
 __all__ = ["MANY", "MOST_ASSUMED", "anything", "assumed", "begin", "full", "instead", "too_large", "value_of"]
 
@@ -60,7 +60,7 @@ def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None) -> torc
     value = value_of(dtype) if value is None else value
     if note and _note(op, size, dtype, value) % MANY == 0:
         value = not value if dtype is torch.bool else 0 if value else 1
-    return torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device="cpu").fill_(value)
+    return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 
 def duration(op: str) -> float:

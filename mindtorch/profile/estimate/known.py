@@ -26,6 +26,7 @@ from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.signals import by_signal_handler
 from ...base.errors import NoDataError
+from ...base.strides import contiguous, extent
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
@@ -117,7 +118,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _with_storage(value: torch.Tensor) -> torch.Tensor | None:
     """A copy of the memory that ``value`` spans, from the start of its storage; None if that is too much."""
-    reach = predict.extent(value.shape, value.stride(), value.storage_offset())
+    reach = extent(value.shape, value.stride(), value.storage_offset())
     if reach > 4 * predict.MOST_KNOWN:
         return None
     return value.as_strided((reach,), (1,), 0).clone() if reach else value.clone()
@@ -139,7 +140,7 @@ def _moved(t: torch.Tensor, place: int) -> Any:
         like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         value = _core.kept(_core.get_handle(t))
         if value is not None:
-            reach = predict.extent(value.shape, value.stride(), 0)
+            reach = extent(value.shape, value.stride(), 0)
             value = value.as_strided((reach,), (1,)).clone() if reach else value.clone()
     made = _core.hold(like, place, None, torch.is_grad_enabled())  # off while _Move runs
     deciding.uniform_of(made, t)
@@ -298,12 +299,12 @@ def _keep_result(info: Any, result: Any, value: Any, values: list[torch.Tensor])
     if name in _EMPTY:
         if dtype.is_floating_point:
             return  # memory for weights
-        reach = predict.extent(size, stride, offset)
+        reach = extent(size, stride, offset)
         _core.keep(handle, torch.zeros(reach, dtype=dtype, device=_CPU))  # as good as any, and the same each time
         return
     same = value.is_contiguous() if stride is None else value.stride() == stride
     if not same or offset or value.storage_offset() or (not info.pointwise and _shares(value, values)):
-        copy = torch.empty_strided(size, stride or predict.contiguous(size), dtype=dtype, device=_CPU)
+        copy = torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device=_CPU)
         value = copy.copy_(value)
         if offset:
             return

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..record.arguments import extent
+from ..base.strides import extent
 
 __all__ = ["REFUSED", "looking", "looking_inside"]
 
@@ -400,8 +400,11 @@ def _attention(a: SimpleNamespace) -> None:
     batch, heads, n, width = q.shape
     if 0 in (*q.shape, *k.shape, *v.shape):
         _wrong("expected query, key and value with elements")
-    _sizes(k, batch, heads, k.shape[2], width)
-    _sizes(v, batch, heads, k.shape[2], width)
+    groups = k.shape[1]  # heads of queries that are next to each other share one of keys
+    if heads % groups:
+        _wrong(f"expected {heads} heads of queries in groups of the same size, got {groups} of keys")
+    _sizes(k, batch, groups, k.shape[2], width)
+    _sizes(v, batch, groups, k.shape[2], width)
     mask = a.attn_mask
     if mask is not None:
         whole = (batch, heads, n, k.shape[2])
