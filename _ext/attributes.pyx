@@ -5,6 +5,7 @@ Function modes of the program see these asked, as they do of torch's own tensors
 from .lazy cimport get_tape, handle_of
 from .structs cimport MetaS
 from .tape cimport Handle, Tape
+from .lazy import may_require_grad
 
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
@@ -69,6 +70,8 @@ cdef class Attribute:
 
     def __set__(self, instance, value):
         self.theirs.__set__(instance, value)       # all but gradients are refused, in torch's words
+        if self.name == "requires_grad" and value and handle_of(instance) is not None:
+            may_require_grad(handle_of(instance))  # also where classes have no say
 
     def __delete__(self, instance):
         self.theirs.__delete__(instance)

@@ -277,7 +277,8 @@ def rebind(Handle h, Handle to):
 
 
 def may_require_grad(Handle h):
-    """From now on the tensors on the storage of `h` are not taken to need no autograd."""
+    """From now on the tensor of `h` and others on its storage are not taken to need no autograd."""
+    h.no_grad = False
     tape.slot(tape.slot(h.slot).root).flags |= SLOT_GRAD
 
 

@@ -22,7 +22,9 @@ def instances(name: str, step: Do, clip: Do = lambda parameters: None, steps: in
     return trained(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), name, step, clip, steps)
 
 
-def trained(model: nn.Module, name: str, step: Do, clip: Do = lambda parameters: None, steps: int = 2) -> list[Instance]:
+def trained(
+    model: nn.Module, name: str, step: Do, clip: Do = lambda parameters: None, steps: int = 2
+) -> list[Instance]:
     parameters = list(model.parameters())
     with capture() as graph:
         optimizer = step(parameters) if isinstance(step, functools.partial) else None

@@ -23,7 +23,7 @@ from ...base.strides import contiguous
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.places import RECORDED, where
-from ..tensor.recorded import ATTRIBUTES
+from ..tensor.recorded import ATTRIBUTES, RecordedTensor
 from . import eager, inside, predict, sequences
 from .meta import as_meta, value_of
 from .placed import on_named_device
@@ -48,7 +48,6 @@ def _unsure(args: tuple, kwargs: dict) -> Any:
 def may_have_history(tensors: Any) -> None:
     """Lazy tensors among these are no longer taken to need no autograd, whatever was known when they were made."""
     for t in predict.lazy_in(tensors):
-        t._handle.no_grad = False
         _core.may_require_grad(t._handle)  # a view that was made and written before gets a gradient, too
 
 
@@ -68,6 +67,20 @@ def set_data(args: tuple, kwargs: dict) -> Any:
     target._handle.no_grad = False
     return None
 
+
+def _data(theirs: Any) -> property:
+    """Attribute ``data``, which is bound anew also where classes have no say (``DisableTorchFunctionSubclass``)."""
+
+    def bind(self: torch.Tensor, value: torch.Tensor) -> None:
+        if torch._C._is_torch_function_enabled():
+            theirs.__set__(self, value)
+        else:
+            set_data((self, value), {})
+
+    return property(theirs.__get__, bind, theirs.__delete__)
+
+
+RecordedTensor.data = _data(_base.data)  # type: ignore[assignment,method-assign]
 
 _storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # handed out: whose they are
 

@@ -59,10 +59,18 @@ def patch() -> None:
 
 
 def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one."""
+    """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one.
+
+    Hooks and what checkpoints compute again see tensors of ours as they do torch's: on the way here, `backward` has
+    switched off what classes say of calls.
+    """
     for call in _before:
         call()
-    found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
+    if torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled():
+        found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
+    else:
+        with torch._C._EnableTorchFunction():  # type: ignore[attr-defined]
+            found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
     if not found:
         return found  # accumulated in the leaves: see handlers.py
     inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())

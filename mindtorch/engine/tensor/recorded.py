@@ -175,6 +175,13 @@ class RecordedTensor(Copied, torch.Tensor, metaclass=classes.RecordedMeta):
         """Another name of this tensor, in its graph, as an object of class ``cls``."""
         return classes.as_subclass(self, cls)
 
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """As torch's; told also where classes have no say."""
+        out = torch.Tensor.requires_grad_(self, requires_grad)
+        if requires_grad:
+            _core.may_require_grad(self._handle)
+        return out
+
     # ---- metadata, without running anything (SPEC L3) ----------------------------------------------------------------
     get_device = _attributes.device_number(torch.Tensor.get_device)
 
