@@ -412,7 +412,8 @@ cdef class Collector:
 
     def dispatch(self, func, types, args=(), kwargs=None):
         """Run one op and account for it. The signature of ``__torch_dispatch__``."""
-        cdef uint64_t t_in = mt_now(), t0, t1, ns, ours, before_it, within    # of which something else was, before and in it
+        cdef uint64_t t_in = mt_now(), t0, t1, ns, ours
+        cdef uint64_t before_it, within        # what was counted already, before the op and in it
         cdef uint32_t module, location, phase, sig
         cdef uint64_t nbytes = 0, before
         cdef Maker maker

@@ -130,7 +130,7 @@ class LocalExecutor(Executor):
                 self._states,
                 _op_observer,
                 self._optimizer.in_use(),
-                passes.in_place(),
+                passes.may_overwrite(),
             )
 
     def settle(

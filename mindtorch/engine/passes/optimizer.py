@@ -14,16 +14,12 @@ from ..._ext.replay import calls_otherwise
 from ..._ext.signals import by_signal_handler
 from ...base.errors import UsageError
 from ...base.plugins import offered
-from .common import CommonSubexpressions
-from .direct import DirectCalls
-from .in_place import InPlace
 from .optimizer_pass import Pass
 from .segment_graph import SegmentGraph
 
-__all__ = ["ask", "counts", "known_passes", "optimizer_on", "set_passes"]
+__all__ = ["ask", "counts", "known_passes", "may_overwrite", "optimizer_on", "set_passes"]
 
 AFTER = 4  # times that a segment has to come before passes look at it
-_OWN: tuple[Pass, ...] = (InPlace(), DirectCalls(), CommonSubexpressions())
 _chosen: tuple[Pass, ...] | None = None
 _failed: dict[str, Exception] = {}  # passes that raised are not asked again
 _functions: set[Any] = set()  # those that passes were asked about
@@ -35,8 +31,12 @@ def known_passes() -> tuple[Pass, ...]:
 
     An entry point that gives none is warned of and left out.
     """
+    from .common import CommonSubexpressions
+    from .direct import DirectCalls
+    from .in_place import InPlace
+
     found = offered("mindtorch.passes", Pass, lambda name, error: _say(f"the entry point {name} is left out", error))
-    return (*found, *_OWN)
+    return (*found, InPlace(), DirectCalls(), CommonSubexpressions())
 
 
 def _say(what: str, error: Exception) -> None:
@@ -81,7 +81,7 @@ def _some(passes: tuple[Pass, ...], hook: str) -> bool:
     return any(getattr(type(each), hook) is not getattr(Pass, hook) for each in passes)
 
 
-def in_place() -> bool:
+def may_overwrite() -> bool:
     """May some results take the memory of an input?"""
     return _some(_used(), "function")
 
@@ -151,6 +151,9 @@ def optimizer_on(device: torch.device) -> Optimizer:
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
     """(pass → calls that ran otherwise because of it, pass → bytes of memory that were not taken because of it)"""
+    from .direct import DirectCalls
+    from .in_place import InPlace
+
     direct, overwriting, nbytes = calls_otherwise()
     calls = {DirectCalls.name: direct, InPlace.name: overwriting}
     saved = {InPlace.name: nbytes}

@@ -33,7 +33,6 @@ from ...engine.record import predict
 from ...engine.record.arguments import has_no_kernel
 from ...engine.record.predict import concrete, lazy_in, little
 from ...graph.pending import Unrecorded
-from ...ops import decisions
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
 from . import assumptions, deciding, kernel_limits, refusals, sparse_tensors
@@ -55,7 +54,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     Afterwards reading a tensor without data is an error again; what was assumed stays listed.
     """
     assumptions.begin(assume)
-    _ledger.decide_with(decisions.NAMES - deciding.CARRYING)
+    _ledger.decide_with(ops.decisions.NAMES - deciding.CARRYING)
     ran.clear()
     on_host.clear()
     _names.clear()
@@ -204,7 +203,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     values = [kept(handle_of(t)) for t in inputs]
     made = None
     if any(v is None for v in values):
-        if info.name in decisions.NAMES and results:
+        if info.name in ops.decisions.NAMES and results:
             deciding.decide(call, info, inputs, results, values)
         missing = [i for i, v in enumerate(values) if v is None]
         row = ops.about(info.name)
@@ -214,7 +213,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if made is None:
             return _lose(call, info, inputs)
-    elif info.name in decisions.NAMES and not (
+    elif info.name in ops.decisions.NAMES and not (
         all(little(r.dtype, r.numel()) for r in results) and all(v.numel() <= predict.MOST_KNOWN for v in values)
     ):
         return None
@@ -264,7 +263,7 @@ def _lose(call: int, info: Any, inputs: list[Any]) -> None:
     """Something unknown was written where the call writes."""
     if info.writes:
         args, kwargs = _core.call_template(call, tuple(inputs))
-        found_inf = args[1] if info.name == decisions.UNSCALE else None  # values are finite
+        found_inf = args[1] if info.name == ops.decisions.UNSCALE else None  # values are finite
         for t in _written(info, args, kwargs):
             if t is not found_inf:
                 _core.lose(_core.get_handle(t))
