@@ -14,4 +14,6 @@ class Look(_Looking):
 @final
 class HostLook(_Looking):
     ns: dict[int, int]
-    def __init__(self, position: Callable[[], int], skipped: tuple[str, ...], thread: int) -> None: ...
+    def __init__(
+        self, position: Callable[[], int], skipped: tuple[str, ...], thread: int, installed: tuple[str, ...]
+    ) -> None: ...

@@ -100,10 +100,14 @@ cdef class HostLook(_Looking):
     cdef bint own
     cdef readonly dict ns                      # by location, of the program's line
 
-    def __init__(self, position, skipped, thread):
+    def __init__(self, position, skipped, thread, installed):
         self.position, self.skipped, self.thread = position, skipped, thread
-        self.library = ("<", sysconfig.get_path("stdlib") + os.sep)
-        self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+        library = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+        self.library = ("<", *library)
+        self.installed = ()
+        for folder in installed:
+            if folder not in library:
+                self.installed += (folder,)
         self.foreign = self.library + self.installed + skipped
         self.ns = {}
 

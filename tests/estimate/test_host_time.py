@@ -52,6 +52,28 @@ def test_C4_what_a_library_does_it_does_for_the_programs_line():
     assert report_of(program)["host"]["lines"][0]["source"].endswith("# the library works")
 
 
+def test_C4_what_a_library_of_another_folder_does_it_does_for_the_programs_line(monkeypatch, tmp_path):
+    """Of the user's own site-packages, or of those below a virtual environment."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def busy():
+        end = time.perf_counter() + REST
+        while time.perf_counter() < end:
+            random.shuffle(numbers)
+
+    def program():
+        model = nn.Linear(4, 4).cuda()
+        model(torch.ones(2, 4, device="cuda"))
+        library()  # the library works
+        model(torch.ones(2, 4, device="cuda"))
+
+    numbers = list(range(20_000))
+    code = busy.__code__.replace(co_filename=str(folder / "drawing.py"))
+    library = FunctionType(code, globals(), "busy", None, busy.__closure__)
+    assert report_of(program)["host"]["lines"][0]["source"].endswith("# the library works")
+
+
 def test_C4_what_the_standard_library_does_for_torch_is_torchs(monkeypatch):
     def slow(tensor):
         end = time.perf_counter() + REST

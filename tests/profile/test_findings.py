@@ -304,6 +304,17 @@ def test_C2_finding_float32_products_says_what_tf32_saves() -> None:
     assert "float32-products" not in ids(estimated(multiply, torch.float32, target="v100"))  # it has no TF32
 
 
+def route(device: str) -> None:
+    with torch.no_grad():
+        for _ in range(2):
+            torch.ones(1 << 16, 16, 8, device=device) @ torch.ones(1 << 16, 8, 1, device=device)
+
+
+def test_C2_no_finding_float32_products_where_products_wait_for_memory() -> None:
+    report = estimated(route)
+    assert report["roofline"]["memory_s"] > report["roofline"]["compute_s"] and "float32-products" not in ids(report)
+
+
 def learn(device: str, kind: type[torch.optim.Optimizer], size: int, **options: Any) -> None:
     model = nn.Sequential(*(nn.Linear(size, size, device=device) for _ in range(12)))
     optimizer = kind(model.parameters(), lr=0.01, **options)

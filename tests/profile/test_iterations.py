@@ -1,6 +1,7 @@
 """C2: a step is an iteration of the program's own loop, and every model has its own row."""
 
 import gc
+import time
 
 import pytest
 import torch
@@ -205,3 +206,30 @@ def test_C2_ends_of_iterations():
     loop = Iterations()
     assert [loop.calls(1, 10), loop.calls(2, 11), loop.calls(2, 12)] == [False, False, True]
     assert loop.trains() and not loop.trains() and loop.ends == []
+
+
+def test_C2_the_first_iteration_begins_after_the_rounds_of_models_before_training() -> None:
+    loop = Iterations()
+    for at in (10, 20, 30):
+        loop.calls(1, at)
+    assert loop.trains() and (loop.ends, loop.began) == ([], 30)
+    loop.step_ends(1, 40)
+    assert (loop.ends, loop.began) == ([40], 30), "from the last of them on"
+    loop = Iterations()
+    assert not loop.calls(1, 10) and loop.trains() and loop.began == 0, "a teacher that is called once belongs to it"
+
+
+def test_C2_what_a_model_makes_before_training_is_no_part_of_the_first_iteration() -> None:
+    teacher, net = Part(), Part()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Profiler() as profiler:
+        with torch.no_grad():
+            for _ in range(3):
+                time.sleep(0.2)
+                teacher(torch.ones(2, 4))
+        for _ in range(4):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    report = profiler.report()
+    assert report["steps"]["count"] == 4
+    assert report["steps"]["first_s"] + 0.4 < report["totals"]["time_s"], "two of the sleeps are in no iteration"

@@ -190,3 +190,29 @@ def test_C2_searching_is_none_of_the_programs_time(monkeypatch):
         nn.Linear(2, 2)(torch.ones(1, 2))
         monkeypatch.undo()
     assert len(spent) == 1 and seen.report()["totals"]["overhead_s"] >= spent[0]
+
+
+class Around(nn.Module):
+    """As torchdiffeq's: each solution wraps the model that is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@both
+def test_C2_parameters_of_several_models_count_in_one_of_them(run):
+    def program():
+        inner = nn.Linear(4, 4)
+        around = [Around(inner) for _ in range(5)]
+        for one in around:
+            one(torch.ones(2, 4)).sum().backward()
+
+    report = run(program)
+    assert (
+        report["totals"]["params"] == size(nn.Linear(4, 4)) and report["model"]["params"] == report["totals"]["params"]
+    )
+    assert sum(row["params"] for row in report["modules"] if not row["depth"]) == report["totals"]["params"]

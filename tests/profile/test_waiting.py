@@ -1,5 +1,6 @@
 """What a program waits for has rows of its own: child processes, threads; imports are named, wherever they happen."""
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from mindtorch.base import loading
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import waiting
 from mindtorch.profile.measure.imports import ImportWatch
+from mindtorch.profile.report.build import build_report
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(0.3)"]
 WAITS = 0.1  # of 0.3 s: what is seen begins with the second look
@@ -72,6 +74,13 @@ def test_C2_the_functions_that_wait_are_there():
 
 #: In some releases only.
 GONE = {"_wait_for_tstate_lock"}
+
+
+def test_C2_imports_name_no_package_of_ours():
+    with Profiler() as seen:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    held = dataclasses.replace(seen.recording(), imports={"mindtorch": 5 * 10**9, "numpy": 10**9})
+    assert [row["name"] for row in build_report(held)["startup"]["imports"]] == ["numpy"]
 
 
 def test_C2_imports_are_named_wherever_they_happen(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext.looking import HostLook
 from mindtorch._ext.sampler import Sampler
 from mindtorch.base import sourceline
-from mindtorch.engine.semantics import skipped_prefixes
+from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
@@ -33,7 +33,7 @@ class HostTime:
         self.reads: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     def __enter__(self) -> HostTime:
-        self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident())
+        self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders())
         self.sampler = Sampler(self._look.look)
         self.sampler.free()
         self.sampler.start()

@@ -3,7 +3,8 @@
 In training an iteration ends with the step of its last optimizer. Which one that is, is known once a first optimizer
 steps again: until then an end is tentative, and a step of yet another optimizer (a GAN has two) takes it back. Without
 training, an iteration is a round of models: it ends as one is called without gradients that was called in it already.
-Such calls within training (a teacher, an evaluation) end nothing.
+Such calls within training (a teacher, an evaluation) end nothing; rounds of them before it (data that a model makes, a
+first evaluation) are no part of its first iteration.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ class Iterations:
 
     def __init__(self) -> None:
         self.ends: list[int] = []
+        self.began = 0  # where the first of them began at the earliest
         self.tentative = False  # the last of the ends
         self._training = False
         self._called: set[int] = set()
@@ -39,6 +41,7 @@ class Iterations:
             return False
         self._training = True
         self._called.clear()
+        self.began = self.ends[-1] if self.ends else 0
         self.ends.clear()
         return True
 

@@ -90,14 +90,15 @@ class ModelBook:
         return self._next - 1
 
     def own(self, trainable: bool = False) -> dict[int, int]:
-        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first.
+        """{path id: parameter elements held by that module itself}; a tied one counts where it is met first, that of
+        several models in the largest of them: all together are the total.
 
         trainable: only those that get a gradient.
         """
         counts: dict[int, int] = {}
-        for _, owned in self.roots.values():
-            counted: set[int] = set()
-            for path, parameters in owned:
+        counted: set[int] = set()
+        for root in self._by_size():
+            for path, parameters in self.roots[root][1]:
                 for token, elements, _ in parameters:
                     if token not in counted:
                         counted.add(token)
@@ -115,13 +116,15 @@ class ModelBook:
         distinct = _distinct(owned for _, owned in self.roots.values())
         return sum(n for token, (n, _) in distinct.items() if not self._frozen.get(token))
 
+    def _by_size(self) -> list[int]:
+        return sorted(self.roots, key=lambda path: -_sum([self.roots[path][1]])[0])
+
     def models(self, names: Mapping[int, str]) -> list[dict[str, object]]:
         """Name (by path), parameters and bytes of each model, the largest first. One without parameters, or with none
         but those of another, is there only if there is no other."""
         tokens = {path: _distinct([owned]).keys() for path, (_, owned) in self.roots.items()}
-        order = sorted(self.roots, key=lambda path: -_sum([self.roots[path][1]])[0])
         kept: list[int] = []
-        for path in order:
+        for path in self._by_size():
             if not kept or not any(tokens[path] <= tokens[larger] for larger in kept):
                 kept.append(path)
         sizes = [(path, *_sum([self.roots[path][1]])) for path in kept]

@@ -74,7 +74,7 @@ class Run:
 
     def _spans(self, since: int) -> list[tuple[int, int]]:
         """Start and end of the iterations reported; since: when the first of them began."""
-        return self._told if self._announced else times.spans(self.marks, since)
+        return self._told if self._announced else times.spans(self.marks, max(since, self.iterations.began))
 
     @functools.cached_property
     def names(self) -> Names:

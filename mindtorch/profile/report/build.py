@@ -269,12 +269,13 @@ def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str]) -
 
 
 def _imports(seen: Recording) -> list[dict[str, Any]]:
-    """The packages that took longest to import, with what they imported in turn.
+    """The packages that took longest to import, with what they imported in turn; none of ours, which no program names.
 
     within: the package of which that was most a part; within_s: how much of it.
     """
     found = []
-    for name, ns in sorted(seen.imports.items(), key=lambda item: -item[1])[:_IMPORTS]:
+    others = [item for item in seen.imports.items() if item[0] != "mindtorch"]
+    for name, ns in sorted(others, key=lambda item: -item[1])[:_IMPORTS]:
         outer = {outer: part for (inner, outer), part in seen.imports_within.items() if inner == name}
         most = max(outer, key=outer.__getitem__, default="")
         found.append({"name": name, "total_s": ns / 1e9, "within": most, "within_s": outer.get(most, 0) / 1e9})
