@@ -168,7 +168,7 @@ def check_call(flow: Flow, node: int, said: dict[str, Any]) -> Check:
     if said["kind"] != "LSTM":
         raise CannotRun(f"torch has no {said['kind']} in that call")
     x, w_in, w_state, b_in, b_state, hidden, cell = flow.inputs(node)
-    reverse = flow[node].args[7]
+    reverse, biased = flow[node].args[7], flow[node].args[12]
     steps, batch, width = flow.shape(x)
     shapes = {x: (min(steps, _STEPS), batch, width)}
     trial = Trial(flow, {node}, shapes=shapes)
@@ -180,7 +180,8 @@ def check_call(flow: Flow, node: int, said: dict[str, Any]) -> Check:
     h, c = given[hidden], given[cell]
     outputs: list[Tensor] = []
     for at in given[x].flip(0) if reverse else given[x]:
-        gates = at @ given[w_in].mT + given[b_in] + h @ given[w_state].mT + given[b_state]
+        gates = at @ given[w_in].mT + h @ given[w_state].mT
+        gates = gates + given[b_in] + given[b_state] if biased else gates
         i, f, g, o = gates.chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)

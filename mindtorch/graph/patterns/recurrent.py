@@ -103,7 +103,8 @@ def _lstm(parts: Parts, last: int) -> Cell | None:
         return None
     gates = [next((v for v in pair if v.kind == "sigmoid"), None) for pair in pairs]
     others = [next((v for v in pair if v is not gate), None) for pair, gate in zip(pairs, gates, strict=True)]
-    if any(value.less for pair in pairs for value in pair) and any(gates) and any(v and v.kind == "tanh" for v in others):
+    values = [value for pair in pairs for value in pair]
+    if any(v.less for v in values) and any(gates) and any(v.kind == "tanh" for v in values):
         raise Refusal(new[0], "its gates are coupled: what comes in is 1 less what stays, or the other way round")
     if None in gates or None in others:
         return None
@@ -138,7 +139,7 @@ def _two_products(parts: Parts, new: Source, nodes: list[int]) -> list[list[Valu
     if op in ("aten::addcmul", "aten::addcmul_") and len(flow.inputs(node)) == 3:
         found.append([parts.value(read(flow, node, 1)), parts.value(read(flow, node, 2))])
         sources = [read(flow, node, 0)]
-    elif op in SUMS and len(flow.inputs(node)) == 2:
+    elif (op in SUMS or op in _SUBTRACTS) and len(flow.inputs(node)) == 2:
         sources = [read(flow, node, 0), read(flow, node, 1)]
     else:
         return None
@@ -247,7 +248,7 @@ def _elman(parts: Parts, nodes: list[int]) -> Iterator[Cell | tuple[int, str]]:
         value = parts.value((node, 0))
         terms = parts.terms(value)
         inputs = sum(len(product.parts) for product in terms.products) + len(terms.before)
-        if not terms.products or inputs < 2:
+        if not terms.products or inputs < 2 or _output_gate(parts, node)[0] is not None:
             continue
         cell = Cell("RNN", node, set(value.nodes), {"h": value}, (-1, 0), (node, 0))
         cells[node] = cell
