@@ -195,9 +195,11 @@ def test_L13_a_step_of_torchs_cells_alone_is_proven(module: nn.Module, said: dic
 
 # ---- what is only near one -------------------------------------------------------------------------------------------
 def near_lstm(
-    new: Callable[..., Tensor] = lambda i, f, g, c: f * c + i * g, out: Callable[..., Tensor] = lambda o, c: o * c.tanh(),
-    squash: Callable[[Tensor], Tensor] = torch.sigmoid, gates: Callable[..., Tensor] = two,
-) -> Step:  # fmt: skip
+    new: Callable[..., Tensor] = lambda i, f, g, c: f * c + i * g,
+    out: Callable[..., Tensor] = lambda o, c: o * c.tanh(),
+    squash: Callable[[Tensor], Tensor] = torch.sigmoid,
+    gates: Callable[..., Tensor] = two,
+) -> Step:
     def step(net: Net, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         i, f, g, o = gates(net, x, h).chunk(4, 1)
         c = new(i.sigmoid(), f.sigmoid(), g.tanh(), c)
@@ -223,9 +225,7 @@ def always(step: Step, hidden: bool, cell: bool) -> Step:
     first: list[tuple[Tensor, Tensor]] = []
 
     def other(net: Net, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        if not bool(len(first)) or h.shape != first[0][0].shape or getattr(net, "began", None) is None:
-            first[:] = [(h, c)]
-            net.began = True
+        first.append((h, c))
         return step(net, x, first[0][0] if hidden else h, first[0][1] if cell else c)
 
     return other
@@ -274,7 +274,10 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
     ),
     "gates of what comes in": (gates_of_what_comes_in_alone, "a gate reads one tensor: no hidden state, or no input"),
     "lstm, state not carried": (always(lstm(two), True, True), "its hidden state is not carried to another step"),
-    "lstm, hidden state not carried": (always(lstm(two), True, False), "its hidden state is not carried to another step"),
+    "lstm, hidden state not carried": (
+        always(lstm(two), True, False),
+        "its hidden state is not carried to another step",
+    ),
     "lstm, cell state not carried": (always(lstm(two), False, True), "its cell state is not carried to another step"),
     "gru, residual in place of a mix": (
         gru(lambda z, n, h: h + n),
@@ -283,7 +286,10 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
     "gru, a residual of the gated": (gru(lambda z, n, h: h + z * n), "it is not (1 - z) · n + z · h"),
     "gru, a mix that adds up to more": (gru(lambda z, n, h: (2 - z) * n + z * h), "it is not (1 - z) · n + z · h"),
     "gru, no reset gate": (no_reset, "it has no reset gate"),
-    "elman, state not carried": (always(elman(torch.tanh), True, True), "its hidden state is not carried to another step"),
+    "elman, state not carried": (
+        always(elman(torch.tanh), True, True),
+        "its hidden state is not carried to another step",
+    ),
     "elman, another function": (elman(torch.sin), ""),
     "elman, residual": (
         lambda net, x, h, c: (h + torch.tanh(net.x1(x) + net.h1(h)), c),

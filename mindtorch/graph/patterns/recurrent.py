@@ -174,8 +174,8 @@ def _gru(parts: Parts, new: int) -> Cell | None:
     terms = parts.terms(n)
     level, seen = [new], {new}
     for _ in range(4):
-        level = sorted({reader for at in level for reader, _ in flow.readers[at]
-                        if reader not in seen and (flow.ops[reader] in _MIXES or flow.ops[reader] in MULTIPLIES)})[:_FAR]  # fmt: skip
+        after = {reader for at in level for reader, _ in flow.readers[at] if flow.ops[reader] in _MIXES | MULTIPLIES}
+        level = sorted(after - seen)[:_FAR]
         seen.update(level)
         for top in level:
             mixed = _mix(parts, top, n) if flow.ops[top] in _MIXES else None
@@ -293,24 +293,21 @@ def _not_carried(flow: Flow, cells: list[Cell]) -> dict[int, str]:
             states: dict[Source, list[Cell]] = defaultdict(list)
             for step in steps:
                 states[step.state].append(step)
-            news = {step.new for step in steps}
+            news = {step.new: step.end for step in steps}
             for step in steps:
                 if step.end in linked and step.state not in news and len(states[step.state]) > 1:
                     lost.setdefault(step.end, "its cell state is not carried to another step")
-            carried = [step for step in steps if step.state in news and step.end not in linked]
-            for step in carried:
-                if not _reaches(flow, step, steps):
+            for step in steps:
+                if step.end not in linked and step.state in news and not _reaches(flow, news[step.state], step):
                     lost.setdefault(step.end, "its cell state is carried to another step, its hidden state is not")
     return lost
 
 
-def _reaches(flow: Flow, step: Cell, steps: list[Cell]) -> bool:
+def _reaches(flow: Flow, before: int, step: Cell) -> bool:
     """Is what its gates read made of what the step before gave?"""
-    before = next(each for each in steps if each.new == step.state)
 
     def through(node: int) -> bool:
         return flow.moves(node) or flow.is_pointwise(node) or flow.is_linear(node) or flow.ops[node] == "aten::cat"
 
-    passed, ends = flow.ahead(before.end, through, 4 * _FAR)
+    passed, ends = flow.ahead(before, through, 4 * _FAR)
     return any(source[0] in passed or source[0] in {n for n, _ in ends} for source in step.reads)
-
