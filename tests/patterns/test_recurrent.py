@@ -193,6 +193,49 @@ def test_L13_a_step_of_torchs_cells_alone_is_proven(module: nn.Module, said: dic
     assert (found.verified, found.attributes) == (True, said)
 
 
+def meta(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta")
+
+
+def cudnn(mode: int, gates: int, cell: Tensor | None) -> object:
+    weights = [meta(gates * H, D), meta(gates * H, H)]
+    sizes = (mode, H, 0, 1, False, 0.0, False, False, [])
+    return torch.ops.aten._cudnn_rnn(meta(T, B, D), weights, 2, None, meta(1, B, H), cell, *sizes, None)
+
+
+def fused_step() -> object:
+    gates, biases = (meta(B, 4 * H), meta(B, 4 * H)), (meta(4 * H), meta(4 * H))
+    return torch.ops.aten._thnn_fused_lstm_cell(*gates, meta(B, H), *biases)
+
+
+ON_GPU: dict[str, tuple[str, Callable[[], object]]] = {
+    "cudnn's LSTM": ("LSTM", lambda: cudnn(2, 4, meta(1, B, H))),
+    "cudnn's GRU": ("GRU", lambda: cudnn(3, 3, None)),
+    "a step of an LSTM": ("LSTM", fused_step),
+}
+
+
+@pytest.mark.parametrize("form", ON_GPU)
+def test_L13_a_gpus_calls_are_named_by_what_they_are_and_not_called_proven(form: str) -> None:
+    kind, program = ON_GPU[form]
+    with capture() as graph, torch.no_grad():
+        program()
+    (found,) = find_patterns(graph)
+    said = {"kind": kind, "hidden": H, "form": "fused", "not_run": "torch computes it on a GPU alone"}
+    assert (found.pattern, found.verified, found.attributes) == ("recurrent cell", False, said)
+
+
+def test_L13_a_step_written_out_has_all_its_operations_and_no_others() -> None:
+    net = Net(lstm(two))
+    with capture() as graph, torch.no_grad():
+        net(torch.randn(T, B, D))
+    found = [each for each in find_patterns(graph) if not each.refused]
+    taken = [node for each in found for node in each.nodes]
+    assert len(taken) == len(set(taken))
+    rest = [node.op for node in graph.nodes if node.kind == "op" and node.id not in set(taken)]
+    assert sorted(rest) == ["aten::randn", "aten::stack", "aten::unbind", "aten::zeros", "aten::zeros"]
+
+
 # ---- what is only near one -------------------------------------------------------------------------------------------
 def near_lstm(
     new: Callable[..., Tensor] = lambda i, f, g, c: f * c + i * g,

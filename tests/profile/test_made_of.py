@@ -321,3 +321,35 @@ def test_L13_clipping_and_steps_written_by_hand_have_rows(how):
     assert patterns["gradient clipping"]["attributes"] == {"by": "norm", "most": 1.0, "norm": 2.0}
     assert patterns["optimizer update"]["attributes"] == {"kind": "SGD", "form": "one by one"}
     assert sum(row["time_s"] for row in patterns.values()) <= found["totals"]["time_s"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("cell", "calls", "said"),
+    [
+        (nn.LSTM, 3, {"kind": "LSTM", "hidden": D, "form": "fused"}),
+        (nn.GRU, 3 * TOKENS, {"kind": "GRU", "hidden": D, "form": "one cell per step", "reset": "after"}),
+    ],
+    ids=["lstm", "gru"],
+)
+def test_L13_recurrent_cells_are_one_place_and_a_call_for_each_step(how, cell, calls, said):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = cell(D, D), nn.Linear(D, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.cell(x)[0])
+
+    def program() -> None:
+        model = Recurrent()
+        for _ in range(3):
+            model(torch.randn(TOKENS, BATCH, D)).sum().backward()
+
+    _, patterns = report(how, program)
+    row = patterns["recurrent cell"]
+    assert (row["instances"], row["calls"], row["verified"], row["attributes"]) == (1, calls, True, said)
+    assert row["modules"] == ["Recurrent.cell"]
+    assert (
+        row["flops"] >= 3 * 3 * TOKENS * 2 * BATCH * 2 * D * D * (4 if cell is nn.LSTM else 3) - 3 * 2 * BATCH * TOKENS
+    )

@@ -161,12 +161,12 @@ def _picked(summed: list[Tensor], hidden: int) -> Iterator[list[Tensor]]:
 
 
 # ---- all steps in one call -------------------------------------------------------------------------------------------
-def check_call(flow: Flow, node: int, said: dict[str, Any]) -> Check:
+def check_call(flow: Flow, node: int, kind: str) -> Check:
     """oneDNN's layer of an LSTM, on a few steps."""
     if flow.ops[node] != "aten::mkldnn_rnn_layer":
         raise CannotRun("torch computes it on a GPU alone")
-    if said["kind"] != "LSTM":
-        raise CannotRun(f"torch has no {said['kind']} in that call")
+    if kind != "LSTM":
+        raise CannotRun(f"torch has no {kind} in that call")
     x, w_in, w_state, b_in, b_state, hidden, cell = flow.inputs(node)
     reverse, biased = flow[node].args[7], flow[node].args[12]
     steps, batch, width = flow.shape(x)
@@ -189,4 +189,4 @@ def check_call(flow: Flow, node: int, said: dict[str, Any]) -> Check:
     expected = torch.stack(outputs[::-1] if reverse else outputs)
     if not all(agree(a.reshape(b.shape), b) for a, b in zip(found, (expected, h, c), strict=True)):
         raise Refused("it is no LSTM")
-    return Check(True, said)
+    return Check(True, {})

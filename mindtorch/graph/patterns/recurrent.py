@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from .cell_parts import MULTIPLIES, SUMS, Cell, Parts, Refusal, Value, moved, read
 from .cell_proof import check_call, check_cell
@@ -87,18 +86,17 @@ def _call(flow: Flow, node: int) -> Found:
     else:
         numbers = [value for value in view.args if type(value) is int]
         kind, hidden = _KINDS[numbers[1]], numbers[2]
-    weights = [source for source in flow.inputs(node) if flow.is_weight(flow.behind(source)[0][0])]
-    said: dict[str, Any] = {"kind": kind, "hidden": hidden, "form": "fused"}
-    return Found(node, {node}, [flow.behind(source)[0][0] for source in weights],
-                 partial(check_call, flow, node, said), form_of(flow, {node}))  # fmt: skip
+    weights = [root[0] for source in flow.inputs(node) if flow.is_weight((root := flow.behind(source)[0])[0])]
+    return Found(node, {node}, weights, partial(check_call, flow, node, kind), form_of(flow, {node}),
+                 attributes={"kind": kind, "hidden": hidden, "form": "fused"})  # fmt: skip
 
 
 # ---- LSTM ------------------------------------------------------------------------------------------------------------
 def _lstm(parts: Parts, last: int) -> Cell | None:
     """last: the tanh of the new cell state."""
     flow = parts.flow
-    new, nodes = moved(flow, read(flow, last, 0))
-    pairs = _two_products(parts, new, nodes)
+    new, passed = moved(flow, read(flow, last, 0))
+    pairs = _two_products(parts, new, passed)
     if pairs is None:
         return None
     gates = [next((v for v in pair if v.kind == "sigmoid"), None) for pair in pairs]
@@ -123,14 +121,14 @@ def _lstm(parts: Parts, last: int) -> Cell | None:
     o, end = _output_gate(parts, last)
     if o is None:
         raise Refusal(new[0], "it has no output gate" if end < 0 else "its output gate is no sigmoid")
-    nodes = {last, end, *nodes, *parts.values_nodes(i, f, g, o, state)}
+    nodes = {last, end, *passed, *parts.values_nodes(i, f, g, o, state)}
     cell = Cell("LSTM", end, nodes, {"i": i, "f": f, "g": g, "o": o}, state.root, new)
     parts.complete(cell)
     return cell
 
 
-def _two_products(parts: Parts, new: Source, nodes: list[int]) -> list[list[Value]] | None:
-    """What two products are of that add up to it."""
+def _two_products(parts: Parts, new: Source, passed: list[int]) -> list[list[Value]] | None:
+    """What two products are of that add up to it; `passed` gets the nodes of that."""
     flow = parts.flow
     node = new[0]
     if not flow.is_op(node):
@@ -143,14 +141,14 @@ def _two_products(parts: Parts, new: Source, nodes: list[int]) -> list[list[Valu
         sources = [read(flow, node, 0), read(flow, node, 1)]
     else:
         return None
-    passed = [node]
+    within = [node]
     for source in sources:
         product, moves = moved(flow, source)
         if not flow.is_op(product[0]) or flow.ops[product[0]] not in MULTIPLIES or len(flow.inputs(product[0])) != 2:
             return None
-        passed += [product[0], *moves]
+        within += [product[0], *moves]
         found.append([parts.value(read(flow, product[0], place)) for place in (0, 1)])
-    nodes += passed
+    passed += within
     return found
 
 
