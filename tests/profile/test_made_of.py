@@ -350,6 +350,5 @@ def test_L13_recurrent_cells_are_one_place_and_a_call_for_each_step(how, cell, c
     row = patterns["recurrent cell"]
     assert (row["instances"], row["calls"], row["verified"], row["attributes"]) == (1, calls, True, said)
     assert row["modules"] == ["Recurrent.cell"]
-    assert (
-        row["flops"] >= 3 * 3 * TOKENS * 2 * BATCH * 2 * D * D * (4 if cell is nn.LSTM else 3) - 3 * 2 * BATCH * TOKENS
-    )
+    forward = 3 * TOKENS * 2 * BATCH * 2 * D * D * (4 if cell is nn.LSTM else 3)
+    assert 2 * forward <= row["flops"] < 4 * forward  # what came in has no gradient
