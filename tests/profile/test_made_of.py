@@ -98,9 +98,10 @@ def test_L13_a_report_names_each_block_with_its_places_and_calls(how):
         "feed-forward": (LAYERS, 4 * LAYERS, True),
         "normalization": (2 * LAYERS, 8 * LAYERS, True),
         "embedding": (1, 4, True),
+        "loss": (1, 4, True),
         "optimizer update": (1, 4, True),
     }
-    assert patterns["optimizer update"]["modules"] == []
+    assert patterns["optimizer update"]["modules"] == patterns["loss"]["modules"] == []
     assert patterns["optimizer update"]["attributes"]["kind"] == "AdamW"
     assert patterns["attention"]["modules"] == ["Model.layers.*.mixes"]
     assert patterns["feed-forward"]["modules"] == ["Model.layers.*"]
@@ -352,3 +353,37 @@ def test_L13_recurrent_cells_are_one_place_and_a_call_for_each_step(how, cell, c
     assert row["modules"] == ["Recurrent.cell"]
     forward = 3 * TOKENS * 2 * BATCH * 2 * D * D * (4 if cell is nn.LSTM else 3)
     assert 2 * forward <= row["flops"] < 4 * forward  # what came in has no gradient
+
+
+LOSSES = {
+    "cross-entropy": lambda found, wanted: F.cross_entropy(found, wanted.argmax(1)),
+    "mean squared error": lambda found, wanted: ((found - wanted) ** 2).mean(),
+    "mean absolute error": lambda found, wanted: F.l1_loss(found, wanted),
+    "huber": lambda found, wanted: F.huber_loss(found, wanted),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_L13_a_loss_that_the_program_computes_outside_modules_has_a_row(how, kind):
+    def program() -> None:
+        model, wanted = nn.Linear(4, 3), torch.randn(5, 3)
+        for _ in range(4):
+            LOSSES[kind](model(torch.randn(5, 4)), wanted).backward()
+
+    _, patterns = report(how, program)
+    row = patterns["loss"]
+    assert (row["instances"], row["calls"], row["verified"], row["attributes"]) == (1, 4, True, {"kind": kind})
+    assert row["modules"] == [] and row["time_s"] > 0
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_of_two_calls_of_a_model_is_one_at_each_line(how):
+    def program() -> None:
+        model, wanted = nn.Linear(4, 3), torch.randn(5, 3)
+        for _ in range(3):
+            first = model(torch.randn(5, 4))
+            F.mse_loss(model(torch.randn(5, 4)) + first, wanted).backward()
+
+    row = report(how, program)[1]["loss"]
+    assert (row["instances"], row["calls"], row["verified"]) == (1, 3, True)
