@@ -216,7 +216,7 @@ def test_L13_a_block_on_one_line_that_calls_an_op_twice_is_one_call(how):
 @pytest.mark.parametrize("how", HOW)
 def test_L13_what_only_looks_like_attention_has_no_row(how):
     _, patterns = report(how, train, after=True)
-    assert sorted(patterns) == ["embedding", "feed-forward", "normalization", "optimizer update"]
+    assert sorted(patterns) == ["embedding", "feed-forward", "loss", "normalization", "optimizer update"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -225,7 +225,7 @@ def test_L13_a_program_of_no_known_block_has_no_row(how):
         train(model=nn.Sequential(nn.Embedding(11, D), nn.Linear(D, 11), nn.Dropout(0.1)))
 
     _, patterns = report(how, program)
-    assert sorted(patterns) == ["embedding", "optimizer update"]
+    assert sorted(patterns) == ["embedding", "loss", "optimizer update"]
     with HOW[how]() as seen:
         torch.ones(3) + 1
     assert seen.report()["patterns"] == []
@@ -242,7 +242,7 @@ def test_L13_a_shared_block_is_one_place():
     _, patterns = report("measured", train, model=Shared(), steps=2)
     assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
         "attention": (1, 10), "feed-forward": (1, 10), "normalization": (2, 20), "embedding": (1, 2),
-        "optimizer update": (1, 2),
+        "loss": (1, 2), "optimizer update": (1, 2),
     }  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatc
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint()])
     found, patterns = report(how, train)
-    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization", "optimizer update"]
+    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "loss", "normalization", "optimizer update"]
     (said,) = [line for line in found["warnings"] if "pattern" in line]
     why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
     assert said == f"the pattern failing was not looked for: {why}"

@@ -103,9 +103,9 @@ def _written(flow: Flow, node: int) -> tuple[set[int], tuple[Source, Source]] | 
     roots = [flow.behind(source)[0] for source in (x, y)]
     if roots[0] == roots[1] or any(flow.is_weight(n) for n, _ in roots) or all(flow.is_leaf(n) for n, _ in roots):
         return None
-    sizes = {math.prod(flow.shape(each)) for each in (x, y, *roots[1:], (difference, 0), flow.inputs(node)[0])}
-    if len(sizes) > 1 or any(math.prod(flow.shape(source)) < min(sizes) for source in roots):
-        return None
+    sizes = {math.prod(flow.shape(each)) for each in (x, y, (difference, 0), flow.inputs(node)[0])}
+    if len(sizes) > 1 or any(math.prod(flow.shape(each)) < min(sizes) for each in roots):
+        return None  # of a mean, say, that was made as large as what it is of
     return {node, *moves, power, *more, difference}, (x, y)
 
 
