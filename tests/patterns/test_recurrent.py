@@ -319,7 +319,7 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
     "lstm, state not carried": (always(lstm(two), True, True), "its hidden state is not carried to another step"),
     "lstm, hidden state not carried": (
         always(lstm(two), True, False),
-        "its hidden state is not carried to another step",
+        "its cell state is carried to another step, its hidden state is not",
     ),
     "lstm, cell state not carried": (always(lstm(two), False, True), "its cell state is not carried to another step"),
     "gru, residual in place of a mix": (

@@ -148,6 +148,10 @@ class Terms:
         for _, terms in self.resets:
             yield from terms.every_product()
 
+    def made_before(self) -> Iterator[int]:
+        for terms in (self, *(inner for _, inner in self.resets)):
+            yield from (root for _, root in terms.before)
+
 
 @dataclass
 class Cell:
@@ -177,6 +181,7 @@ class Parts:
         self._terms: dict[Source, Terms] = {}
 
     def value(self, source: Source) -> Value:
+        """What is read there."""
         root, passed = moved(self.flow, source)
         node = root[0]
         if not self.flow.is_op(node):
@@ -202,7 +207,7 @@ class Parts:
             self._terms[gate.root] = self._sum(read(self.flow, gate.root[0], 0), _rows(shape))
         return self._terms[gate.root]
 
-    def _sum(self, source: Source, rows: int) -> Terms:
+    def _sum(self, source: Source, rows: int, nested: bool = False) -> Terms:
         flow, found = self.flow, Terms()
         todo = [source]
         for at in todo:
@@ -231,9 +236,9 @@ class Parts:
             elif flow.moves(node):
                 found.nodes.add(node)
                 todo.append(read(flow, node, 0))
-            elif (reset := self._reset(node)) is not None:
+            elif not nested and (reset := self._reset(node)) is not None:
                 gate, other = reset
-                inner = self._sum(other, rows)
+                inner = self._sum(other, rows, True)
                 found.resets.append((gate, inner))
                 found.nodes |= {node, *gate.nodes, *inner.nodes}
                 found.others += inner.others
@@ -327,7 +332,7 @@ class Parts:
     def _sizes(self, terms: Terms) -> int:
         """How many tensors it reads."""
         roots = {moved(self.flow, part, True)[0] for product in terms.every_product() for part in product.parts}
-        return len(roots) + len(terms.before) + sum(len(inner.before) for _, inner in terms.resets)
+        return len(roots) + len([*terms.made_before()])
 
     def _said(self, terms: Terms) -> str:
         node = terms.others[0][0]

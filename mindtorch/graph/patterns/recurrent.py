@@ -52,7 +52,7 @@ class RecurrentCell(Pattern):
         candidates += _elman(parts, [node for node in elman if node not in gates])
         cells = [each for each in candidates if isinstance(each, Cell)]
         lost = _not_carried(flow, cells)
-        for each in sorted(candidates, key=lambda each: _anchor(each)):
+        for each in sorted(candidates, key=_anchor):
             if not isinstance(each, Cell):
                 yield each
             elif each.end in lost:
@@ -66,13 +66,14 @@ def _anchor(each: Cell | tuple[int, str] | Found) -> int:
 
 
 def _found(flow: Flow, cell: Cell) -> Found:
-    products = [product.node for term in cell.terms() for product in term.every_product()]
-    weights = [flow.behind(product.weight)[0][0] for term in cell.terms() for product in term.every_product()]
-    weights += [root for term in cell.terms() for _, root in term.before]
-    weights = [flow.behind(sides[1])[0][0] if (sides := flow.sides(n)) else n for n in dict.fromkeys(weights)]
-    everything = set(cell.nodes) | {root for term in cell.terms() for _, root in term.before if flow.is_op(root)}
+    """With the products that were made for all steps at once: the first has them."""
+    products = {product.node for terms in cell.terms() for product in terms.every_product()}
+    before = {root for terms in cell.terms() for root in terms.made_before()}
+    weights = {
+        flow.behind(sides[1] if (sides := flow.sides(n)) else flow.inputs(n)[0])[0][0] for n in products | before
+    }
     moves = [n for at in products for source in flow.inputs(at) for n in flow.behind(source)[1]]
-    return Found(cell.end, flow.own(moves, everything), list(dict.fromkeys(weights)),
+    return Found(cell.end, flow.own(moves, cell.nodes | before), sorted(weights),
                  partial(check_cell, flow, cell), form_of(flow, cell.nodes))  # fmt: skip
 
 
@@ -273,31 +274,26 @@ def _not_carried(flow: Flow, cells: list[Cell]) -> dict[int, str]:
     lost: dict[int, str] = {}
     for (kind, _), steps in groups.items():
         ends = {(step.end, 0): step for step in steps}
-        reading: dict[Source, list[Cell]] = defaultdict(list)
         linked: set[int] = set()
         for step in steps:
             for source in step.reads:
-                reading[source].append(step)
-                before = ends.get(source) or ends.get(moved(flow, source)[0])
-                if before is not None:
-                    linked |= {step.end, before.end}
+                gave = ends.get(source) or ends.get(moved(flow, source)[0])
+                if gave is not None:
+                    linked |= {step.end, gave.end}
+        states: dict[Source, int] = defaultdict(int)
         for step in steps:
-            if step.end in linked:
-                continue
-            shared = any(len(reading[source]) > 1 for source in step.reads)
-            if kind == "RNN" or shared:
+            states[step.state] += 1
+        news = {step.new: step.end for step in steps}
+        for step in steps:
+            if step.end not in linked and (kind == "RNN" or states[step.state] > 1):
                 lost[step.end] = "its hidden state is not carried to another step"
-        if kind == "LSTM":
-            states: dict[Source, list[Cell]] = defaultdict(list)
-            for step in steps:
-                states[step.state].append(step)
-            news = {step.new: step.end for step in steps}
-            for step in steps:
-                if step.end in linked and step.state not in news and len(states[step.state]) > 1:
-                    lost.setdefault(step.end, "its cell state is not carried to another step")
-            for step in steps:
-                if step.end not in linked and step.state in news and not _reaches(flow, news[step.state], step):
-                    lost.setdefault(step.end, "its cell state is carried to another step, its hidden state is not")
+            elif kind == "LSTM" and states[step.state] > 1 and step.state not in news and step.new not in states:
+                lost[step.end] = "its cell state is not carried to another step"
+            elif kind == "LSTM" and step.end not in linked and step.state in news:
+                before = news[step.state]
+                if not _reaches(flow, before, step):
+                    why = "its cell state is carried to another step, its hidden state is not"
+                    lost |= {step.end: why, before: why}
     return lost
 
 
@@ -308,4 +304,5 @@ def _reaches(flow: Flow, before: int, step: Cell) -> bool:
         return flow.moves(node) or flow.is_pointwise(node) or flow.is_linear(node) or flow.ops[node] == "aten::cat"
 
     passed, ends = flow.ahead(before, through, 4 * _FAR)
-    return any(source[0] in passed or source[0] in {n for n, _ in ends} for source in step.reads)
+    passed |= {node for node, _ in ends}
+    return any(source[0] in passed for source in step.reads)
