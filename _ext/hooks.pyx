@@ -529,11 +529,11 @@ cdef class SubclassHook(PythonHook):
 
 
 cdef class AsSubclassHook(PythonHook):
-    """Tensor.as_subclass of plain tensors: `slow(tensor, cls)` is called when the class is one of ours."""
+    """Tensor.as_subclass: `slow(tensor, cls)` is called when tensor or class are ours."""
 
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
-        return first != NULL and is_ours(<object>first)
+        return handle_of(<object>owner) is not None or (first != NULL and is_ours(<object>first))
 
     cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
         return self.slow(<object>owner, *args, **kwargs)

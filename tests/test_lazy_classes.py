@@ -129,6 +129,16 @@ def as_subclass_in_a_graph(d: str) -> object:
     return name(x.grad), x.grad, name(z), z.tolist(), name(torch.mm(m.weight, y[:, None])), mine.tolist()
 
 
+def as_subclass_by_its_name(d: str) -> object:
+    """The method looked up on the class, as what wraps it calls it."""
+    x = torch.arange(4.0, device=d)
+    classes = (Sub, torch.nn.Buffer, nn.Parameter, torch.Tensor)
+    made = [torch.Tensor.as_subclass(x * 2, cls) for cls in classes] + [torch.Tensor.as_subclass(x, cls=Sub)]
+    with torch._C.DisableTorchFunctionSubclass():
+        made.append(torch.Tensor.as_subclass(x, Sub))
+    return [(name(t), t.tolist(), name(t + 1)) for t in made]
+
+
 def make_subclass(d: str) -> object:
     x = torch.arange(4.0, device=d)
     y, z = torch.Tensor._make_subclass(Sub, x), torch.Tensor._make_subclass(Sub, x, True)  # type: ignore[attr-defined]
@@ -289,6 +299,7 @@ def mask_classes(d: str) -> object:
 PROGRAMS = [
     as_subclass,
     as_subclass_in_a_graph,
+    as_subclass_by_its_name,
     make_subclass,
     like_monai,
     like_torchvision,

@@ -62,7 +62,7 @@ def sanitizer(compiler: list[str]) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of one test: each process of the tests would build it
 def sanitized(sanitizer: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which ``import mindtorch`` finds a build with sanitizers."""
     work = tmp_path_factory.mktemp("sanitized")
@@ -90,6 +90,8 @@ def reports(env: Mapping[str, str], folder: Path) -> tuple[dict[str, str], Calla
 def test_L9_the_extension_under_sanitizers(
     sanitized: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    (tmp_path / "at work").mkdir()
+    are_at_work(sanitized, tmp_path / "at work")
     whole = request.config.getoption("--sanitize")
     chosen = shlex.split(whole) if whole else SLICE
     command = [
@@ -115,7 +117,7 @@ def test_L9_the_extension_under_sanitizers(
     assert passed and (whole or int(passed[-1]) > 50), printed
 
 
-def test_L9_the_sanitizers_are_at_work(sanitized: dict[str, str], tmp_path: Path) -> None:
+def are_at_work(sanitized: dict[str, str], tmp_path: Path) -> None:
     """The extension is instrumented, and a write beyond the end of an allocation is reported."""
     code = """
 import ctypes

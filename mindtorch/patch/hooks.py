@@ -87,7 +87,7 @@ def enable() -> None:
     for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
         _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
     _hook(_base._make_subclass, _hooks.SubclassHook(stand_ins.make_subclass))
-    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.plain_as_subclass))
+    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.any_as_subclass))
     _hook(_base._make_wrapper_subclass, _hooks.WrapperHook(wrappers.make))
     _hooks.hook_data(_base.data, assign_data)
     _patch(torch.utils, "swap_tensors", swap_tensors)

@@ -27,9 +27,9 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError
 
 __all__ = [
-    "Family", "RecordedMeta", "Slotted", "as_parameter", "as_saved", "as_subclass", "class_for", "family",
-    "has_own_function", "is_slotted", "make_subclass", "new_parameter", "of_tensor", "own_state", "parameters",
-    "patches", "plain_as_subclass", "plain_class", "set_state", "twin",
+    "Family", "RecordedMeta", "Slotted", "any_as_subclass", "as_parameter", "as_saved", "as_subclass", "class_for",
+    "family", "has_own_function", "is_slotted", "make_subclass", "new_parameter", "of_tensor", "own_state",
+    "parameters", "patches", "plain_class", "set_state", "twin",
 ]  # fmt: skip
 _Parameter = torch.nn.Parameter
 _disabled: Any = torch._C._disabled_torch_function_impl
@@ -331,9 +331,9 @@ def of_tensor(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     return as_subclass(args[0], cls) if args and len(given) == 1 and _core.get_handle(args[0]) is not None else None
 
 
-def plain_as_subclass(t: Any, cls: Any) -> Any:
-    """As as_subclass, for a plain ``t``: ``t.as_subclass(type(x))``, where ``x`` is ours."""
-    return _torch_as_subclass(t, plain_class(cls))
+def any_as_subclass(t: Any, cls: Any) -> Any:
+    """As as_subclass, also for a plain ``t``: ``t.as_subclass(type(x))``, where ``x`` is ours."""
+    return _torch_as_subclass(t, plain_class(cls)) if _core.get_handle(t) is None else as_subclass(t, cls)
 
 
 def make_subclass(cls: type, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
