@@ -57,6 +57,12 @@ FORMS: dict[str, tuple[Callable[[], Tensor], str, int]] = {
         lambda: F.binary_cross_entropy_with_logits(A, B, WEIGHT, pos_weight=2 * WEIGHT, reduction="sum"),
         "binary cross-entropy", 1,
     ),
+    "absolute differences": (lambda: F.l1_loss(A.tanh(), B), "mean absolute error", 3),
+    "squares written out": (lambda: ((A.tanh() - B) ** 2).mean(), "mean squared error", 3),
+    "squares of what was wanted first": (lambda: (B - A.tanh()).square().sum(), "mean squared error", 3),
+    "squares by a product": (lambda: (lambda d: (d * d).mean())(A.tanh() - B), "mean squared error", 3),
+    "squares of rows": (lambda: (A.tanh()[1:, 0] - B[1:, 1]).pow(2).mean(), "mean squared error", 3),
+    "many squares": (lambda: (likely(5000, 5000).tanh() - likely(5000, 5000)).pow(2).mean(), "mean squared error", 3),
 }  # fmt: skip
 
 
@@ -86,3 +92,27 @@ def test_L13_what_only_looks_like_a_loss_is_none(name: str) -> None:
 
 def test_L13_logarithms_of_probabilities_that_nobody_takes_a_loss_of_are_none() -> None:
     assert losses(lambda: F.log_softmax(A, -1).sum()) == []
+
+
+WEIGHTS = torch.nn.Parameter(torch.randn(5, 7))
+NONE: dict[str, Callable[[], object]] = {
+    "a variance": lambda: (lambda x: ((x - x.mean()) ** 2).mean())(A.tanh()),
+    "a variance of rows": lambda: (lambda x: ((x - x.mean(0).expand(5, 7)) ** 2).mean())(A.tanh()),
+    "differences of neighbours": lambda: (lambda x: ((x[1:] - x[:-1]) ** 2).mean())(A.tanh()),
+    "how large weights are": lambda: (WEIGHTS**2).sum(),
+    "how far weights went": lambda: ((WEIGHTS - A.tanh()) ** 2).sum(),
+    "of each row": lambda: ((A.tanh() - B) ** 2).mean(1),
+    "data": lambda: ((A - B) ** 2).mean(),
+    "no square": lambda: ((A.tanh() - B) * A.tanh()).mean(),
+    "sizes that grow": lambda: ((A.tanh()[:, :1] - B[:, 0]) ** 2).mean(),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_L13_means_of_what_is_no_difference_from_what_was_wanted_are_no_loss(name: str) -> None:
+    assert losses(NONE[name]) == []
+
+
+def test_L13_a_mean_of_another_power_is_no_loss() -> None:
+    (found,) = losses(lambda: ((A.tanh() - B) ** 4).mean())
+    assert found.refused == "it is no mean of squared or absolute differences"

@@ -98,9 +98,10 @@ def test_L13_a_report_names_each_block_with_its_places_and_calls(how):
         "feed-forward": (LAYERS, 4 * LAYERS, True),
         "normalization": (2 * LAYERS, 8 * LAYERS, True),
         "embedding": (1, 4, True),
+        "loss": (1, 4, True),
         "optimizer update": (1, 4, True),
     }
-    assert patterns["optimizer update"]["modules"] == []
+    assert patterns["optimizer update"]["modules"] == patterns["loss"]["modules"] == []
     assert patterns["optimizer update"]["attributes"]["kind"] == "AdamW"
     assert patterns["attention"]["modules"] == ["Model.layers.*.mixes"]
     assert patterns["feed-forward"]["modules"] == ["Model.layers.*"]
@@ -215,7 +216,7 @@ def test_L13_a_block_on_one_line_that_calls_an_op_twice_is_one_call(how):
 @pytest.mark.parametrize("how", HOW)
 def test_L13_what_only_looks_like_attention_has_no_row(how):
     _, patterns = report(how, train, after=True)
-    assert sorted(patterns) == ["embedding", "feed-forward", "normalization", "optimizer update"]
+    assert sorted(patterns) == ["embedding", "feed-forward", "loss", "normalization", "optimizer update"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -224,7 +225,7 @@ def test_L13_a_program_of_no_known_block_has_no_row(how):
         train(model=nn.Sequential(nn.Embedding(11, D), nn.Linear(D, 11), nn.Dropout(0.1)))
 
     _, patterns = report(how, program)
-    assert sorted(patterns) == ["embedding", "optimizer update"]
+    assert sorted(patterns) == ["embedding", "loss", "optimizer update"]
     with HOW[how]() as seen:
         torch.ones(3) + 1
     assert seen.report()["patterns"] == []
@@ -241,7 +242,7 @@ def test_L13_a_shared_block_is_one_place():
     _, patterns = report("measured", train, model=Shared(), steps=2)
     assert {name: (row["instances"], row["calls"]) for name, row in patterns.items()} == {
         "attention": (1, 10), "feed-forward": (1, 10), "normalization": (2, 20), "embedding": (1, 2),
-        "optimizer update": (1, 2),
+        "loss": (1, 2), "optimizer update": (1, 2),
     }  # fmt: skip
 
 
@@ -287,7 +288,7 @@ def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatc
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [EntryPoint()])
     found, patterns = report(how, train)
-    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "normalization", "optimizer update"]
+    assert sorted(patterns) == ["attention", "embedding", "feed-forward", "loss", "normalization", "optimizer update"]
     (said,) = [line for line in found["warnings"] if "pattern" in line]
     why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
     assert said == f"the pattern failing was not looked for: {why}"
@@ -321,3 +322,68 @@ def test_L13_clipping_and_steps_written_by_hand_have_rows(how):
     assert patterns["gradient clipping"]["attributes"] == {"by": "norm", "most": 1.0, "norm": 2.0}
     assert patterns["optimizer update"]["attributes"] == {"kind": "SGD", "form": "one by one"}
     assert sum(row["time_s"] for row in patterns.values()) <= found["totals"]["time_s"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("cell", "calls", "said"),
+    [
+        (nn.LSTM, 3, {"kind": "LSTM", "hidden": D, "form": "fused"}),
+        (nn.GRU, 3 * TOKENS, {"kind": "GRU", "hidden": D, "form": "one cell per step", "reset": "after"}),
+    ],
+    ids=["lstm", "gru"],
+)
+def test_L13_recurrent_cells_are_one_place_and_a_call_for_each_step(how, cell, calls, said):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = cell(D, D), nn.Linear(D, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.cell(x)[0])
+
+    def program() -> None:
+        model = Recurrent()
+        for _ in range(3):
+            model(torch.randn(TOKENS, BATCH, D)).sum().backward()
+
+    _, patterns = report(how, program)
+    row = patterns["recurrent cell"]
+    assert (row["instances"], row["calls"], row["verified"], row["attributes"]) == (1, calls, True, said)
+    assert row["modules"] == ["Recurrent.cell"]
+    forward = 3 * TOKENS * 2 * BATCH * 2 * D * D * (4 if cell is nn.LSTM else 3)
+    assert 2 * forward <= row["flops"] < 4 * forward  # what came in has no gradient
+
+
+LOSSES = {
+    "cross-entropy": lambda found, wanted: F.cross_entropy(found, wanted.argmax(1)),
+    "mean squared error": lambda found, wanted: ((found - wanted) ** 2).mean(),
+    "mean absolute error": lambda found, wanted: F.l1_loss(found, wanted),
+    "huber": lambda found, wanted: F.huber_loss(found, wanted),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_L13_a_loss_that_the_program_computes_outside_modules_has_a_row(how, kind):
+    def program() -> None:
+        model, wanted = nn.Linear(4, 3), torch.randn(5, 3)
+        for _ in range(4):
+            LOSSES[kind](model(torch.randn(5, 4)), wanted).backward()
+
+    _, patterns = report(how, program)
+    row = patterns["loss"]
+    assert (row["instances"], row["calls"], row["verified"], row["attributes"]) == (1, 4, True, {"kind": kind})
+    assert row["modules"] == [] and row["time_s"] > 0
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_of_two_calls_of_a_model_is_one_at_each_line(how):
+    def program() -> None:
+        model, wanted = nn.Linear(4, 3), torch.randn(5, 3)
+        for _ in range(3):
+            first = model(torch.randn(5, 4))
+            F.mse_loss(model(torch.randn(5, 4)) + first, wanted).backward()
+
+    row = report(how, program)[1]["loss"]
+    assert (row["instances"], row["calls"], row["verified"]) == (1, 3, True)

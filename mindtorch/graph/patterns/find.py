@@ -22,6 +22,7 @@ from .low_rank import LowRank
 from .normalization import Normalization
 from .optimizer_update import OptimizerUpdate
 from .pattern import Found, Pattern, Refused
+from .recurrent import RecurrentCell
 from .rerun import CannotRun
 from .rotary import Rotary
 from .routing import Routing
@@ -41,6 +42,7 @@ _OWN: tuple[Pattern, ...] = (
     FeedForward(),
     Convolution(),
     StateSpaceScan(),
+    RecurrentCell(),
     Normalization(),
     Embedding(),
     Loss(),

@@ -1,7 +1,8 @@
-"""Losses that a model computes itself: cross-entropy, and those of torch's in one call."""
+"""Losses: cross-entropy, those of torch's in one call, and squared or absolute differences that are written out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,12 +10,15 @@ from typing import Any, NamedTuple
 import torch
 
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
+from .rerun import CannotRun, Source
 
 __all__ = ["Loss"]
 
 _LIKELIHOODS = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::nll_loss", "aten::nll_loss2d"})
 _LOGARITHMS = frozenset({"aten::_log_softmax", "aten::log_softmax"})
+_POWERS = frozenset({"aten::pow", "aten::pow_", "aten::square", "aten::mul", "aten::abs", "aten::abs_"})
+_DIFFERENCES = frozenset({"aten::sub", "aten::sub_"})
 _FEW = 4  # rows, and places of a picture, of a trial
 
 
@@ -54,6 +58,13 @@ _CALLS = {
 }
 
 
+_TOGETHER = {"aten::mean": 1, "aten::sum": 2}  # as torch's reductions
+_WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean squared error": torch.square,
+    "mean absolute error": torch.abs,
+}
+
+
 class Loss(Pattern):
     """How far what was computed is from what was wanted, at each place, put together by a mean or a sum."""
 
@@ -70,6 +81,32 @@ class Loss(Pattern):
                 nodes = {node, *moves, before[0]} if entropy else {node}
                 check = partial(_check_likelihood, flow, node, before[0] if entropy else None, nodes)
                 yield Found(node, nodes, [], check, form_of(flow, nodes))
+            elif op in _TOGETHER and not flow.shape((node, 0)) and (written := _written(flow, node)) is not None:
+                nodes, sides = written
+                yield Found(node, nodes, [], partial(_check_written, flow, node, nodes, sides), form_of(flow, nodes))
+
+
+def _written(flow: Flow, node: int) -> tuple[set[int], tuple[Source, Source]] | None:
+    """(the nodes, the two sides) of a difference of a computed tensor and another of its size, made one number."""
+    root, moves = flow.behind(flow.inputs(node)[0])
+    power = root[0]
+    if (
+        not flow.is_op(power)
+        or flow.ops[power] not in _POWERS
+        or len({flow.behind(s)[0] for s in flow.inputs(power)}) > 1
+    ):
+        return None
+    (difference, _), more = flow.behind(flow.inputs(power)[0])
+    if not flow.is_op(difference) or flow.ops[difference] not in _DIFFERENCES or len(flow.inputs(difference)) != 2:
+        return None
+    x, y = flow.inputs(difference)
+    roots = [flow.behind(source)[0] for source in (x, y)]
+    if roots[0] == roots[1] or any(flow.is_weight(n) for n, _ in roots) or all(flow.is_leaf(n) for n, _ in roots):
+        return None
+    sizes = {math.prod(flow.shape(each)) for each in (x, y, (difference, 0), flow.inputs(node)[0])}
+    if len(sizes) > 1 or any(math.prod(flow.shape(each)) < min(sizes) for each in roots):
+        return None  # of a mean, say, that was made as large as what it is of
+    return {node, *moves, power, *more, difference}, (x, y)
 
 
 def _together(terms: torch.Tensor, reduction: Any, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,6 +127,20 @@ def _check_call(flow: Flow, node: int) -> Check:
     if not agree(found, _together(terms, reduction)):
         raise Refused(f"it is no {call.kind}")
     return Check(True, {"kind": call.kind})
+
+
+def _check_written(flow: Flow, node: int, nodes: set[int], sides: tuple[Source, Source]) -> Check:
+    """On fewer rows where it has many, unless views name sizes."""
+    try:
+        trial = Trial(flow, nodes)
+    except CannotRun:
+        trial = Trial(flow, nodes, shapes={each: fewer(flow.shape(each), 1) for each in sides})
+    (found,) = trial.run((node, 0))
+    x, y = (trial.given(source) for source in sides)
+    for kind, terms in _WRITTEN.items():
+        if agree(found, _together(terms(x - y), _TOGETHER[flow.ops[node]])):
+            return Check(True, {"kind": kind})
+    raise Refused("it is no mean of squared or absolute differences")
 
 
 def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[int]) -> Check:

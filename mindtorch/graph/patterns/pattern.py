@@ -178,11 +178,14 @@ class Pattern:
 def form_of(flow: Flow, nodes: set[int]) -> str:
     """Equal for nodes that make the same calls of each other, wherever they stand."""
     numbers = {node: place for place, node in enumerate(sorted(nodes))}
+    others: dict[Source, int] = {}  # from outside, in the order in which they are read
     text = []
     for node in sorted(nodes):
         view = flow[node]
         reads = [
-            (numbers.get(source, -1), output, flow[source].outputs[output].shape) for source, output in view.inputs
-        ]
+            (numbers[source[0]], source[1], reading) if source[0] in numbers
+            else (-1, others.setdefault(source, len(others)), flow.shape(source))
+            for source, reading in zip(view.inputs, view.readings, strict=True)
+        ]  # fmt: skip
         text.append(repr((view.op, view.args, view.kwargs, view.outputs, reads)))
     return hashlib.sha256("\n".join(text).encode()).hexdigest()

@@ -63,8 +63,9 @@ class Sample:
 class Sampling:
     """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
 
-    A graph is of a call with gradients, of some calls without and what is done between them (a token is chosen), or of
-    a pass backward and what is done with its gradients until the next call.
+    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), of some calls
+    without and what is done between them (a token is chosen), or of a pass backward and what is done with its gradients
+    until the next call.
     """
 
     def __init__(self) -> None:
@@ -82,14 +83,14 @@ class Sampling:
         if kind == "enter":
             key = which, torch.is_grad_enabled()
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
-            goes_on = own and self._of == "after" and wanted and key == self._key  # of two models, each has its own
+            goes_on = own and self._of == "after" and wanted and key == self._key and not key[1]  # else each its own
             if own and self._of != "call" and not goes_on:
                 self.close()
             if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
                 self._of, self._key = "call", key
         elif kind == "exit" and own and self._of == "call":
-            if torch.is_grad_enabled() or self._seen[which, False] >= GENERATING:
+            if not torch.is_grad_enabled() and self._seen[which, False] >= GENERATING:
                 self.close()
             else:
                 self._of = "after"
