@@ -17,12 +17,26 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.strides import extent
+from .looks import in_range, like, of_elements, of_sizes, rising, wrong
+from .state_looks import (
+    attention,
+    batch_norm,
+    fused,
+    group_norm,
+    heads,
+    int4,
+    layer_norm_backward,
+    lstm,
+    observed,
+    rnn,
+    weight_norm,
+)
 
 __all__ = ["REFUSED", "looking", "looking_inside"]
 
@@ -35,6 +49,8 @@ REFUSED = re.compile(
     r"|_?nested_\w+|_jagged_\w+|_padded_dense_\w+|_sobol_engine_\w+|_?fbgemm_\w+|choose_qparams_optimized"
     r"|_thnn_\w+|_saturate_weight_to_fp16|_batch_norm_impl_index_backward"
     r"|_reshape_alias_copy|lu_unpack|linalg_ldl_solve|_pdist_backward|multi(label)?_margin_loss_backward|fractional_max_pool\w+_backward"
+    r"|(_?slow|thnn)_conv\w+|_nnpack_\w+|_dyn_quant_\w+|_cholesky_solve_helper|_compute_linear_combination|_stack"
+    r"|_transform_bias_rescale_qkv|_masked_softmax_backward|batch_norm_update_stats|_wrapped_\w+|quantized_\w+_cell"
     r")"
 )
 
@@ -45,15 +61,26 @@ def looking(overload: Any) -> Callable[..., Any]:
     check = _CHECKS.get(name)
     if check is None:
         return looking_inside(run, name)
-    arguments = overload._schema.arguments
-    positions = [a.name for a in arguments]
-    defaults = {a.name: a.default_value for a in arguments}
+    named = _named(overload._schema)
 
     def looked(*args: Any, **kwargs: Any) -> Any:
-        check(SimpleNamespace(**{**defaults, **dict(zip(positions, args)), **kwargs}))
+        check(named(*args, **kwargs))
         return run(*args, **kwargs)
 
     return looked
+
+
+def _named(schema: Any) -> Callable[..., SimpleNamespace]:
+    """What makes of a call's arguments those of a schema, by their names."""
+    positions = [a.name for a in schema.arguments]
+    defaults = {a.name: a.default_value for a in schema.arguments}
+
+    def named(*args: Any, **kwargs: Any) -> SimpleNamespace:
+        if "input" in kwargs and "input" not in defaults:  # what torch's functions call their first one
+            kwargs[positions[0]] = kwargs.pop("input")
+        return SimpleNamespace(**{**defaults, **dict(zip(positions, args)), **kwargs})
+
+    return named
 
 
 class _Looking(TorchDispatchMode):
@@ -70,6 +97,16 @@ def looking_inside(function: Callable[..., Any], name: str) -> Callable[..., Any
     """The same for a function of this operator's name that may call several."""
     if name not in _MADE_OF and name not in _CHECKS:
         return function
+    schema = torch._C._jit_get_schemas_for_operator(name)[0]
+    qualified = f"{name}.{schema.overload_name}".rstrip(".")
+    if name in _CHECKS and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd"):
+        check, named = _CHECKS[name], _named(schema)
+
+        def itself(*args: Any, **kwargs: Any) -> Any:
+            check(named(*args, **kwargs))  # what it is made of is seen by a mode, and it is not
+            return function(*args, **kwargs)
+
+        return itself
 
     def looked(*args: Any, **kwargs: Any) -> Any:
         with _Looking():
@@ -78,61 +115,16 @@ def looking_inside(function: Callable[..., Any], name: str) -> Callable[..., Any
     return looked
 
 
-# ---- what is looked at -----------------------------------------------------------------------------------------------
-def _wrong(what: str) -> NoReturn:
-    raise RuntimeError(what)
-
-
-def _indices(t: torch.Tensor | None, end: int, begin: int = 0, besides: int | None = None) -> None:
-    """Indices from ``begin`` up to, and without, ``end``; ``besides``: one that means nothing."""
-    if t is None or not t.numel() or t.device.type != "cpu" or t.dtype.is_floating_point or t.dtype.is_complex:
-        return
-    low, high = (each.item() for each in torch.aminmax(t))
-    if begin <= low and high < end:
-        return
-    wrong = t[((t < begin) | (t >= end)) & (t != (begin if besides is None else besides))]
-    if wrong.numel():
-        raise IndexError(f"expected indices in {begin}..{end - 1}, got {wrong.flatten()[0].item()}")
-
-
-def _rising(t: torch.Tensor, end: int) -> None:
-    """Offsets of parts, one after the other, from 0 up to ``end``."""
-    _indices(t, end + 1)
-    if t.device.type == "cpu" and (t[0].item() if t.numel() else end) != 0:
-        _wrong("expected offsets from 0 on")
-    if t.device.type == "cpu" and t.numel() > 1 and bool((t[1:] < t[:-1]).any()):
-        _wrong("expected offsets in order")
-
-
-def _sizes(t: torch.Tensor | None, *sizes: int) -> None:
-    """A tensor, if there is one, of these sizes."""
-    if t is not None and tuple(t.shape) != sizes:
-        _wrong(f"expected a tensor of {sizes}, got one of {tuple(t.shape)}")
-
-
-def _like(other: torch.Tensor, *tensors: torch.Tensor | None) -> None:
-    """Tensors, those that there are, of the sizes of another one."""
-    for t in tensors:
-        _sizes(t, *other.shape)
-
-
-def _elements(n: int, *tensors: torch.Tensor | None) -> None:
-    """Tensors, those that there are, of so many elements."""
-    for t in tensors:
-        if t is not None and t.numel() != n:
-            _wrong(f"expected a tensor of {n} elements, got one of {tuple(t.shape)}")
-
-
+# ---- indices ---------------------------------------------------------------------------------------------------------
 def _alias(a: SimpleNamespace) -> None:
     there = a.self.untyped_storage().nbytes()
     wanted = extent(a.size, a.stride, a.self.storage_offset()) * a.self.dtype.itemsize
     if wanted > there or min((*a.size, *a.stride), default=0) < 0:
-        _wrong(f"expected a view within {there} bytes, got one of {wanted}")
+        wrong(f"expected a view within {there} bytes, got one of {wanted}")
 
 
-# ---- indices ---------------------------------------------------------------------------------------------------------
 def _embedding_backward(a: SimpleNamespace) -> None:
-    _indices(a.indices, a.num_weights, besides=a.padding_idx)
+    in_range(a.indices, a.num_weights, besides=a.padding_idx)
 
 
 def _max_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
@@ -141,8 +133,8 @@ def _max_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
 
     def check(a: SimpleNamespace) -> None:
         sizes(a)
-        _like(a.grad_output, a.indices)
-        _indices(a.indices, math.prod(a.self.shape[-ndim:]), -1)
+        like(a.grad_output, a.indices)
+        in_range(a.indices, math.prod(a.self.shape[-ndim:]), -1)
 
     return check
 
@@ -151,86 +143,94 @@ def _adaptive_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
     def check(a: SimpleNamespace) -> None:
         outer, inner = tuple(a.self.shape[:-ndim]), a.self.shape[-ndim:]
         if len(outer) not in (1, 2) or 0 in inner or tuple(a.grad_output.shape[:-ndim]) != outer:
-            _wrong(f"expected a gradient of {outer} and {ndim} dimensions, got {tuple(a.grad_output.shape)}")
+            wrong(f"expected a gradient of {outer} and {ndim} dimensions, got {tuple(a.grad_output.shape)}")
         if hasattr(a, "indices"):
-            _like(a.grad_output, a.indices)
-            _indices(a.indices, math.prod(inner))
+            like(a.grad_output, a.indices)
+            in_range(a.indices, math.prod(inner))
 
     return check
 
 
 def _bag(a: SimpleNamespace) -> None:
-    _indices(a.indices, a.weight.shape[0] if a.weight.dim() else 0)
-    _rising(a.offsets, a.indices.numel())
-    _elements(a.indices.numel(), a.per_sample_weights)
+    in_range(a.indices, a.weight.shape[0] if a.weight.dim() else 0)
+    rising(a.offsets, a.indices.numel())
+    of_elements(a.indices.numel(), a.per_sample_weights)
 
 
 def _bag_backward(a: SimpleNamespace) -> None:
-    bags = a.grad.shape[0] if a.grad.dim() == 2 else _wrong(f"expected a gradient of 2 dimensions, got {a.grad.dim()}")
+    bags = a.grad.shape[0] if a.grad.dim() == 2 else wrong(f"expected a gradient of 2 dimensions, got {a.grad.dim()}")
     n = a.indices.numel()
     weights = getattr(a, "num_weights", None)
     if weights is None:
         weights = a.weight.shape[0]
-        _sizes(a.weight, weights, a.grad.shape[1])
-    _indices(a.indices, weights)
+        of_sizes(a.weight, weights, a.grad.shape[1])
+    in_range(a.indices, weights)
     if hasattr(a, "offsets"):
-        _rising(a.offsets, n)
+        rising(a.offsets, n)
         ends = a.offsets.numel() == bags + 1  # the last one is then where all of them end
         if a.offsets.numel() != bags and not (ends and a.offsets[-1].item() == n):
-            _wrong(f"expected offsets of {bags} bags, got {a.offsets.numel()}")
+            wrong(f"expected offsets of {bags} bags, got {a.offsets.numel()}")
     if a.offset2bag.numel() or not hasattr(a, "offsets"):
-        _elements(n, a.offset2bag)
-        _indices(a.offset2bag, bags)
+        of_elements(n, a.offset2bag)
+        in_range(a.offset2bag, bags)
     if hasattr(a, "bag_size"):
-        _elements(bags, a.bag_size)
+        of_elements(bags, a.bag_size)
     if getattr(a, "maximum_indices", None) is not None and a.mode == 2:
-        _like(a.grad, a.maximum_indices)
-        _indices(a.maximum_indices, weights, -1)
-    _elements(n, getattr(a, "per_sample_weights", None))
+        like(a.grad, a.maximum_indices)
+        in_range(a.maximum_indices, weights, -1)
+    of_elements(n, getattr(a, "per_sample_weights", None))
+
+
+def _lengths(given: Any) -> list[int]:
+    return [int(n) for n in (given.flatten().tolist() if isinstance(given, torch.Tensor) else given)]
 
 
 def _ctc(a: SimpleNamespace) -> None:
-    if a.log_probs.dim() == 3:
-        classes = a.log_probs.shape[2]
-        _indices(a.targets, classes)
-        if not 0 <= a.blank < classes:
-            raise IndexError(f"expected a blank in 0..{classes - 1}, got {a.blank}")
-        lengths = (a.input_lengths, a.target_lengths)
-        for each in lengths:
-            if isinstance(each, torch.Tensor):
-                _indices(each, 1 << 40)
-            elif min(each, default=0) < 0:
-                _wrong(f"expected lengths of 0 and more, got {min(each)}")
+    if a.log_probs.dim() != 3:
+        return
+    classes = a.log_probs.shape[2]
+    if not 0 <= a.blank < classes:
+        raise IndexError(f"expected a blank in 0..{classes - 1}, got {a.blank}")
+    for each in (a.input_lengths, a.target_lengths):
+        if isinstance(each, torch.Tensor):
+            in_range(each, 1 << 40)
+        elif min(each, default=0) < 0:
+            wrong(f"expected lengths of 0 and more, got {min(each)}")
+    targets = a.targets
+    if targets.device.type == "cpu" and targets.dim() == 2:
+        lengths = torch.tensor(_lengths(a.target_lengths), device="cpu")
+        if lengths.numel() == targets.shape[0]:  # what fills the rows up behind is not read
+            targets = targets[torch.arange(targets.shape[1], device="cpu") < lengths[:, None]]
+    in_range(targets, classes)
 
 
 def _ctc_backward(a: SimpleNamespace) -> None:
     _ctc(a)
     if a.log_probs.dim() != 3:
-        _wrong(f"expected log_probs of 3 dimensions, got {a.log_probs.dim()}")
+        wrong(f"expected log_probs of 3 dimensions, got {a.log_probs.dim()}")
     steps, batch, _classes = a.log_probs.shape
-    longest = max((int(n) for n in a.target_lengths), default=0)
-    _elements(batch, a.grad, a.neg_log_likelihood)
-    if isinstance(a.input_lengths, torch.Tensor):
-        _indices(a.input_lengths, steps + 1)
-    elif max(a.input_lengths, default=0) > steps:
-        _wrong(f"expected lengths up to {steps}, got {max(a.input_lengths)}")
-    if len(a.input_lengths) != batch or len(a.target_lengths) != batch:
-        _wrong(f"expected {batch} lengths, got {len(a.input_lengths)} and {len(a.target_lengths)}")
+    inputs, lengths = _lengths(a.input_lengths), _lengths(a.target_lengths)
+    longest = max(lengths, default=0)
+    of_elements(batch, a.grad, a.neg_log_likelihood)
+    if max(inputs, default=0) > steps:
+        wrong(f"expected lengths up to {steps}, got {max(inputs)}")
+    if len(inputs) != batch or len(lengths) != batch:
+        wrong(f"expected {batch} lengths, got {len(inputs)} and {len(lengths)}")
     if a.targets.dim() == 1:
-        _elements(sum(int(n) for n in a.target_lengths), a.targets)
+        of_elements(sum(lengths), a.targets)
     elif a.targets.dim() != 2 or a.targets.shape[0] != batch or a.targets.shape[1] < longest:
-        _wrong(f"expected targets of {batch} times {longest}, got {tuple(a.targets.shape)}")
+        wrong(f"expected targets of {batch} times {longest}, got {tuple(a.targets.shape)}")
     if a.log_alpha.dim() != 3 or a.log_alpha.shape[:2] != (batch, steps) or a.log_alpha.shape[2] < 2 * longest + 1:
-        _wrong(f"expected log_alpha of {batch, steps, 2 * longest + 1}, got {tuple(a.log_alpha.shape)}")
+        wrong(f"expected log_alpha of {batch, steps, 2 * longest + 1}, got {tuple(a.log_alpha.shape)}")
 
 
 def _nll_backward(a: SimpleNamespace) -> None:
     dim = 1 if a.self.dim() > 1 else 0
     classes = a.self.shape[dim] if a.self.dim() else 0
-    _elements(a.self.numel() // classes if classes else 0, a.target)
-    _indices(a.target, classes, besides=a.ignore_index)
-    _elements(classes, a.weight)
-    _elements(1, a.total_weight)
+    of_elements(a.self.numel() // classes if classes else 0, a.target)
+    in_range(a.target, classes, besides=a.ignore_index)
+    of_elements(classes, a.weight)
+    of_elements(1, a.total_weight)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def _as_forward(forward: str, *names: str) -> Callable[[SimpleNamespace], None]:
     def check(a: SimpleNamespace) -> None:
         rest = (getattr(a, name) for name in names)
         given = tuple(tuple(each) if isinstance(each, list) else each for each in rest)
-        _sizes(a.grad_output, *_forward_sizes(forward, tuple(a.self.shape), given))
+        of_sizes(a.grad_output, *_forward_sizes(forward, tuple(a.self.shape), given))
 
     return check
 
@@ -256,165 +256,75 @@ def _meta(sizes: Sequence[int]) -> torch.Tensor:
 
 
 def _softmax_backward(a: SimpleNamespace) -> None:
-    _like(a.output, a.grad_output)
+    like(a.output, a.grad_output)
 
 
 def _grid_backward(a: SimpleNamespace) -> None:
     if a.grid.dim() < 3 or a.input.dim() != a.grid.dim():
-        _wrong(f"expected a grid of {a.input.dim()} dimensions, got {a.grid.dim()}")
+        wrong(f"expected a grid of {a.input.dim()} dimensions, got {a.grid.dim()}")
     batch, *inner, _two = a.grid.shape
-    _sizes(a.grad_output, batch, a.input.shape[1], *inner)
+    of_sizes(a.grad_output, batch, a.input.shape[1], *inner)
 
 
 def _unfold_backward(a: SimpleNamespace) -> None:
-    _sizes(a.grad_in, *_meta(a.input_sizes).unfold(a.dim, a.size, a.step).shape)
+    of_sizes(a.grad_in, *_meta(a.input_sizes).unfold(a.dim, a.size, a.step).shape)
 
 
 def _resized_smoothly(a: SimpleNamespace) -> None:
-    """Scales, where they are given, are those of the sizes."""
+    """Scales, where they are given, reach no further than the sizes."""
     sizes = a.input_size if hasattr(a, "input_size") else a.input.shape if hasattr(a, "input") else a.self.shape
     if not hasattr(a, "scales_h"):
         return  # it is made of one that has them
     for n, wanted, scale in zip(sizes[2:], a.output_size, (a.scales_h, a.scales_w)):
-        if scale is not None and not (scale > 0 and abs(n * scale - wanted) <= 1):
-            _wrong(f"expected scales from {tuple(sizes[2:])} to {tuple(a.output_size)}, got {scale}")
+        if scale is not None and not n * scale >= wanted - 1:
+            wrong(f"expected scales from {tuple(sizes[2:])} to {tuple(a.output_size)}, got {scale}")
 
 
 def _fourier(a: SimpleNamespace) -> None:
     ndim = a.self.dim()
-    if not all(-ndim <= d < ndim for d in a.dim):
+    if not all(0 <= d < ndim for d in a.dim):
         raise IndexError(f"expected dimensions of {ndim}, got {tuple(a.dim)}")
+    if len(set(a.dim)) != len(a.dim):
+        wrong(f"expected each dimension once, got {tuple(a.dim)}")
     if hasattr(a, "last_dim_size") and (not a.dim or a.last_dim_size // 2 >= a.self.shape[a.dim[-1]]):
-        _wrong(f"expected {a.last_dim_size // 2 + 1} frequencies, got {tuple(a.self.shape)}")
+        wrong(f"expected {a.last_dim_size // 2 + 1} frequencies, got {tuple(a.self.shape)}")
 
 
-# ---- states of optimizers and norms ----------------------------------------------------------------------------------
-def _fused(*states: str) -> Callable[[SimpleNamespace], None]:
-    """Lists of tensors, one for each parameter; they are read as one stretch of memory each."""
-
-    def check(a: SimpleNamespace) -> None:
-        for name in ("grads", *states):
-            tensors: Sequence[torch.Tensor] = getattr(a, name)
-            if not tensors and name not in ("grads", *states[:-1]):
-                continue  # without amsgrad, or momentum
-            if len(tensors) != len(a.self):
-                _wrong(f"expected {len(a.self)} {name}, got {len(tensors)}")
-            for t, like in zip(tensors, a.self, strict=True):
-                _like(like, t)
-        for t in (*a.self, *a.grads, *(t for name in states for t in getattr(a, name))):
-            if t.numel() > t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset():
-                _wrong("expected tensors whose elements are next to each other")
-        for t in getattr(a, "state_steps", ()):
-            _elements(1, t)
-        if hasattr(a, "state_steps") and len(a.state_steps) != len(a.self):
-            _wrong(f"expected {len(a.self)} state_steps, got {len(a.state_steps)}")
-        _elements(1, a.grad_scale if hasattr(a, "grad_scale") else None, getattr(a, "found_inf", None))
-
-    return check
+def _distances(a: SimpleNamespace) -> None:
+    if a.x1.dim() < 2 or a.x2.dim() < 2 or a.x1.shape[-1] != a.x2.shape[-1]:
+        wrong(f"expected points of as many numbers, got {tuple(a.x1.shape)} and {tuple(a.x2.shape)}")
+    batch = torch._C._infer_size(a.x1.shape[:-2], a.x2.shape[:-2])
+    for t in (a.grad, a.cdist):
+        of_sizes(t, *batch, a.x1.shape[-2], a.x2.shape[-2])
 
 
-def _layer_norm_backward(a: SimpleNamespace) -> None:
-    inner = math.prod(a.normalized_shape)
-    _like(a.input, a.grad_out)
-    if inner and a.input.numel() % inner == 0:
-        _elements(a.input.numel() // inner, getattr(a, "mean", None), a.rstd)
-    _elements(inner, a.weight)
+def _distances_within(a: SimpleNamespace) -> None:
+    if a.self.dim() != 2:
+        wrong(f"expected points in 2 dimensions, got {a.self.dim()}")
 
 
-def _group_norm(a: SimpleNamespace) -> None:
-    if min(a.N, a.C, a.HxW) < 0 or a.group <= 0 or a.C % a.group:
-        _wrong(f"expected a number of groups that divides {a.C} channels, got {a.group}")
-    _elements(a.N * a.C * a.HxW, a.input, getattr(a, "grad_out", None))
-    _elements(a.N * a.group, getattr(a, "mean", None), getattr(a, "rstd", None))
-    _elements(a.C, a.weight, getattr(a, "bias", None))
+def _convolution_twice(a: SimpleNamespace) -> None:
+    for t in (a.ggI, a.ggW, a.gO, a.self):
+        if t is not None and t.dim() != a.weight.dim():
+            wrong(f"expected tensors of {a.weight.dim()} dimensions, got {t.dim()}")
 
 
-def _batch_norm(a: SimpleNamespace) -> None:
-    if a.input.dim() < 2:
-        _wrong(f"expected an input of 2 dimensions and more, got {a.input.dim()}")
-    channels = a.input.shape[1]
-    mean, var = getattr(a, "running_mean", None), getattr(a, "running_var", None)
-    trains = getattr(a, "training", getattr(a, "train", getattr(a, "update", None)))
-    if (mean is None) != (var is None) or (mean is None and trains is False):
-        _wrong("expected a running mean and variance")
-    names = ("weight", "bias", "running_mean", "running_var")
-    _elements(channels, *(getattr(a, name, None) for name in names))
-    if hasattr(a, "grad_out"):
-        _like(a.input, a.grad_out)
-        saved = (a.save_mean, a.save_invstd if hasattr(a, "save_invstd") else a.save_var)
-        if trains and any(t is None for t in saved):
-            _wrong("expected the mean and variance of the forward pass")
-        _elements(channels, *(t for t in saved if trains or (t is not None and t.numel())))
+def _grouped(a: SimpleNamespace) -> None:
+    """Heads of queries, shared out among those of keys and values."""
+    for t in (a.key, a.value):
+        if a.enable_gqa and (t.dim() < 3 or not t.shape[-3]):
+            wrong(f"expected keys and values of one head and more, got {tuple(t.shape)}")
+    if min(a.key.dim(), a.value.dim()) < 2 or a.key.shape[-2] != a.value.shape[-2]:
+        wrong(f"expected a value for each key, got {tuple(a.value.shape)} for {tuple(a.key.shape)}")
 
 
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # of relu, tanh, LSTM, GRU
+def _finite(a: SimpleNamespace) -> None:
+    if a.self.device.type == "cpu" and not bool(a.self.isfinite().all()):
+        wrong("expected numbers that are finite")
 
 
-def _rnn(a: SimpleNamespace) -> None:
-    if a.input.dim() != 3 or a.mode not in _GATES or a.batch_sizes or a.hidden_size < 1:
-        _wrong("expected an input of 3 dimensions and no sizes of batches")
-    steps, batch, width = a.input.shape
-    hidden, gates = a.hidden_size, _GATES[a.mode] * a.hidden_size
-    backward = hasattr(a, "workspace")
-    weights = [getattr(a, f"weight{k + backward}") for k in range(4)]
-    _sizes(weights[0], gates, width)
-    _sizes(weights[1], gates, hidden)
-    if a.has_biases:
-        _elements(gates, *weights[2:])
-    _elements(batch * hidden, a.hx_, a.cx_tmp if backward else a.cx_)
-    if backward:
-        _sizes(a.output, steps, batch, hidden)
-        _like(a.output, a.grad_output)
-        _elements(batch * hidden, a.hy_, a.cy_, a.grad_hy, a.grad_cy)
-        _elements(_workspace(steps, batch, width, hidden, a.mode, a.has_biases, a.input.dtype), a.workspace)
-
-
-@functools.lru_cache(maxsize=1024)
-def _workspace(steps: int, batch: int, width: int, hidden: int, mode: int, has_biases: bool, dtype: torch.dtype) -> int:
-    """How many elements oneDNN's workspace has, which only the forward pass tells."""
-
-    def zeros(*sizes: int) -> torch.Tensor:
-        return torch.ops.aten.zeros.default(sizes, dtype=dtype)  # type: ignore[no-any-return]
-
-    gates = _GATES[mode] * hidden
-    with torch.enable_grad():  # without, torch makes none
-        *_, workspace = torch.ops.aten.mkldnn_rnn_layer.default(
-            zeros(steps, batch, width), zeros(gates, width), zeros(gates, hidden), zeros(gates), zeros(gates),
-            zeros(batch, hidden), zeros(batch, hidden), False, [], mode, hidden, 1, has_biases, False, False, True,
-        )  # fmt: skip
-    return workspace.numel()  # type: ignore[no-any-return]
-
-
-def _weight_norm(a: SimpleNamespace) -> None:
-    v, g = (a.v, a.g) if hasattr(a, "v") else (a.saved_v, a.saved_g)
-    if not v.dim() or a.dim not in (0, v.dim() - 1):
-        _wrong(f"expected the first or the last dimension, got {a.dim}")
-    _elements(v.shape[a.dim], g, getattr(a, "saved_norms", None))
-    _like(v, getattr(a, "grad_w", None))
-
-
-def _attention(a: SimpleNamespace) -> None:
-    q, k, v = a.query, a.key, a.value
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        _wrong("expected query, key and value of 4 dimensions")
-    batch, heads, n, width = q.shape
-    if 0 in (*q.shape, *k.shape, *v.shape):
-        _wrong("expected query, key and value with elements")
-    groups = k.shape[1]  # heads of queries that are next to each other share one of keys
-    if heads % groups:
-        _wrong(f"expected {heads} heads of queries in groups of the same size, got {groups} of keys")
-    _sizes(k, batch, groups, k.shape[2], width)
-    _sizes(v, batch, groups, k.shape[2], width)
-    mask = a.attn_mask
-    if mask is not None:
-        whole = (batch, heads, n, k.shape[2])
-        if mask.dim() not in (2, 4) or any(
-            m not in (1, there) for m, there in zip(reversed(mask.shape), reversed(whole))
-        ):
-            _wrong(f"expected a mask that becomes {whole}, got one of {tuple(mask.shape)}")
-    if hasattr(a, "grad_out"):
-        _like(q, a.grad_out, a.out)
-        _sizes(a.logsumexp, batch, heads, n)
+def _packed(a: SimpleNamespace) -> None:
+    in_range(a.batch_sizes, a.data.shape[0] + 1 if a.data.dim() else 0, 1)
 
 
 _AVERAGED = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
@@ -448,10 +358,11 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_fft_c2c": _fourier,
     "aten::_fft_c2r": _fourier,
     "aten::_fft_r2c": _fourier,
-    "aten::mkldnn_rnn_layer": _rnn,
-    "aten::_weight_norm_interface": _weight_norm,
-    "aten::_weight_norm_interface_backward": _weight_norm,
-    "aten::mkldnn_rnn_layer_backward": _rnn,
+    "aten::mkldnn_rnn_layer": rnn,
+    "aten::lstm": lstm,
+    "aten::_weight_norm_interface": weight_norm,
+    "aten::_weight_norm_interface_backward": weight_norm,
+    "aten::mkldnn_rnn_layer_backward": rnn,
     "aten::_embedding_bag": _bag,
     "aten::_embedding_bag_forward_only": _bag,
     "aten::_embedding_bag_backward": _bag_backward,
@@ -462,25 +373,45 @@ _CHECKS: dict[str, Callable[[SimpleNamespace], None]] = {
     "aten::_ctc_loss_backward": _ctc_backward,
     "aten::nll_loss_backward": _nll_backward,
     "aten::nll_loss2d_backward": _nll_backward,
-    "aten::_fused_adam_": _fused("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"),
-    "aten::_fused_adamw_": _fused("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"),
-    "aten::_fused_sgd_": _fused("momentum_buffer_list"),
-    "aten::_fused_adagrad_": _fused("state_sums"),
-    "aten::native_layer_norm_backward": _layer_norm_backward,
-    "aten::_fused_rms_norm_backward": _layer_norm_backward,
-    "aten::native_group_norm": _group_norm,
-    "aten::native_group_norm_backward": _group_norm,
-    "aten::native_batch_norm": _batch_norm,
-    "aten::native_batch_norm_backward": _batch_norm,
-    "aten::_native_batch_norm_legit": _batch_norm,
-    "aten::_native_batch_norm_legit_functional": _batch_norm,
-    "aten::_batch_norm_with_update_functional": _batch_norm,
-    "aten::_native_batch_norm_legit_no_training": _batch_norm,
-    "aten::_batch_norm_with_update": _batch_norm,
-    "aten::_batch_norm_no_update": _batch_norm,
-    "aten::batch_norm_backward": _batch_norm,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
+    "aten::_cdist_backward": _distances,
+    "aten::_pdist_forward": _distances_within,
+    "aten::_convolution_double_backward": _convolution_twice,
+    "aten::_scaled_dot_product_attention_math": _grouped,
+    "aten::scaled_dot_product_attention": _grouped,
+    "aten::_linalg_eigvals": _finite,
+    "aten::linalg_eigvals": _finite,
+    "aten::_pad_packed_sequence": _packed,
+    "aten::_native_multi_head_attention": heads,
+    "aten::_transformer_encoder_layer_fwd": heads,
+    "aten::_weight_int4pack_mm_for_cpu": int4,
+    "aten::fused_moving_avg_obs_fake_quant": observed,
+    "aten::_fused_moving_avg_obs_fq_helper": observed,
+    "aten::_fused_moving_avg_obs_fq_helper_functional": observed,
+    **{
+        f"aten::_fused_{kind}{in_place}": fused(*lists)
+        for kind, lists in (
+            ("adam", ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")),
+            ("adamw", ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")),
+            ("sgd", ("momentum_buffer_list",)),
+            ("adagrad", ("state_sums",)),
+        )
+        for in_place in ("", "_")
+    },
+    "aten::native_layer_norm_backward": layer_norm_backward,
+    "aten::_fused_rms_norm_backward": layer_norm_backward,
+    "aten::native_group_norm": group_norm,
+    "aten::native_group_norm_backward": group_norm,
+    "aten::native_batch_norm": batch_norm,
+    "aten::native_batch_norm_backward": batch_norm,
+    "aten::_native_batch_norm_legit": batch_norm,
+    "aten::_native_batch_norm_legit_functional": batch_norm,
+    "aten::_batch_norm_with_update_functional": batch_norm,
+    "aten::_native_batch_norm_legit_no_training": batch_norm,
+    "aten::_batch_norm_with_update": batch_norm,
+    "aten::_batch_norm_no_update": batch_norm,
+    "aten::batch_norm_backward": batch_norm,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention,
 }
 #: Functions that are made of some of these, and do not look themselves.
 _MADE_OF = frozenset(f"aten::{name}" for name in ("ctc_loss", "embedding_bag", "embedding_backward", "_weight_norm"))

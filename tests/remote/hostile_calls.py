@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mindtorch.ops.bounds import _CHECKS, looking
+from tests.remote.good_calls import CALLS, keywords
 
 Case = tuple[str, Callable[..., Any], list[Any], Any]
 _SECONDS = 5  # of one call: a size may be large
@@ -110,8 +111,9 @@ def cases() -> list[Case]:
         (aten.native_batch_norm.default, (torch.rand(3, 4, 5), *[torch.ones(4)] * 4, True, 0.1, 1e-5)),
         (aten._embedding_bag.default, (torch.rand(4, 5), torch.tensor([0, 2, 1]), torch.tensor([0, 2]))),
     ]
+    by_hand += [(func, args) for func, args, *_ in CALLS]
     for func, args in by_hand:
-        flat, spec = tree_flatten((args, {}))
+        flat, spec = tree_flatten((args, keywords(func._schema.name)))
         noted.cases.append((str(func), func, flat, spec))
     return noted.cases
 
