@@ -49,7 +49,7 @@ cdef Key *K = current_key()
 cdef object infer, run_eagerly, run_whole, lift, mixed_devices, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
-cdef object below, detach, increment_version, requires_grad, is_inference
+cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False, apart = False
@@ -63,6 +63,7 @@ def init(hooks, torch):
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
+    global functions_enabled, functions_below
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -76,6 +77,7 @@ def init(hooks, torch):
     past_autograd = torch._C.DispatchKey.ADInplaceOrView
     forward_ad = torch.autograd.forward_ad
     requires_grad = torch._C.TensorBase.requires_grad
+    functions_enabled, functions_below = torch._C._is_torch_function_enabled, torch._C.DisableTorchFunctionSubclass
     is_inference = torch._C.TensorBase.is_inference
     increment_version = torch.autograd.graph.increment_version
     set_describe(hooks.describe)
@@ -634,6 +636,14 @@ cdef inline object _go_on(OpInfo info, object func, object types, tuple args, ob
 
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
+    if PyObject_CallNoArgs(functions_enabled):
+        # From C++ in a backward pass: hooks have their say there, but what is called from here is torch's own.
+        with functions_below():
+            return _dispatched(func, args, kwargs)
+    return _dispatched(func, args, kwargs)
+
+
+cdef object _dispatched(object func, tuple args, object kwargs):
     cdef OpInfo info = info_of(func, True)
     cdef Handle h
     if info.at_dispatch is not None:

@@ -98,6 +98,8 @@ def command(
     found = _refusals(program, outcome, recording.assumed)
     if not found and not outcome.interrupted and memory.get("fits") is False:
         found = [_too_much(memory, peak)]
+    if not found and not outcome.interrupted and not any(recording.ops):  # the time between them is one
+        found = [_nothing_ran(outcome.exit_code)]
     if not found and lost:
         found = [_nothing_of(lost)]
     apart = {"not_written": list(recording.not_written), "not_held_back": list(recording.not_held_back)}
@@ -156,6 +158,11 @@ def _row(kind: str, error: str, message: str, file: str = "", line: int = 0, not
         "source": linecache.getline(file, line).strip() if file else "",
         "note": note,
     }
+
+
+def _nothing_ran(exit_code: int) -> dict[str, Any]:
+    ended = f"it ended with exit code {exit_code}, of its own accord" if exit_code else "it ended"
+    return _row("not known", "", f"{ended}, without an operation of torch's")
 
 
 def _nothing_of(ranks: list[int]) -> dict[str, Any]:

@@ -359,12 +359,14 @@ def test_L7_a_fork_while_another_thread_runs_something(after_torch: Callable[...
     code = """
         import os, signal, threading, torch, mindtorch
         torch.set_num_threads(1)
-        d, stop = "remote_accelerator:0", threading.Event()
+        d, stop, begun = "remote_accelerator:0", threading.Event(), threading.Event()
         def record():
             while not stop.is_set():
                 (torch.ones(3, device=d) + 1).cumsum(0).sum().item()
+                begun.set()
         thread = threading.Thread(target=record)
         thread.start()
+        begun.wait()  # modules are imported then: in a child, what another thread imported stays locked for good
         failed = 0
         for n in range(40):
             x = (torch.full((4,), float(n), device=d) * 2).cumsum(0)

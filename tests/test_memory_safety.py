@@ -90,8 +90,8 @@ def reports(env: Mapping[str, str], folder: Path) -> tuple[dict[str, str], Calla
 def test_L9_the_extension_under_sanitizers(
     sanitized: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    (tmp_path / "at work").mkdir()
-    are_at_work(sanitized, tmp_path / "at work")
+    (tmp_path / "at_work").mkdir()
+    are_at_work(sanitized, tmp_path / "at_work")
     whole = request.config.getoption("--sanitize")
     chosen = shlex.split(whole) if whole else SLICE
     command = [

@@ -78,6 +78,17 @@ def test_C4_what_is_taken_is_said_to_be(here: Path) -> None:
     assert not (here / "best.pt").exists()
 
 
+@pytest.mark.parametrize(
+    ("end", "words"), [("sys.exit(2)", "ended with exit code 2, of its own accord, without"), ("", "it ended, without")]
+)
+def test_C4_of_a_program_that_ran_nothing_nothing_is_said(here: Path, end: str, words: str) -> None:
+    """A word too many on its command line: "takes all of it"."""
+    (here / "words.py").write_text(f"import sys\n{end}\n")
+    result = genie("--target", "h100", "words.py", "--nonesuch")
+    assert result.exit_code == 2 and "cannot tell" in result.output and words in result.output
+    assert "takes all of it" not in result.output
+
+
 def test_C4_what_does_not_fit_is_refused(here: Path) -> None:
     (here / "large.py").write_text("import torch\nx = torch.empty(2**40, device='cuda')\n")
     result = genie("--target", "l4", "--json", "large.py")

@@ -66,7 +66,7 @@ def test_C6_page_opens_closes_and_finds_boxes(tmp_path: Path) -> None:
     page = graph.to_html(title="model.py")
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     (tmp_path / "p.html").write_text(page.replace("</body>", f"<script>{DOES}</script></body>"))
-    options = [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    options = [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000"]
     command = [str(BROWSER), *OFFLINE, *options, "--window-size=1280,900", "--dump-dom", (tmp_path / "p.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
@@ -85,7 +85,7 @@ def test_C6_page_opens_closes_and_finds_boxes(tmp_path: Path) -> None:
 
 def test_C6_page_runs_under_its_own_policy(tmp_path: Path) -> None:
     (tmp_path / "p.html").write_text(transformer().to_html())
-    options = [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    options = [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000"]
     command = [str(BROWSER), *OFFLINE, *options, "--dump-dom", (tmp_path / "p.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
