@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
+from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,7 @@ from mindtorch.profile.estimate import (
     assumptions,
     communication,
     compiling,
+    data_loading,
     exchanged,
     known,
     nccl_memory,
@@ -111,7 +113,8 @@ class Estimator(Run):
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._apart: frozenset[int] = frozenset()  # numbers of calls on the CPU, beside those on the accelerator
-        self._how: Any = None  # of each entry of the log: see `compiling.flags`
+        self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
+        self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._whole = False  # gradients that the program has sparse
         self._on_host = OnHost()
         self._host_time = HostTime()
@@ -139,6 +142,7 @@ class Estimator(Run):
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
         stack.enter_context(self._host_time)
+        data_loading.on_fetch(self._host_time.loads)
         stack.enter_context(self.lines)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
@@ -166,8 +170,12 @@ class Estimator(Run):
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
-        if self.target is not None and self.target.model is None:
-            self._how = compiling.flags(found.calls)
+        if self.target is not None:
+            self._how = data_loading.flags(found.calls)
+            if self._accelerator is None:  # the program's own thread is the target
+                self._how &= data_loading.BESIDE
+            if self.target.model is None:
+                self._how |= compiling.flags(found.calls)
         if self._on_accelerator():
             assert self._accelerator is not None
             self._place = place_of(found.device)
@@ -277,6 +285,9 @@ class Estimator(Run):
         calls, how = calls[ops_only], None if how is None else how[ops_only]
         rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())
+        if how is not None:
+            in_workers = self._calls.numbers(calls[(how & data_loading.BESIDE) != 0])
+            self._beside = Counter(in_workers.tolist())
         if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
@@ -291,7 +302,10 @@ class Estimator(Run):
         numbers = [0 if sig == 0 else self._calls.number(sig) for sig in sigs.tolist()]
         forecast = self._predict(found)
         times = [0.0 if forecast is None else forecast.cost(number).seconds for number in range(len(self._calls.works))]
-        computed = communication.before_each(np.array(times)[numbers][which])
+        seconds = np.array(times)[numbers][which]
+        if self._how is not None:
+            seconds[(self._how & data_loading.BESIDE) != 0] = 0.0
+        computed = communication.before_each(seconds)
         links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
         timed = communication.simulate(
             exchanged.calls, exchanged.events, computed,
@@ -352,12 +366,16 @@ class Estimator(Run):
         return held
 
     def _calls_on_host(self) -> int:
-        """Of the stage reported, beside those on the accelerator; where they move so much that it may matter."""
+        """Of the stage reported, beside those on the accelerator and those of workers; where they move so much that it
+        may matter."""
         reached = furthest(self.stages)
         calls = moved = 0
+        beside = self._beside.copy()
         for row in as_table(self.stages[reached].rows).tolist() if reached is not None and self._apart else ():
             if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
-                calls, moved = calls + row[CALLS], moved + row[CALLS] * work.bytes
+                made = row[CALLS] - min(row[CALLS], beside[row[SIG]])
+                beside[row[SIG]] -= row[CALLS] - made
+                calls, moved = calls + made, moved + made * work.bytes
         return calls if moved >= _MUCH else 0
 
     def _warnings(self) -> list[str]:
@@ -386,6 +404,11 @@ class Estimator(Run):
             found.append(
                 f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
                 "includes what they compute there"
+            )
+        if beside := self._beside.total():
+            found.append(
+                f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
+                f"({data_loading.workers()}), beside the model: counted, in no time"
             )
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")

@@ -31,6 +31,9 @@ class HostTime:
     def __init__(self) -> None:
         self.stages: dict[str, Counter[int]] = {}
         self.reads: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self.workers: Counter[str] = Counter()  # ns of what workers of DataLoaders would have done, by stage
+        self._seen: Counter[int] = Counter()  # ns by location, in the stage that has not ended
+        self._loaded = 0  # ns of workers in it
 
     def __enter__(self) -> HostTime:
         self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders())
@@ -48,17 +51,29 @@ class HostTime:
 
     def ends(self, stage: str) -> None:
         """What was seen since the last call belongs to that stage."""
-        self.stages.setdefault(stage, Counter()).update(self._look.ns)
-        self._look.ns.clear()
+        self.loads(True)
+        self.stages.setdefault(stage, Counter()).update(self._seen)
+        self._seen.clear()
+        self.workers[stage] += self._loaded
+        self._loaded = 0
         self.reads[stage] += kernel_limits.take_reads()
 
+    def loads(self, begins: bool) -> None:
+        """What a worker of a DataLoader would do begins, or has ended."""
+        if begins:
+            self._seen.update(self._look.ns)
+        else:
+            self._loaded += sum(self._look.ns.values())
+        self._look.ns.clear()
+
     def facts(self, stage: str) -> dict[str, Any]:
-        """Seconds, and the lines that took most of them."""
+        """Seconds, those of DataLoaders' workers apart, and the lines that took most of them."""
         by_line: Counter[tuple[str, int, str] | None] = Counter()
         for place, ns in self.stages.get(stage, Counter()).items():
             by_line[context.location(place)] += ns
         return {
             "here_s": sum(by_line.values()) / 1e9,
+            "workers_s": self.workers[stage] / 1e9,
             "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
         }
 
