@@ -119,6 +119,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "unseen": _unseen(seen),
         "assumed": list(seen.assumed),
         "not_written": list(seen.not_written),
+        "not_removed": list(seen.not_removed),
         "not_held_back": list(seen.not_held_back),
         "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed,
         "interrupted": seen.interrupted,

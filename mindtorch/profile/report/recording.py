@@ -189,6 +189,7 @@ class Recording:
     on_host: frozenset[int] = frozenset()  # of an estimate for an accelerator: calls on tensors of the CPU
     assumed: Sequence[dict[str, Any]] = ()
     not_written: Sequence[str] = ()  # by an estimated program: absolute paths
+    not_removed: Sequence[str] = ()  # … that were there before
     not_held_back: Sequence[str] = ()  # what it may have changed nevertheless
     notes: Sequence[str] = ()  # further warnings
     host: dict[str, Any] | None = None  # of an estimate: the program's own time on this machine
