@@ -112,7 +112,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("predicted", text))
         facts += _grounds(roofline)
     if totals.get("peak_bytes"):
-        facts.append(("memory", report_memory.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
+        held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
+        facts.append(("memory", report_memory.fit(held, sized and report.get("roofline") is not None)))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.

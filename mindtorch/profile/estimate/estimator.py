@@ -222,6 +222,13 @@ class Estimator(Run):
         assert self.memory is not None
         return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
 
+    def _capacity(self) -> int | None:
+        """Bytes that what the program holds has to fit into; None: nobody knows, as it is on the target's host."""
+        assert self.memory is not None
+        if self.target is None or (self._accelerator is not None and self.memory.device == "cpu"):
+            return None
+        return int(self.target.memory_bytes)
+
     def memory_snapshot(self) -> dict[str, Any] | None:
         """After the run, what torch's memory viewer shows; None where the program holds nothing of an accelerator's."""
         if not self._on_accelerator():
@@ -340,7 +347,7 @@ class Estimator(Run):
             parameters=self._parameters(),
             module_peaks=self.peaks,
             phase_peaks=self.phase_peaks,
-            memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
+            memory=memory.report(self._capacity(), self._card),  # of all stages
             memory_snapshot=self.memory_snapshot,
             marks=self.marks,
             **self._noted(),
