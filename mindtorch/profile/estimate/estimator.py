@@ -37,6 +37,7 @@ from mindtorch.profile.estimate import (
     compiling,
     data_loading,
     exchanged,
+    kernel_limits,
     known,
     nccl_memory,
     out_of_memory,
@@ -300,10 +301,28 @@ class Estimator(Run):
         if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=self._host_time.reads[stage])
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=self._reads(stretches))
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
+
+    def _reads(self, stretches: list[tuple[int, int]]) -> Counter[int]:
+        """How often an iteration waited for a value of the device, by location; times all iterations.
+
+        What came before the first one began, or after the last one, says nothing of them. From one end to the next
+        there is all of an iteration: what follows a step is otherwise the next one's.
+        """
+        ends = [mark for mark in self.marks if any(first < mark <= last for first, last in stretches)]
+        since = ends[0] if len(ends) > 1 else self.iterations.began
+        until = ends[-1] if ends else stretches[-1][1]
+        found = Counter(
+            where for at, where in kernel_limits.reads()
+            if (since < at or not since) and at <= until and any(first <= at <= last for first, last in stretches)
+        )  # fmt: skip
+        if len(ends) > 1:
+            for where, calls in found.items():
+                found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
+        return found
 
     def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
         """When collectives run beside the computation; what they keep it waiting is their time in the tables."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -18,19 +18,16 @@ from mindtorch._ext.looking import HostLook
 from mindtorch._ext.sampler import Sampler
 from mindtorch.base import sourceline
 from mindtorch.engine.semantics import installed_folders, skipped_prefixes
-from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
 _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
 
 
 class HostTime:
-    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named; reads:
-    how often it waited for a value of the device."""
+    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Counter[int]] = {}
-        self.reads: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.workers: Counter[str] = Counter()  # ns of what workers of DataLoaders would have done, by stage
         self._seen: Counter[int] = Counter()  # ns by location, in the stage that has not ended
         self._loaded = 0  # ns of workers in it
@@ -56,7 +53,6 @@ class HostTime:
         self._seen.clear()
         self.workers[stage] += self._loaded
         self._loaded = 0
-        self.reads[stage] += kernel_limits.take_reads()
 
     def loads(self, begins: bool) -> None:
         """What a worker of a DataLoader would do begins, or has ended."""

@@ -88,7 +88,7 @@ class Stage:
     labels: dict[str, Label] = field(default_factory=dict)
     # ns of its rows between ops, by what was waited for, and the line
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
-    # of an estimate: how often the host waited for a value of the device, by location
+    # of an estimate: how often its iterations waited for a value of the device, by location
     reads: Counter[int] = field(default_factory=Counter)
 
 
