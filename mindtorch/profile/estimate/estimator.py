@@ -3,6 +3,8 @@
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
 Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
 death.
+
+One file: what is noted while the program runs, and what is made of it afterwards, are the same dozen fields.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
+from mindtorch.base.file_names import short_names
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
@@ -37,7 +40,6 @@ from mindtorch.profile.estimate import (
     compiling,
     data_loading,
     exchanged,
-    kernel_limits,
     known,
     nccl_memory,
     out_of_memory,
@@ -48,7 +50,7 @@ from mindtorch.profile.estimate import (
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
-from mindtorch.profile.estimate.host_time import HostTime
+from mindtorch.profile.estimate.host_time import HostTime, reads_of
 from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
@@ -301,28 +303,11 @@ class Estimator(Run):
         if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=self._reads(stretches))
+        reads = reads_of(self.marks, self.iterations.began, stretches)
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=reads)
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
-
-    def _reads(self, stretches: list[tuple[int, int]]) -> Counter[int]:
-        """How often an iteration waited for a value of the device, by location; times all iterations.
-
-        What came before the first one began, or after the last one, says nothing of them. From one end to the next
-        there is all of an iteration: what follows a step is otherwise the next one's.
-        """
-        ends = [mark for mark in self.marks if any(first < mark <= last for first, last in stretches)]
-        since = ends[0] if len(ends) > 1 else self.iterations.began
-        until = ends[-1] if ends else stretches[-1][1]
-        found = Counter(
-            where for at, where in kernel_limits.reads()
-            if (since < at or not since) and at <= until and any(first <= at <= last for first, last in stretches)
-        )  # fmt: skip
-        if len(ends) > 1:
-            for where, calls in found.items():
-                found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
-        return found
 
     def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
         """When collectives run beside the computation; what they keep it waiting is their time in the tables."""
@@ -409,16 +394,17 @@ class Estimator(Run):
 
     def _warnings(self) -> list[str]:
         found = []
+        names = short_names(row["file"] for row in self._assumed)
         sized = [row for row in self._assumed if ops.about(f"aten::{row['op']}").sizes_from_values]
         if sized:
-            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
+            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in sized[:5])
             found.append(
                 f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, of what is made "
                 "sparse nothing unknown is 0, --assume sets the rest"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:
-            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in waited[:5])
+            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in waited[:5])
             found.append(
                 f"loops may wait for unknown values ({lines}): after each {assumptions.MANY:,} reads the "
                 "opposite of what is assumed was read once, so that they end"

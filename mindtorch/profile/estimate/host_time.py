@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from mindtorch._ext.looking import HostLook
 from mindtorch._ext.sampler import Sampler
 from mindtorch.base import sourceline
 from mindtorch.engine.semantics import installed_folders, skipped_prefixes
+from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
 _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
@@ -72,6 +74,24 @@ class HostTime:
             "workers_s": self.workers[stage] / 1e9,
             "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
         }
+
+
+def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, int]]) -> Counter[int]:
+    """How often iterations waited for a value of the device, by location; `marks`: their ends, as positions.
+
+    What came before the first one began, or after the last one, says nothing of them. From one end to the next there is
+    all of an iteration: what follows a step is otherwise the next one's.
+    """
+    ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+    since, until = ends[0] if len(ends) > 1 else began, ends[-1] if ends else stretches[-1][1]
+    found = Counter(
+        where for at, where in kernel_limits.reads()
+        if (since < at or not since) and at <= until and any(first <= at <= last for first, last in stretches)
+    )  # fmt: skip
+    if len(ends) > 1:
+        for where, calls in found.items():
+            found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
+    return found
 
 
 def _before_fork() -> None:

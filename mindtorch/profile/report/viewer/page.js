@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report, totals = report.totals;
 const sized = report.mode === "estimate", timed = totals.time_s > 0;
 const ops = objects(data.ops), findings = report.findings || [];
+tellApart(objects(data.lines).map((row) => row.file).filter(Boolean));
 const kinds = Object.fromEntries(ops.map((row) => [row.name, row.category]));
 
 const SAID = {
